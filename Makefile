@@ -1,0 +1,72 @@
+# make demo   set up, then the whole path on a laptop: data, staging, training to target, checks, report
+# make test   set up everything, Horovod and the test tools included, then run all tests
+# make lint   ruff and mypy alone
+# Everything lives in .venv and build/ of this checkout; `make clean` removes both, and the demo's files.
+
+VENV := .venv
+BIN  := $(VENV)/bin
+PIP  := $(BIN)/python -m pip --disable-pip-version-check
+DEMO := results/demo
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
+	&& { echo $$p; break; }; done)
+
+.PHONY: help demo test lint clean
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+help:
+	@sed -n 's/^# //p' Makefile | head -4
+
+demo: $(VENV)/.demo
+	@echo '== data: 2 304 small universes in the official layout (kept for the next time)'
+	@$(BIN)/mlhpc data make cosmoflow --preset smoke
+	@echo '== run: stage, train to target, evaluate'
+	@rm -rf $(DEMO)
+	@$(BIN)/mlhpc run cosmoflow --preset smoke --stage build/demo-stage --out $(DEMO)
+	@echo '== check: the official checker and our own'
+	@$(BIN)/mlhpc check $(DEMO)
+	@echo '== report'
+	@$(BIN)/mlhpc report $(DEMO)
+
+test: $(VENV)/.test lint
+	@echo '== tests'
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(VENV)/.test
+	@echo '== lint: ruff'
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@echo '== types: mypy'
+	@rm -rf build/typecheck && mkdir -p build/typecheck/mlhpc && ln -s $(CURDIR)/mlhpc/*.py build/typecheck/mlhpc/
+	@for room in benchmarks common cosmoflow submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
+	@cd build/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p mlhpc
+	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
+	shellcheck -x .ci/run run_scripts/*.sbatch run_scripts/sites/*.sh; else echo '== shellcheck is not here: left out'; fi
+
+$(VENV)/.venv:
+	@test -n '$(PYTHON)' || { echo 'mlhpc needs Python 3.11 or 3.12 with venv; install it or say make PYTHON=/path/to/python'; exit 2; }
+	@echo '== environment: $(VENV) with $(PYTHON)'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.venv setup.cfg constraints.txt
+	@echo '== environment: TensorFlow and the suite (about a minute)'
+	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow]'
+	@touch $@
+
+# Horovod compiles against this very TensorFlow: no cached wheel may be used, and what was built is asked.
+$(VENV)/.test: $(VENV)/.demo
+	@echo '== environment: test tools and PyTorch, for comparison (about a minute)'
+	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,test]' 'setuptools<70' wheel cmake packaging cloudpickle psutil pyyaml cffi
+	@echo '== environment: Horovod, compiled here (about two minutes)'
+	@mkdir -p build
+	@env PATH="$(CURDIR)/$(BIN):$$PATH" HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+	HOROVOD_WITH_GLOO=1 $$(command -v mpicc >/dev/null && echo HOROVOD_WITH_MPI=1 || echo HOROVOD_WITHOUT_MPI=1) \
+	$(PIP) install -q --no-cache-dir --no-build-isolation --no-binary horovod -c constraints.txt horovod >build/horovod.log 2>&1 \
+	|| { tail -n 30 build/horovod.log; echo 'Horovod did not build: the whole log is build/horovod.log'; exit 1; }
+	@$(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] TensorFlow' && $(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] Gloo' \
+	|| { echo 'Horovod was built without TensorFlow or Gloo: make clean, then again'; exit 1; }
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build results/demo data/cosmoflow-smoke

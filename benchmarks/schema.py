@@ -1,0 +1,148 @@
+"""What a run is made of: facts of a benchmark, a preset's choices, and the fully resolved ``Run``.
+
+Every class is frozen and refuses unknown keys. The field names of ``Hyperparameters`` are the keys of the
+MLPerf logging rules, so that what is configured, what is logged and what the rules check have one name.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+
+class Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Target(Facts):
+    """The quality that ends a run (MLPerf HPC training rules, section 3)."""
+
+    metric: Literal["eval_error", "eval_accuracy"]
+    label: str
+    value: float
+    higher_is_better: bool = False
+
+    def met_by(self, value: float) -> bool:
+        """Whether an evaluation of ``value`` meets the target. NaN never does."""
+        return value >= self.value if self.higher_is_better else value <= self.value
+
+
+class Simulation(Facts):
+    """How ``mlhpc data make cosmoflow`` makes the universes of a data set."""
+
+    box_mpc_h: PositiveFloat = Field(description="side of the simulated box, Mpc/h")
+    grid: PositiveInt = Field(description="voxels along a side of the box")
+    particles: PositiveInt = Field(description="particles along a side of the box")
+    cola_steps: int = Field(0, ge=0, description="COLA particle-mesh steps after 2LPT; 0: 2LPT alone")
+    spread: float = Field(0.3, gt=0, lt=1, description="parameters lie within ±spread of the mean cosmology")
+    seed: int = Field(2019, ge=0)
+
+
+class Data(Facts):
+    """The data set that a preset needs."""
+
+    train_samples: PositiveInt
+    eval_samples: PositiveInt
+    sample_shape: tuple[int, ...] = Field(description="voxels x, y, z and redshifts, as stored")
+    gzip: bool = Field(True, description="how `data make` and `convert` write; readers tell from the bytes")
+    official: bool = Field(False, description="the published data set, which cannot be made here")
+    simulation: Simulation | None = None
+
+
+class Network(Facts):
+    """The CosmoFlow network: blocks of convolution, leaky ReLU and max pooling, then three dense layers."""
+
+    conv_layers: PositiveInt = 5
+    conv_filters: PositiveInt = Field(32, description="filters of the first block; every block doubles them")
+    conv_kernel: PositiveInt = 3
+    dense_units: tuple[int, ...] = (128, 64)
+    targets: PositiveInt = 4
+    parameters: PositiveInt | None = Field(None, description="trainable parameters, checked before a run")
+
+
+class Hyperparameters(Facts):
+    """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_cosmoflow.yaml)."""
+
+    global_batch_size: PositiveInt
+    opt_name: Literal["sgd", "adam"] = "sgd"
+    opt_momentum: float = Field(0.9, ge=0, lt=1)
+    opt_base_learning_rate: float = Field(gt=0, description="the peak rate, after warm-up")
+    opt_learning_rate_warmup_epochs: int = Field(0, ge=0)
+    opt_learning_rate_warmup_factor: float = Field(
+        1.0, ge=1, description="warm-up starts at the base rate divided by this"
+    )
+    opt_learning_rate_decay_boundary_epochs: tuple[PositiveInt, ...] = ()
+    opt_learning_rate_decay_factor: tuple[float, ...] = Field(
+        (), description="one a boundary: the share of the base rate from there on"
+    )
+    opt_learning_rate_schedule: Literal["multistep", "linear"] = Field(
+        "multistep", description="linear: down to zero over max_epochs (open division, paper 001)"
+    )
+    dropout: float = Field(0.5, ge=0, lt=1)
+    opt_weight_decay: float = Field(0.0, ge=0, description="L2 on the dense layers")
+
+    @model_validator(mode="after")
+    def _decay_lists_match(self) -> "Hyperparameters":
+        boundaries, factors = (
+            self.opt_learning_rate_decay_boundary_epochs,
+            self.opt_learning_rate_decay_factor,
+        )
+        if len(boundaries) != len(factors):
+            raise ValueError(
+                f"{len(boundaries)} decay boundaries but {len(factors)} decay factors; give one factor a boundary"
+            )
+        if list(boundaries) != sorted(set(boundaries)):
+            raise ValueError(f"decay boundaries {list(boundaries)} must grow from one to the next")
+        if any(not 0 < f < 1 for f in factors):
+            raise ValueError(f"decay factors {list(factors)} must lie between 0 and 1")
+        return self
+
+
+class Training(Facts):
+    """Choices that are neither the rules' hyperparameters nor the network."""
+
+    max_epochs: PositiveInt
+    eval_batch_size: PositiveInt = Field(description="samples a rank evaluates at once; no effect on the metric")
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
+    checkpoint_epochs: int = Field(0, ge=0, description="save every so many epochs, inside the clock; 0: never")
+
+
+class Staging(Facts):
+    """How the data set gets to node-local storage when ``--stage`` names a place for it."""
+
+    mode: Literal["replicate", "shard"] = Field(
+        "replicate", description="shard: a node holds only its part of the training set, for the whole run"
+    )
+    workers: PositiveInt = Field(4, description="files that a rank copies at once")
+
+
+class Loading(Facts):
+    """How a rank reads its samples while training."""
+
+    workers: PositiveInt = Field(2, description="threads that read and decode ahead of the training loop")
+    prefetch: PositiveInt = Field(4, description="batches ready and waiting at most")
+
+
+class Submission(Facts):
+    """Who runs it; goes into the log's submission_* records."""
+
+    org: str = "unnamed"
+    platform: str = "unnamed"
+    status: Literal["cloud", "onprem", "preview", "research"] = "research"
+
+
+class Run(Facts):
+    """One training to target: everything that was decided before it starts."""
+
+    benchmark: str
+    preset: str
+    description: str
+    division: Literal["closed", "open"]
+    target: Target
+    data: Data
+    network: Network
+    hyperparameters: Hyperparameters
+    training: Training
+    staging: Staging = Staging()
+    loading: Loading = Loading()
+    submission: Submission = Submission()

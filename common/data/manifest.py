@@ -1,0 +1,291 @@
+"""``manifest.json``: every file of a data set with its size and checksum, and the facts of the data set.
+
+The checksum is CRC-32 (ISO-HDLC, the one of gzip, zip and PNG). It is there to find truncated, damaged and
+mixed-up files, not to resist forgery. isal computes it at several times the speed of any disk and without
+holding the interpreter lock, so that staging checks what it copies at no cost that can be measured; and
+anyone can recompute it with ``zlib.crc32``, ``crc32`` or ``rhash``. CRC-32C would do as well, but its Python
+binding holds the lock; cryptographic hashes run at about 1 GB/s a core and would slow staging down.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from isal import isal_zlib
+from mlhpc.common.data import atomic
+from mlhpc.common.data.together import first, together
+from mlhpc.common.errors import UserError
+from mlhpc.common.ranks.world import World
+
+NAME = "manifest.json"
+BLOCK = 1 << 20  # bytes; half of a core's second-level cache: read, checksummed and written while it is there
+_VERSION = 1
+T = TypeVar("T")
+
+
+class File(NamedTuple):
+    """A file: ``path`` relative to the data set's root, ``size`` in bytes, CRC-32 of its content if known."""
+
+    path: str
+    size: int
+    crc32: int | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files under ``root``, sorted by path, and what is known of the data set as a whole.
+
+    ``facts`` is what the maker of the data set wrote. Common code reads one of them: ``samples``, the number
+    of samples by folder (``{"train": 2048, "validation": 512}``); without it, each file of a folder counts as
+    one sample, as in the published data sets.
+    """
+
+    root: Path
+    files: tuple[File, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def checked(self) -> bool:
+        """Whether every file has a checksum to hold it against."""
+        return all(file.crc32 is not None for file in self.files)
+
+    def folder(self, name: str) -> tuple[File, ...]:
+        """The files under the top-level folder ``name``, sorted by path."""
+        return tuple(file for file in self.files if file.path.startswith(f"{name}/"))
+
+    def samples(self, folder: str) -> int:
+        """How many samples ``folder`` holds."""
+        stated = self.facts.get("samples", {}).get(folder)
+        return len(self.folder(folder)) if stated is None else int(stated)
+
+
+def load(root: Path) -> Manifest:
+    """Read ``root/manifest.json``.
+
+    Raises UserError when ``root`` is not a folder, has no manifest, or the manifest is not one.
+    """
+    path = root / NAME
+    try:
+        content = json.loads(path.read_bytes())
+        if content["version"] != _VERSION:
+            raise UserError(
+                f"{path}: version {content['version']}, expected {_VERSION}; index the data set again"
+            )
+        files = tuple(
+            File(name, size, None if crc is None else int(crc, 16)) for name, size, crc in content["files"]
+        )
+        facts = content["facts"]
+        if not isinstance(facts, dict) or not all(map(_well_formed, files)):
+            raise ValueError("facts or files are not as expected")
+        return Manifest(root, files, facts)
+    except FileNotFoundError as error:
+        _require_folder(root)
+        raise UserError(f"{path}: no manifest; make one with 'mlhpc data index {root}'") from error
+    except OSError as error:
+        _require_folder(root)
+        raise UserError(f"{path}: cannot be read: {error.strerror}; check the data directory") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path}: not a manifest ({error}); make it again with 'mlhpc data index {root}'"
+        ) from error
+
+
+def listing(root: Path, world: World, workers: int = 8) -> Manifest:
+    """A manifest without checksums for a data set that has none, from names and sizes alone.
+
+    Rank 0 lists the folders; all ranks share the look-ups of the sizes. Hidden files are left out.
+    Called by all ranks. Raises UserError, the same on all, when ``root`` is no folder or holds no file.
+    """
+    mine = _names(root, world)[world.rank :: world.size]
+    parts = together(world, lambda: _in_threads(lambda name: File(name, _size(root / name)), mine, workers))
+    return Manifest(root, tuple(sorted(chain.from_iterable(parts))))
+
+
+def describe(root: Path, world: World, workers: int = 8) -> Manifest:
+    """The manifest of ``root`` where it has one, else its listing. Called by all ranks, each gets the same.
+
+    Only rank 0 reads the manifest. Raises UserError, the same on all ranks.
+    """
+    has_one = first(world, lambda: (root / NAME).exists() or not root.is_dir())
+    return first(world, lambda: load(root)) if has_one else listing(root, world, workers)
+
+
+def index(
+    root: Path,
+    facts: dict[str, Any],
+    world: World,
+    workers: int,
+    progress: Callable[[int], None] = lambda size: None,
+) -> Manifest:
+    """Read every file under ``root`` once and write ``root/manifest.json``.
+
+    The ranks share the files, ``workers`` threads in each; ``progress`` is called with the size of each file
+    that this rank has done, from any thread. Hidden files and the manifest itself are not listed.
+
+    Called by all ranks, each gets the manifest. Raises UserError, the same on all ranks, when ``root`` is no
+    folder, holds no file, or a file cannot be read or the manifest cannot be written.
+    """
+
+    def entry(name: str) -> File:
+        size, crc = checksum(root / name)
+        progress(size)
+        return File(name, size, crc)
+
+    mine = _names(root, world)[world.rank :: world.size]
+    parts = together(world, lambda: _in_threads(entry, mine, workers))
+    manifest = Manifest(root, tuple(sorted(chain.from_iterable(parts))), facts)
+    first(world, lambda: save(manifest))
+    return manifest
+
+
+def save(manifest: Manifest) -> None:
+    """Write ``manifest.root/manifest.json`` atomically, one file a line; an unknown checksum is ``null``.
+
+    Raises OSError as the file system does.
+    """
+    rows = (
+        json.dumps([file.path, file.size, None if file.crc32 is None else f"{file.crc32:08x}"])
+        for file in manifest.files
+    )
+    head = json.dumps({"version": _VERSION, "facts": manifest.facts}, indent=1, sort_keys=True)
+    text = head.removesuffix("\n}") + ',\n "files": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
+    atomic.write_bytes(manifest.root / NAME, text.encode())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is not as the manifest says: which file, and what of it."""
+
+    path: Path
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+
+def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda size: None) -> list[Problem]:
+    """Hold every file under ``root`` against its manifest: missing, extra, wrong size, wrong checksum.
+
+    Reads all bytes, ``workers`` files at a time; ``progress`` as for ``index``. The list is sorted by path
+    and empty when all is well. Raises UserError when there is no manifest to hold against.
+    """
+    manifest = load(root)
+
+    def check(file: File) -> Problem | None:
+        path = root / file.path
+        try:
+            size = path.stat().st_size
+            if size != file.size:
+                return Problem(path, f"{size} bytes, the manifest says {file.size}")
+            _, crc = checksum(path)
+            if file.crc32 is not None and crc != file.crc32:
+                return Problem(path, f"checksum {crc:08x}, the manifest says {file.crc32:08x}")
+        except FileNotFoundError:
+            return Problem(path, "missing")
+        except OSError as error:
+            return Problem(path, f"cannot be read: {error.strerror}")
+        finally:
+            progress(file.size)
+        return None
+
+    problems = [problem for problem in _in_threads(check, manifest.files, workers) if problem]
+    extra = set(_walk(root)) - {file.path for file in manifest.files}
+    return sorted(
+        problems + [Problem(root / name, "not in the manifest") for name in extra], key=lambda p: p.path
+    )
+
+
+def take(manifest: Manifest, **samples: int) -> Manifest:
+    """The part of a data set that a run needs: the first so many samples of each folder named, in order of
+    path, and no other folder; files outside folders stay. ``take(manifest, train=2048, validation=512)``.
+
+    Where a folder's files hold more than one sample each, all its files are taken.
+
+    Raises UserError naming the folder, what it has and what is needed, when it has fewer.
+    """
+    files = [file for file in manifest.files if "/" not in file.path]
+    taken = {}
+    for folder, need in samples.items():
+        have, there = manifest.samples(folder), manifest.folder(folder)
+        if have < need:
+            raise UserError(
+                f"{manifest.root / folder}: {have} samples, {need} are needed; "
+                "choose a smaller preset, or make or download more data"
+            )
+        one_each = have == len(there)
+        files += there[:need] if one_each else there
+        taken[folder] = need if one_each else have
+    return replace(manifest, files=tuple(sorted(files)), facts=manifest.facts | {"samples": taken})
+
+
+def checksum(path: Path) -> tuple[int, int]:
+    """Size and CRC-32 of a file's content. Raises OSError."""
+    block = memoryview(bytearray(BLOCK))
+    size = crc = 0
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            crc = isal_zlib.crc32(block[:count], crc)
+            size += count
+    return size, crc
+
+
+def _names(root: Path, world: World) -> list[str]:
+    def walk() -> list[str]:
+        names = sorted(_walk(root))
+        if not names:
+            raise UserError(f"{root}: holds no file; expected folders such as train/ and validation/")
+        return names
+
+    return first(world, walk)
+
+
+def _walk(root: Path) -> Iterable[str]:
+    _require_folder(root)
+    stack = [""]
+    while stack:
+        below = stack.pop()
+        with os.scandir(root / below) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    stack.append(f"{below}{entry.name}/")
+                elif below or entry.name != NAME:
+                    yield below + entry.name
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _well_formed(file: File) -> bool:
+    # A manifest is data from elsewhere: no path in it may lead out of the data set.
+    return (
+        type(file.size) is int and file.size >= 0 and not file.path.startswith("/") and ".." not in file.path
+    )
+
+
+def _require_folder(root: Path) -> None:
+    if not root.exists():
+        raise UserError(f"{root}: no such folder; give the data set's folder with --data")
+    if not root.is_dir():
+        raise UserError(f"{root}: not a folder; give the data set's folder with --data")
+
+
+def _in_threads(work: Callable[[Any], T], items: Sequence[Any], workers: int) -> list[T]:
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        # One future a batch: half a million futures would cost more than the work.
+        batches = [items[i : i + 256] for i in range(0, len(items), 256)]
+        if len(batches) < 4 * workers:
+            return list(pool.map(work, items))
+        return list(chain.from_iterable(pool.map(lambda batch: [work(item) for item in batch], batches)))

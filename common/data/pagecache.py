@@ -1,0 +1,68 @@
+"""Dropping files from the page cache of this node, without root, and seeing whether they are gone.
+
+Only this node's memory is meant: caches in the servers of a parallel file system or in a disk stay as they
+are, and no client can empty them.
+"""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+def evict(paths: Iterable[Path]) -> None:
+    """Drop the files' pages. Dirty pages are written first, for they are passed over (posix_fadvise(2)).
+
+    Asking is all that can be done; ``resident_fraction`` says what came of it. Raises OSError.
+    """
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            evict_fd(fd)
+        finally:
+            os.close(fd)
+
+
+def evict_fd(fd: int) -> None:
+    """``evict`` for an open file."""
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def resident_fraction(path: Path) -> float:
+    """The share, 0 to 1, of a file's pages that are in memory, from mincore(2); 0 for an empty file.
+
+    For a file that the caller neither owns nor may write, Linux (5.2 on) answers that everything is
+    resident, so 1.0 may also mean "not to be known". Raises OSError.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return resident_fraction_fd(fd)
+    finally:
+        os.close(fd)
+
+
+def resident_fraction_fd(fd: int) -> float:
+    """``resident_fraction`` for an open file."""
+    size = os.fstat(fd).st_size
+    if size == 0:
+        return 0.0
+    pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if address == _MAP_FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    try:
+        if _libc.mincore(address, size, pages):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    finally:
+        _libc.munmap(address, size)
+    # Only the lowest bit of each byte is defined.
+    return sum(byte & 1 for byte in pages.raw) / len(pages)

@@ -1,0 +1,425 @@
+"""Copying a data set from the shared file system to storage of the nodes, inside the clock.
+
+Two modes. ``replicate``: each node gets every file. ``shard``: each node gets its part of every folder, the
+files outside folders go to all. Validation data is dealt out like training data: at the official size it is
+more than 1 TB uncompressed, and a metric summed over ranks is as exact on parts. The ranks of a node share
+the node's files, and each copies several at a time.
+
+Where nodes turn out to see one and the same target (a shared scratch folder), their ranks share the work of
+``replicate`` instead of doing it once a node, and ``shard`` is refused.
+
+The record of what was staged is the manifest in the target. It is written before the first file, so whatever
+has a name in it and the right size was put there by staging: files get their name only when they are complete
+and their checksum was right. An interrupted staging goes on where it was; ``remove`` takes away these files
+and no others.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from io import FileIO
+from itertools import groupby
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from isal import isal_zlib
+from mlhpc.common.data import atomic, pagecache
+from mlhpc.common.data import manifest as manifests
+from mlhpc.common.data.filesystem import FileSystem, filesystem_of
+from mlhpc.common.data.manifest import File, Manifest
+from mlhpc.common.data.together import first, together
+from mlhpc.common.errors import UserError
+from mlhpc.common.ranks.world import World
+
+Mode = Literal["replicate", "shard"]
+# What a file may take beyond its size: up to a block of data and a directory entry and inode.
+_FILE_OVERHEAD = 4096
+
+
+@dataclass(frozen=True)
+class StagingReport:
+    """What staging did, summed over all ranks; the same on every rank.
+
+    ``files`` and ``bytes`` were copied, ``kept`` files were there from an interrupted staging. ``seconds`` is
+    the time of the slowest rank, ``rank_seconds`` that of each. ``verified``: every file was held against a
+    checksum. ``source_evicted``: eviction was asked for, and each file copied was seen to have no page in
+    memory before it was read.
+    """
+
+    files: int
+    bytes: int
+    seconds: float
+    slowest_rank: int
+    mode: Mode
+    target_filesystem: str
+    target_is_ram: bool
+    source_evicted: bool
+    kept: int
+    verified: bool
+    rank_seconds: tuple[float, ...]
+
+    @property
+    def megabytes_per_second(self) -> float:
+        """10^6 bytes a second over all ranks; 0 when nothing was copied."""
+        return self.bytes / 1e6 / self.seconds if self.bytes else 0.0
+
+
+def deal(sizes: npt.ArrayLike, parts: int) -> npt.NDArray[np.int64]:
+    """Which of ``parts`` hands each of the sizes goes to. Hands differ by one in number at most, and in sum
+    by no more than the largest size.
+
+    Largest first, round by round; in each round the hand that has least takes the largest left. A round
+    changes the spread of the sums to at most the larger of what it was and the range of the round's sizes.
+    """
+    size = np.asarray(sizes, dtype=np.int64)
+    hand = np.empty(len(size), dtype=np.int64)
+    order = np.argsort(-size, kind="stable")
+    if parts == 1 or len(size) == 0 or size[order[0]] == size[order[-1]]:
+        hand[order] = np.arange(len(size)) % parts  # what the rounds come to, quicker
+        return hand
+    held = np.zeros(parts, dtype=np.int64)
+    for start in range(0, len(size), parts):
+        dealt = order[start : start + parts]
+        takers = np.argsort(held, kind="stable")[: len(dealt)]
+        hand[dealt] = takers
+        held[takers] += size[dealt]
+    return hand
+
+
+def part(files: Sequence[File], node: int, nodes: int, mode: Mode) -> list[File]:
+    """The files that ``node`` of ``nodes`` holds after staging, in the order of ``files``, which is by path.
+
+    In mode ``shard`` the parts are disjoint but for files outside folders, and their union is everything;
+    each folder is dealt on its own, so that the parts of it differ by one file at most.
+    """
+    if mode == "replicate" or nodes == 1:
+        return list(files)
+    kept: list[File] = []
+    for folder, group in groupby(files, key=lambda file: file.path.rpartition("/")[0].partition("/")[0]):
+        members = list(group)
+        if folder:
+            hands = deal([file.size for file in members], nodes)
+            members = [members[i] for i in np.flatnonzero(hands == node)]
+        kept += members
+    return kept
+
+
+def plan(
+    files: Sequence[File], node: int, nodes: int, local_rank: int, local_size: int, mode: Mode
+) -> list[File]:
+    """What one rank copies: its share, balanced in bytes, of its node's ``part``."""
+    return _share(part(files, node, nodes, mode), local_rank, local_size)
+
+
+def stage(
+    manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 4, evict_source: bool = False
+) -> StagingReport:
+    """Copy the files of ``manifest`` to ``target`` on every node, ``workers`` files at a time in each rank.
+
+    Checksums are computed from the bytes as they are copied. With ``evict_source`` each file is dropped from
+    this node's page cache before it is read. Afterwards ``target`` is a data set with a manifest of its own.
+
+    Called by all ranks. Raises UserError, the same on all ranks, when the target cannot be written, is too
+    small (before the first byte where that can be known), holds other files, or a source file is missing,
+    truncated or not as the manifest says. Nothing half-written is left; complete files stay for the next try.
+    """
+    started = time.monotonic()
+    source = manifest.root
+    team = _team(source, target, world, mode)
+    all_of_team = part(manifest.files, world.node, world.nodes, mode)
+    mine = _share(all_of_team, team.members.index(world.rank), len(team.members))
+    prepared = together(world, lambda: _prepare(manifest, target, all_of_team, team))
+    known = prepared[team.members[0]]
+    todo: list[File] = []
+
+    def survey() -> _Need:
+        todo.extend(_missing(mine, source, target, known))
+        size = sum(file.size + _FILE_OVERHEAD for file in todo)
+        return _Need(size, team.members[0], target, filesystem_of(target) if team.leads else None)
+
+    _check_room(together(world, survey))
+    together(world, lambda: _record(manifest, target, all_of_team, team, mode))
+
+    def copy() -> tuple[int, int, int, bool, float]:
+        cold = _copy_all(todo, source, target, workers, evict_source)
+        seconds = time.monotonic() - started
+        return len(todo), sum(file.size for file in todo), len(mine) - len(todo), cold, seconds
+
+    files, sizes, kept, cold, seconds = zip(*together(world, copy), strict=True)
+    there = first(world, lambda: filesystem_of(target))
+    return StagingReport(
+        files=sum(files),
+        bytes=sum(sizes),
+        seconds=max(seconds),
+        slowest_rank=seconds.index(max(seconds)),
+        mode=mode,
+        target_filesystem=there.type,
+        target_is_ram=there.is_ram,
+        source_evicted=evict_source and all(cold),
+        kept=sum(kept),
+        verified=manifest.checked,
+        rank_seconds=seconds,
+    )
+
+
+def remove(target: Path) -> None:
+    """Take away what staging put into ``target``, and the folders this leaves empty; nothing else.
+
+    Called by one rank a node. Raises UserError when ``target`` was not made by staging.
+    """
+    staged = manifests.load(target)
+    if "staged" not in staged.facts:
+        raise UserError(f"{target}: not put there by staging, so nothing was removed; remove it by hand")
+    _unlink(target, (file.path for file in staged.files))
+    (target / manifests.NAME).unlink()
+    if staged.facts["staged"]["made_folder"]:
+        with contextlib.suppress(OSError):  # something of the user's is in it
+            target.rmdir()
+
+
+@dataclass(frozen=True)
+class _Team:
+    """The ranks that see one target: as a rule those of one node."""
+
+    members: tuple[int, ...]
+    leads: bool
+    made_folder: bool
+
+
+class _Need(NamedTuple):
+    """Bytes that a rank is to write, the first rank of its team, and from that rank the file system."""
+
+    size: int
+    leader: int
+    target: Path
+    filesystem: FileSystem | None
+
+
+def _team(source: Path, target: Path, world: World, mode: Mode) -> _Team:
+    """Make the target and find out which nodes share it, by a file that each node puts there."""
+    token = world.broadcast(secrets.token_hex(8))
+    probe = target / f".{token}.{world.node}.probe"
+
+    def begin() -> bool:
+        if target.resolve().is_relative_to(source.resolve()):
+            raise UserError(f"{target}: inside the data set itself; choose another --stage")
+        with _blame(target, "cannot be written", "choose another --stage"):
+            made = not target.exists()
+            target.mkdir(parents=True, exist_ok=True)
+            if world.local_rank == 0:
+                probe.touch()
+        return made
+
+    try:
+        made = together(world, begin)
+        seen = [int(path.name.split(".")[2]) for path in target.glob(f".{token}.*.probe")]
+        lowest = world.gather((world.node, min(seen, default=world.node)))
+    finally:
+        if world.local_rank == 0:
+            with contextlib.suppress(OSError):  # what stands in the way has been told already
+                probe.unlink()
+    if mode == "shard" and any(node != low for node, low in lowest):
+        node, low = next(pair for pair in lowest if pair[0] != pair[1])
+        raise UserError(
+            f"{target}: nodes {low} and {node} see the same folder, shards need storage of each node's own; "
+            "choose another --stage, or mode replicate"
+        )
+    members = tuple(rank for rank in range(world.size) if lowest[rank][1] == lowest[world.rank][1])
+    return _Team(members, world.rank == members[0], any(made[rank] for rank in members))
+
+
+def _share(files: list[File], index: int, size: int) -> list[File]:
+    hands = deal([file.size for file in files], size)
+    return [files[i] for i in np.flatnonzero(hands == index)]
+
+
+def _prepare(manifest: Manifest, target: Path, files: list[File], team: _Team) -> bool:
+    """By the first of a team: whether the target holds a staging of this data set. Takes away what of it is
+    not wanted any more, because the nodes are others now."""
+    if not team.leads or not (target / manifests.NAME).exists():
+        return False
+    before = manifests.load(target)
+    staged = before.facts.get("staged")
+    if staged is None:
+        raise UserError(f"{target}: holds a data set that staging did not put there; choose another --stage")
+    if staged["of"] != _identity(manifest):
+        raise UserError(
+            f"{target}: holds another data set, staged earlier; remove it or choose another --stage"
+        )
+    atomic.sweep({(target / file.path).parent for file in before.files})
+    wanted = {file.path for file in files}
+    _unlink(target, (file.path for file in before.files if file.path not in wanted))
+    return True
+
+
+def _missing(files: list[File], source: Path, target: Path, known: bool) -> list[File]:
+    """The files that are yet to be copied. ``known``: what is in the target was put there by staging."""
+    todo = []
+    for file in files:
+        try:
+            status = (target / file.path).stat()
+        except FileNotFoundError:
+            todo.append(file)
+            continue
+        if not known:
+            raise UserError(
+                f"{target / file.path}: exists, and staging did not put it there; choose another --stage"
+            )
+        # Without a checksum in the manifest another file of that size can be told by its time alone.
+        same = file.crc32 is not None or status.st_mtime_ns == (source / file.path).stat().st_mtime_ns
+        if status.st_size != file.size or not same:
+            todo.append(file)
+    return todo
+
+
+def _check_room(needs: Sequence[_Need]) -> None:
+    """Refuse what cannot end well, on every rank alike."""
+    sizes: Counter[int] = Counter()
+    for need in needs:
+        sizes[need.leader] += need.size
+    for need in needs:
+        there, size = need.filesystem, sizes[need.leader]
+        if there is not None and size > there.free_bytes:
+            raise UserError(
+                f"{need.target}: staging needs {_gb(size)}, {there.type} on {there.mount_point} has "
+                f"{_gb(there.free_bytes)} free{' (it is memory)' if there.is_ram else ''}; "
+                "free some, choose another --stage, or stage in shards over more nodes"
+            )
+
+
+def _record(manifest: Manifest, target: Path, files: list[File], team: _Team, mode: Mode) -> None:
+    """By the first of a team: write the manifest of what the target is to hold."""
+    if not team.leads:
+        return
+    facts = dict(manifest.facts)
+    if len(files) < len(manifest.files):
+        facts.pop("samples", None)  # they are the whole data set's
+    before = manifests.load(target).facts["staged"] if (target / manifests.NAME).exists() else {}
+    facts["staged"] = {
+        "of": _identity(manifest),
+        "mode": mode,
+        "made_folder": before.get("made_folder", team.made_folder),
+    }
+    manifests.save(replace(manifest, root=target, files=tuple(files), facts=facts))
+
+
+def _copy_all(files: Sequence[File], source: Path, target: Path, workers: int, evict: bool) -> bool:
+    """Copy with ``workers`` threads; at the first failure all stop. Whether every file was read cold."""
+    with _blame(target, "cannot be written", "choose another --stage"):
+        for folder in {(target / file.path).parent for file in files}:
+            folder.mkdir(parents=True, exist_ok=True)
+    # Threads take files from one iterator; half a million futures would cost half a gigabyte.
+    queue = iter(files)
+    failures: list[BaseException] = []
+    cold: list[bool] = []
+
+    def work() -> None:
+        block = memoryview(bytearray(manifests.BLOCK))
+        for file in queue:
+            try:
+                cold.append(_copy(file, source, target, block, evict, failures))
+            except BaseException as failure:
+                failures.append(failure)
+            if failures:
+                return
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            for future in [pool.submit(work) for _ in range(min(max(1, workers), len(files)))]:
+                future.result()
+        except BaseException as interrupt:
+            failures.append(interrupt)
+    if failures:
+        raise failures[0]
+    return all(cold)
+
+
+def _copy(
+    file: File, source: Path, target: Path, block: memoryview, evict: bool, failures: Sequence[object]
+) -> bool:
+    """Copy one file through ``block``; whether it had no page in memory. Ends early once others failed."""
+    origin, copy = source / file.path, target / file.path
+    remedy = f"see: mlhpc data verify {source}"
+    cold = False
+    with _blame(origin, "cannot be read", remedy):
+        reader = origin.open("rb", buffering=0)
+    with reader, _blame(copy, "cannot be written", "free some space or choose another --stage"):
+        with _blame(origin, "cannot be read", remedy):
+            status = os.fstat(reader.fileno())
+            if status.st_size != file.size:
+                raise UserError(f"{origin}: {status.st_size} bytes, expected {file.size}; {remedy}")
+            if evict:
+                pagecache.evict_fd(reader.fileno())
+                cold = pagecache.resident_fraction_fd(reader.fileno()) == 0
+            # Doubles the read-ahead window (posix_fadvise(2)).
+            os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        with atomic.writing(copy) as fd:
+            size = crc = 0
+            while count := _read(reader, block, origin, remedy):
+                crc = isal_zlib.crc32(block[:count], crc)
+                size += count
+                if failures or size > file.size:
+                    break
+                atomic.write_all(fd, block[:count])
+            if failures:
+                raise UserError(f"{copy}: given up, another file failed")
+            if size != file.size:
+                raise UserError(
+                    f"{origin}: changed while it was copied, byte {size} of {file.size}; {remedy}"
+                )
+            if file.crc32 is not None and crc != file.crc32:
+                raise UserError(f"{origin}: checksum {crc:08x}, expected {file.crc32:08x}; {remedy}")
+            os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return cold
+
+
+def _read(reader: FileIO, block: memoryview, origin: Path, remedy: str) -> int:
+    with _blame(origin, "cannot be read", remedy):
+        return reader.readinto(block) or 0
+
+
+@contextlib.contextmanager
+def _blame(path: Path, what: str, remedy: str) -> Iterator[None]:
+    """Make an OSError a UserError that names ``path``, and the file system when it is full."""
+    try:
+        yield
+    except OSError as error:
+        where = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            there = filesystem_of(path)
+            where = f" ({there.type} on {there.mount_point}, {_gb(there.free_bytes)} free)"
+        raise UserError(f"{path}: {what}: {error.strerror}{where}; {remedy}") from error
+
+
+def _identity(manifest: Manifest) -> str:
+    """A digest of every path, size and checksum: the same for the same data set wherever it lies."""
+    digest = hashlib.sha256()
+    for file in manifest.files:
+        digest.update(repr(tuple(file)).encode())
+    return digest.hexdigest()
+
+
+def _unlink(target: Path, paths: Iterable[str]) -> None:
+    """Remove files, what dead processes left beside them, and the folders below ``target`` left empty."""
+    folders: set[Path] = set()
+    for path in paths:
+        (target / path).unlink(missing_ok=True)
+        folders.update((target / path).parents)
+    inside = [folder for folder in folders if folder.is_relative_to(target)]
+    atomic.sweep(inside)
+    for folder in sorted(set(inside) - {target}, reverse=True):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"

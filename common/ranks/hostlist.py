@@ -1,0 +1,48 @@
+"""Slurm's short form of a list of hosts, written out: ``scontrol`` is not there in most containers."""
+
+import re
+from itertools import product
+
+from mlhpc.common.errors import UserError
+
+
+def expand_hosts(short: str) -> list[str]:
+    """The hosts of ``short`` in order: ``n[08-10,12],login`` is n08, n09, n10, n12, login.
+
+    Form: https://slurm.schedmd.com/scontrol.html, ``show hostnames``. Raises ``UserError`` when
+    ``short`` is not of that form.
+    """
+    # A comma separates hosts only outside of brackets.
+    words = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", short)
+    if ",".join(words) != short or not words:
+        raise UserError(f"{short!r} is not a Slurm list of hosts, such as n[0-3,7]")
+    return [host for word in words for host in _expand_word(word)]
+
+
+def _expand_word(word: str) -> list[str]:
+    """``r[1-2]n[0-1]`` is r1n0, r1n1, r2n0, r2n1: the last bracket turns fastest."""
+    parts = re.split(r"\[([^\]]*)\]", word)  # every second part was in brackets
+    choices = [_expand_ranges(part, word) if i % 2 else [part] for i, part in enumerate(parts)]
+    return ["".join(choice) for choice in product(*choices)]
+
+
+def _expand_ranges(ranges: str, word: str) -> list[str]:
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
+        if not match:
+            raise UserError(f"{word!r} is not a Slurm list of hosts: {item!r} is not a number or a range")
+        first, last = match[1], match[2] or match[1]
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def expand_counts(short: str) -> list[int]:
+    """Slurm's tasks per node written out: ``2(x3),1`` is 2, 2, 2, 1. Raises ``UserError``."""
+    counts: list[int] = []
+    for item in short.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
+        if not match:
+            raise UserError(f"{short!r} is not Slurm's form of tasks per node, such as 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts

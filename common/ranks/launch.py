@@ -1,0 +1,297 @@
+"""Who this process is among the ranks of a run, from the environment its launcher gave it."""
+
+import os
+import re
+import socket
+import subprocess
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mlhpc.common.errors import UserError
+from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
+from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall
+from mlhpc.common.ranks.world import Solo, World
+
+Launcher = Literal["none", "mlhpc", "torchrun", "horovodrun", "mpirun", "srun"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank's place in the run, as the launcher tells it.
+
+    ``node`` and ``nodes`` are None where the launcher does not tell (mpirun). ``hostname`` is the launcher's
+    name of this node, None where it has none. ``hosts`` are the nodes in order, empty where unknown.
+    ``leader`` is the host of rank 0, ``ports`` are where it may listen; None and empty where the launcher
+    does not tell. ``token`` is the same for all ranks of this start and no other.
+    """
+
+    launcher: Launcher = "none"
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    node: int | None = 0
+    nodes: int | None = 1
+    hostname: str | None = None
+    hosts: tuple[str, ...] = ()
+    leader: str | None = None
+    ports: tuple[int, ...] = ()
+    token: str = ""
+
+
+def identify(env: Mapping[str, str]) -> Place:
+    """This process's place, from the variables of whoever started it; a pure function of ``env``.
+
+    The innermost launcher counts, hence this order: ``mlhpc --ranks`` (MLHPC_RANK), torchrun
+    (TORCHELASTIC_RUN_ID, RANK), horovodrun (HOROVOD_RANK), mpirun (OMPI_COMM_WORLD_RANK of Open MPI;
+    PMI_RANK with MPI_LOCALRANKID of MPICH and Intel MPI, with PMI_LOCAL_RANK of Cray), srun
+    (SLURM_STEP_ID, SLURM_PROCID), RANK and WORLD_SIZE set by hand. The first four may run inside a job
+    step of Slurm, never the other way round. A batch script has SLURM_PROCID too, but is no job step:
+    what it starts without srun is one rank, as in a plain shell.
+
+    Raises ``UserError`` when variables are missing, are no numbers or contradict each other.
+    """
+    for launcher in (_mlhpc, _torchrun, _horovodrun, _open_mpi, _pmi, _srun, _by_hand):
+        if place := launcher(env):
+            _check(place)
+            return place
+    return Place()
+
+
+def _mlhpc(env: Mapping[str, str]) -> Place | None:
+    if "MLHPC_RANK" not in env:
+        return None
+    rank, size = _number(env, "MLHPC_RANK"), _number(env, "MLHPC_SIZE")
+    token = f"mlhpc {_text(env, 'MLHPC_TOKEN')}"
+    return Place("mlhpc", rank, size, rank, size, leader="127.0.0.1", ports=_ports(token), token=token)
+
+
+def _torchrun(env: Mapping[str, str]) -> Place | None:
+    """https://docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables"""
+    return _torch_variables(env) if "TORCHELASTIC_RUN_ID" in env else None
+
+
+def _by_hand(env: Mapping[str, str]) -> Place | None:
+    """RANK alone may be anybody's variable; with WORLD_SIZE, or half of the pair, somebody meant ranks."""
+    return _torch_variables(env) if {"RANK", "WORLD_SIZE"} & env.keys() else None
+
+
+def _torch_variables(env: Mapping[str, str]) -> Place:
+    leader = _text(env, "MASTER_ADDR")
+    start = [_text(env, "MASTER_PORT"), env.get("TORCHELASTIC_RUN_ID"), env.get("TORCHELASTIC_RESTART_COUNT")]
+    token = f"torchrun {leader} {start}"
+    return Place(
+        "torchrun",
+        rank=_number(env, "RANK"),
+        size=_number(env, "WORLD_SIZE"),
+        local_rank=_number(env, "LOCAL_RANK"),
+        local_size=_number(env, "LOCAL_WORLD_SIZE"),
+        node=_number(env, "GROUP_RANK"),
+        nodes=_number(env, "GROUP_WORLD_SIZE"),
+        leader=leader,
+        ports=_ports(token),
+        token=token,
+    )
+
+
+def _horovodrun(env: Mapping[str, str]) -> Place | None:
+    """horovodrun with Gloo. With MPI it calls mpirun, and the ranks see mpirun's variables."""
+    if "HOROVOD_RANK" not in env:
+        return None
+    return Place(
+        "horovodrun",
+        rank=_number(env, "HOROVOD_RANK"),
+        size=_number(env, "HOROVOD_SIZE"),
+        local_rank=_number(env, "HOROVOD_LOCAL_RANK"),
+        local_size=_number(env, "HOROVOD_LOCAL_SIZE"),
+        node=_number(env, "HOROVOD_CROSS_RANK"),
+        nodes=_number(env, "HOROVOD_CROSS_SIZE"),
+        hostname=env.get("HOROVOD_HOSTNAME"),
+    )
+
+
+def _open_mpi(env: Mapping[str, str]) -> Place | None:
+    """https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html"""
+    if "OMPI_COMM_WORLD_RANK" not in env:
+        return None
+    return _mpirun(env, "OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+
+def _pmi(env: Mapping[str, str]) -> Place | None:
+    """MPICH and Intel MPI always set MPI_LOCALRANKID; Cray's PMI_LOCAL_RANK may come from srun too."""
+    if "PMI_RANK" in env and "MPI_LOCALRANKID" in env:
+        return _mpirun(env, "PMI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    if "PMI_RANK" in env and "PMI_LOCAL_RANK" in env and "SLURM_STEP_ID" not in env:
+        return _mpirun(env, "PMI_", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
+    return None
+
+
+def _mpirun(env: Mapping[str, str], prefix: str, local_rank: str, local_size: str) -> Place:
+    return Place(
+        "mpirun",
+        rank=_number(env, prefix + "RANK"),
+        size=_number(env, prefix + "SIZE"),
+        local_rank=_number(env, local_rank),
+        local_size=_number(env, local_size),
+        node=None,
+        nodes=None,
+    )
+
+
+def _srun(env: Mapping[str, str]) -> Place | None:
+    """https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES
+
+    SLURM_STEP_* describe this job step, where SLURM_NTASKS may be the job's. SLURM_LAUNCH_NODE_IPADDR is
+    not used: it is where srun was typed, a login node perhaps.
+    """
+    if "SLURM_STEP_ID" not in env or "SLURM_STEP_NUM_TASKS" not in env:
+        return None
+    size, node = _number(env, "SLURM_STEP_NUM_TASKS"), _number(env, "SLURM_NODEID")
+    hosts = expand_hosts(_text(env, "SLURM_STEP_NODELIST"))
+    tasks = expand_counts(_text(env, "SLURM_STEP_TASKS_PER_NODE"))
+    if len(hosts) != len(tasks) or sum(tasks) != size or not 0 <= node < len(hosts):
+        raise UserError(
+            f"Slurm's variables contradict each other: SLURM_STEP_NUM_TASKS {size}, "
+            f"SLURM_STEP_TASKS_PER_NODE {env['SLURM_STEP_TASKS_PER_NODE']}, "
+            f"SLURM_STEP_NODELIST {env['SLURM_STEP_NODELIST']}, SLURM_NODEID {node}; start "
+            "this with srun from a clean environment"
+        )
+    token = f"slurm {_text(env, 'SLURM_JOB_ID')}.{env['SLURM_STEP_ID']} {env.get('SLURM_RESTART_COUNT', '')}"
+    return Place(
+        "srun",
+        rank=_number(env, "SLURM_PROCID"),
+        size=size,
+        local_rank=_number(env, "SLURM_LOCALID"),
+        local_size=tasks[node],
+        node=node,
+        nodes=len(hosts),
+        hostname=env.get("SLURMD_NODENAME", hosts[node]),
+        hosts=tuple(hosts),
+        leader=hosts[0],
+        ports=_ports(token),
+        token=token,
+    )
+
+
+def _ports(token: str) -> tuple[int, ...]:
+    """Where rank 0 may listen: eight ports that depend on the job, so that jobs which share a node seldom
+    try the same. Below 32768, where Linux starts to give ports to outgoing connections."""
+    first = zlib.crc32(token.encode())
+    return tuple(20000 + (first + 1499 * i) % 12000 for i in range(8))
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    if not env.get(name):
+        raise UserError(
+            f"the environment has no {name}, though its launcher sets it; start all ranks with one launcher"
+        )
+    return env[name]
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(_text(env, name))
+    except ValueError:
+        raise UserError(f"the environment has {name}={env[name]!r}: not a number") from None
+
+
+def _check(place: Place) -> None:
+    node, nodes = place.node or 0, place.nodes or 1
+    if not (
+        0 <= place.rank < place.size
+        and 0 <= place.local_rank < place.local_size <= place.size
+        and 0 <= node < nodes <= place.size
+        and place.local_rank <= place.rank
+    ):
+        raise UserError(
+            f"the variables of {place.launcher} contradict each other: rank {place.rank} of {place.size}, "
+            f"{place.local_rank} of {place.local_size} on its node, which is {node} of {nodes}; unset what "
+            "is left over from another launcher"
+        )
+
+
+def threads_per_rank(place: Place, env: Mapping[str, str] = os.environ) -> int:
+    """How many threads a rank may compute with, so that the ranks of a node do not share a core.
+
+    What Slurm gave each task (SLURM_CPUS_PER_TASK), within the cores this process may run on; otherwise
+    those cores divided among the ranks of the node, at least one.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if place.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
+        return min(cores, _number(env, "SLURM_CPUS_PER_TASK"))
+    return max(1, cores // place.local_size)
+
+
+def connect(
+    framework: Literal["horovod", "none"], env: Mapping[str, str] = os.environ, timeout_s: float = 60.0
+) -> World:
+    """The world of this rank, with all ranks present: ``Solo`` where there is one.
+
+    Raises ``UserError`` on every rank when one did not come within ``timeout_s`` seconds, or when the
+    framework counts other ranks than the launcher.
+    """
+    place = identify(env)
+    if place.size == 1:
+        return Solo(place.launcher)
+    if framework == "none":
+        raise UserError(f"{place.launcher} started {place.size} ranks of what runs as one; start it once")
+    # The roll call comes before the framework is loaded: a missing rank is named sooner.
+    ranks = call_roll(place, env, timeout_s) if place.leader else None
+    try:
+        from mlhpc.common.ranks.horovod_world import HorovodWorld
+
+        return HorovodWorld.start(place, ranks, timeout_s)
+    except BaseException as error:
+        if ranks:
+            ranks.fail(f"{type(error).__name__}: {error}")
+        raise
+
+
+def call_roll(place: Place, env: Mapping[str, str], timeout_s: float = 60.0) -> RollCall:
+    """Meet the other ranks at the leader that the launcher named. Raises ``UserError``."""
+    assert place.leader is not None
+    meeting = Meeting(_addresses(place.leader, env), place.ports, place.token)
+    return RollCall.call(myself(place), place.size, meeting, hosts=place.hosts, timeout_s=timeout_s)
+
+
+def myself(place: Place) -> Caller:
+    """This rank as it answers the roll call."""
+    return Caller(place.rank, place.hostname or socket.gethostname(), place.local_rank, os.getpid())
+
+
+def settled(place: Place, roll: Sequence[Caller]) -> Place:
+    """``place`` with its node known: where the launcher does not tell, nodes count by their lowest rank."""
+    if place.node is not None:
+        return place
+    hosts = list(dict.fromkeys(caller.hostname for caller in roll))
+    return replace(place, node=hosts.index(roll[place.rank].hostname), nodes=len(hosts), hosts=tuple(hosts))
+
+
+def _addresses(leader: str, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Where to look for ``leader``: MLHPC_LEADER where a site sets it; its name; where no name service
+    knows the name, as on many cloud clusters, the address in Slurm's books."""
+    if address := env.get("MLHPC_LEADER"):
+        return (address,)
+    try:
+        socket.getaddrinfo(leader, None)
+    except OSError:
+        if address := _slurm_address(leader):
+            return (address,)
+    return (leader,)
+
+
+def _slurm_address(node: str) -> str | None:
+    try:
+        answer = subprocess.run(
+            ["scontrol", "show", "node", "--oneliner", node],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"\bNodeAddr=(\S+)", answer.stdout)
+    return match[1] if match else None

@@ -1,0 +1,130 @@
+"""Several ranks on this machine with no launcher: ``mlhpc run … --ranks N``."""
+
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import IO
+
+from mlhpc.common.errors import UserError
+from mlhpc.common.ranks.launch import identify
+
+GRACE_S = 10.0
+"""How long ranks may go on after one of them died. The roll call ends them sooner, and says why."""
+
+
+def run_local(ranks: int, argv: Sequence[str]) -> int:
+    """Run ``argv`` as ``ranks`` processes that find each other, and return their exit status.
+
+    Rank 0 has this process's standard streams. What the others print goes to standard error, each line
+    after ``[rank 1]``. When one ends with an error the rest are ended; its status is returned, 128 plus the
+    signal where a signal ended it (as a shell has it), 130 after Ctrl-C. Raises ``UserError`` inside
+    another launcher: its ranks would each start all of these.
+    """
+    around = identify(os.environ)
+    if around.launcher != "none" and around.size > 1:
+        raise UserError(
+            f"--ranks {ranks} inside {around.launcher}, which started {around.size}: leave out --ranks"
+        )
+    token = secrets.token_hex(8)
+    ended: queue.Queue[int] = queue.Queue()  # ranks, in the order in which they ended
+    processes: list[subprocess.Popen[str]] = []
+    forwarders: list[threading.Thread] = []
+    try:
+        with _sigterm_as_ctrl_c():
+            for rank in range(ranks):
+                env = os.environ | {"MLHPC_RANK": str(rank), "MLHPC_SIZE": str(ranks), "MLHPC_TOKEN": token}
+                processes.append(_start(rank, argv, env))
+                forwarders += _look_after(rank, processes[rank], ended)
+            return _wait(processes, ended)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        _end(processes)
+        for thread in forwarders:
+            thread.join(timeout=GRACE_S)  # a grandchild may hold a pipe open
+
+
+def _start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    if rank == 0:
+        return subprocess.Popen(argv, env=env, text=True)
+    return subprocess.Popen(
+        argv,
+        env=env,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def _look_after(
+    rank: int, process: subprocess.Popen[str], ended: queue.Queue[int]
+) -> Iterator[threading.Thread]:
+    def report() -> None:
+        process.wait()
+        ended.put(rank)
+
+    def forward(output: IO[str]) -> None:
+        for line in output:
+            sys.stderr.write(f"[rank {rank}] {line}")  # one call a line, so that lines stay whole
+
+    threading.Thread(target=report, daemon=True).start()
+    if process.stdout:
+        thread = threading.Thread(target=forward, args=(process.stdout,), daemon=True)
+        thread.start()
+        yield thread
+
+
+def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -> int:
+    """The first bad exit status, once all have ended or had their time to; 0 when all went well."""
+    status = 0
+    deadline = None
+    for _ in processes:
+        try:
+            rank = ended.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        code = processes[rank].returncode
+        if code and not status:
+            status = 128 - code if code < 0 else code
+            deadline = time.monotonic() + GRACE_S
+            if code < 0:
+                print(f"mlhpc: rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr)
+            elif code > 2:  # 1 has its traceback or the roll call's line, 2 is an error of the user in one line
+                print(f"mlhpc: rank {rank} ended with exit status {code}", file=sys.stderr)
+    return status
+
+
+def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for send in (subprocess.Popen.terminate, subprocess.Popen.kill):
+        deadline = time.monotonic() + GRACE_S / 2
+        for process in processes:
+            send(process)
+        for process in processes:
+            try:
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                continue
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """A batch system or ``timeout`` ends this process with SIGTERM: its ranks must not stay behind."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,115 @@
+"""Who this process is among the ranks of a run, and the few things that ranks do together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank that is gone: it died, raised, or never came."""
+
+    rank: int
+    hostname: str
+    phase: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.hostname} was lost in phase {self.phase!r}: {self.reason}"
+
+
+class World(Protocol):
+    """The ranks of one run as one of them sees them. Made once by ``launch.connect`` and passed in.
+
+    Every method that takes part of all ranks must be called by all of them in the same order.
+    ``node`` counts from 0 to ``nodes - 1``; ``local_rank`` from 0 to ``local_size - 1`` on a node.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def local_size(self) -> int: ...
+    @property
+    def node(self) -> int: ...
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def launcher(self) -> str: ...
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+
+    def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Element-wise sum over ranks, in float64; every rank gets it."""
+
+    def broadcast(self, obj: T) -> T:
+        """Rank 0's ``obj`` (picklable), on every rank."""
+
+    def gather(self, obj: T) -> list[T]:
+        """Every rank's ``obj`` (picklable) in order of rank, on every rank."""
+
+    def enter(self, phase: str) -> None:
+        """Say what this rank is doing now, so that its loss can be reported with the phase. Cheap."""
+
+    def on_loss(self, callback: Callable[[Loss], None]) -> None:
+        """Have ``callback`` run on the lowest surviving rank when another rank is lost, just before
+        this process exits with status 1."""
+
+    def fail(self, reason: str) -> None:
+        """Tell the other ranks why this one is about to leave, so that they can say it."""
+
+    def close(self) -> None:
+        """Leave in good order. After this the loss of another rank is nobody's business."""
+
+
+@dataclass(frozen=True)
+class Solo:
+    """A run of one process: nothing to wait for and nobody to lose."""
+
+    launcher: str = "none"
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    node: int = 0
+    nodes: int = 1
+
+    def barrier(self) -> None:
+        pass
+
+    def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return np.array(values, dtype=np.float64)
+
+    def broadcast(self, obj: T) -> T:
+        return obj
+
+    def gather(self, obj: T) -> list[T]:
+        return [obj]
+
+    def enter(self, phase: str) -> None:
+        pass
+
+    def on_loss(self, callback: Callable[[Loss], None]) -> None:
+        pass
+
+    def fail(self, reason: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def mean(world: World, values: npt.ArrayLike, weight: float) -> Any:
+    """Mean over ranks of ``values``, each rank's weighted with its ``weight`` (its sample count)."""
+    local = np.atleast_1d(np.asarray(values, dtype=np.float64)) * weight
+    total = world.sum(np.append(local, weight))
+    return total[:-1] / total[-1]

@@ -1,0 +1,114 @@
+"""Where the time of a run went: parts that add up to time to train.
+
+Read from a rank's events. The parts of the interval run_start to run_stop are
+
+- staging: the span ``staging``;
+- data wait: what the training loop waited for its next batch;
+- step: the rest of the training spans;
+- evaluation: the spans ``eval``;
+- first-epoch excess: what the first epoch took longer than the median of the later ones in data wait, step
+  and evaluation, taken out of those three. Data that is read in while training shows here: it was 10 to 43%
+  of time to train in published logs that have no staging records;
+- rest: everything else (checkpoints, the time between epochs).
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EpochTimes:
+    """Seconds of one epoch. ``train_s`` = ``data_wait_s`` + ``step_s``."""
+
+    epoch: int
+    train_s: float
+    data_wait_s: float
+    eval_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.train_s - self.data_wait_s
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Seconds. ``first_epoch_excess`` is None when fewer than three epochs leave no median to compare with."""
+
+    total: float
+    staging: float
+    first_epoch_excess: float | None
+    data_wait: float
+    step: float
+    evaluation: float
+    epochs: tuple[EpochTimes, ...]
+
+    @property
+    def rest(self) -> float:
+        known = self.staging + (self.first_epoch_excess or 0.0) + self.data_wait + self.step + self.evaluation
+        return self.total - known
+
+    @property
+    def without_staging(self) -> float:
+        return self.total - self.staging
+
+    def parts(self) -> dict[str, float | None]:
+        """The parts in the order in which they are told, in seconds."""
+        return {
+            "staging": self.staging,
+            "first_epoch_excess": self.first_epoch_excess,
+            "data_wait": self.data_wait,
+            "step": self.step,
+            "evaluation": self.evaluation,
+            "rest": self.rest,
+        }
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events of one rank; a last line that was cut off (a killed rank) is left out."""
+    events = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return events
+
+
+def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
+    """Where the time went, from the events of one rank. Raises ValueError if the run has no end in them."""
+    events = list(events)
+    runs = _seconds(events, "run")
+    if not runs:
+        raise ValueError("the events hold no finished run")
+    train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
+    waits = {e.get("epoch"): e["seconds"] for e in events if e["event"] == "timed" and e["name"] == "data_wait"}
+    epochs = tuple(
+        EpochTimes(epoch, seconds, waits.get(epoch, 0.0), evaluation.get(epoch, 0.0))
+        for epoch, seconds in sorted(train.items())
+    )
+    wait, step, evaluated = (
+        _without_excess([getattr(epoch, part) for epoch in epochs]) for part in ("data_wait_s", "step_s", "eval_s")
+    )
+    return Breakdown(
+        total=sum(runs.values()),
+        staging=sum(_seconds(events, "staging").values()),
+        first_epoch_excess=wait[1] + step[1] + evaluated[1] if len(epochs) >= 3 else None,
+        data_wait=wait[0],
+        step=step[0],
+        evaluation=evaluated[0],
+        epochs=epochs,
+    )
+
+
+def _seconds(events: list[dict[str, Any]], name: str) -> dict[Any, float]:
+    return {e.get("epoch"): e["seconds"] for e in events if e["event"] == "end" and e["name"] == name}
+
+
+def _without_excess(seconds: list[float]) -> tuple[float, float]:
+    """(sum without the first epoch's excess, that excess)."""
+    excess = max(0.0, seconds[0] - median(seconds[1:])) if len(seconds) >= 3 else 0.0
+    return sum(seconds) - excess, excess

@@ -1,0 +1,179 @@
+"""What happened in a run, and when: the one record that every number of the suite comes from.
+
+Time is read from one monotonic clock a rank (``time.perf_counter``). MLLOG records carry milliseconds since
+1970, as the rules ask: the wall time at which the log was opened plus monotonic time since, so that a
+correction of the system clock in the middle of a run cannot change a time to train.
+"""
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from mlperf_logging.mllog.mllog import MLLogger
+
+from mlhpc.common.errors import UserError
+from mlhpc.common.ranks.world import Loss, World
+
+T = TypeVar("T")
+Status = Literal["success", "failed", "aborted"]
+
+# Spans that the MLPerf rules name, as <name>_start and <name>_stop records (mlperf-logging, hpc_*/common.yaml).
+RULED_SPANS = frozenset({"init", "run", "staging", "epoch", "eval"})
+
+
+class RunLog:
+    """Writes ``run.log`` (MLLOG, rank 0) and ``events.rankN.jsonl`` (every rank) of one run.
+
+    Spans are the whole timing API: ``with log.span("epoch", epoch=3): …``. ``docs/timing.md`` says which
+    spans there are and what is inside the clock.
+    """
+
+    def __init__(self, out: Path, world: World) -> None:
+        """Open the files in the existing directory ``out``. Raises UserError if it cannot be written."""
+        self.out = out
+        self._world = world
+        self._opened = time.perf_counter()
+        self._opened_ms = time.time() * 1e3
+        self._open_spans: list[str] = []
+        self._status: Status = "aborted"
+        self._stopping = threading.Lock()
+        self._stopped = False
+        try:
+            self._events = open(out / f"events.rank{world.rank}.jsonl", "a", encoding="utf-8")
+            self._mllog = _mllogger(out / "run.log") if world.rank == 0 else None
+        except OSError as error:
+            raise UserError(f"cannot write the log in {out}: {error.strerror}; choose another --out") from None
+        world.on_loss(self._lost)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._events.close()
+        if self._mllog:
+            for handler in list(self._mllog.logger.handlers):
+                handler.close()
+                self._mllog.logger.removeHandler(handler)
+
+    def now(self) -> float:
+        """Seconds since the log was opened, on this rank's monotonic clock."""
+        return time.perf_counter() - self._opened
+
+    @contextmanager
+    def span(self, name: str, **tags: Any) -> Iterator[None]:
+        """An interval. Its end is recorded also when an exception passes, and then says which."""
+        phase = f"{name} {tags['epoch']}" if "epoch" in tags else name
+        self._open_spans.append(phase)
+        self._world.enter(phase)
+        if name == "run":
+            self._world.barrier()  # the clock starts when the last rank is ready
+        started = self._event("begin", name, **tags)
+        self._ruled(name, "start", tags, started)
+        error: str | None = None
+        try:
+            yield
+            if name in ("run", "staging", "init"):
+                self._world.barrier()  # ends when the slowest rank has ended, not when rank 0 has
+        except BaseException as raised:
+            error = f"{type(raised).__name__}: {raised}"
+            raise
+        finally:
+            stopped = self.now()
+            ending = {**tags, "seconds": stopped - started} | ({"error": error} if error else {})
+            self._event("end", name, at=stopped, **ending)
+            self._ruled(name, "stop", tags, stopped)
+            self._open_spans.pop()
+            self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
+
+    def timed(self, items: Iterable[T], name: str, **tags: Any) -> Iterator[T]:
+        """Yield ``items``, and record as one event how long the loop waited for them."""
+        count, waited, longest = 0, 0.0, 0.0
+        iterator = iter(items)
+        while True:
+            before = time.perf_counter()
+            try:
+                item = next(iterator)
+            except StopIteration:
+                waited += time.perf_counter() - before
+                break
+            wait = time.perf_counter() - before
+            waited, longest, count = waited + wait, max(longest, wait), count + 1
+            yield item
+        self._event("timed", name, count=count, seconds=waited, max=longest, **tags)
+
+    def metric(self, name: str, value: float, **tags: Any) -> None:
+        """A measured value, such as ``eval_error``; with ``epoch`` where the rules want ``epoch_num``."""
+        at = self._event("metric", name, value=value, **tags)
+        if name in ("eval_error", "eval_accuracy"):
+            self._record("event", name, value, _metadata(tags), at)
+
+    def hyperparameters(self, values: dict[str, Any]) -> None:
+        """Facts of the run that the rules want as records, one a key."""
+        at = self._event("facts", "hyperparameters", values=values)
+        for key, value in values.items():
+            self._record("event", key, value, {}, at)
+
+    def note(self, name: str, **tags: Any) -> None:
+        """An event for the record that is no interval and no metric."""
+        self._event("note", name, **tags)
+
+    def finish(self, status: Status) -> None:
+        """Set the status that ``run_stop`` will carry. Without it a run counts as aborted."""
+        self._status = status
+        self.note("finish", status=status)
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    def _event(self, event: str, name: str, at: float | None = None, **tags: Any) -> float:
+        t = self.now() if at is None else at
+        self._events.write(json.dumps({"t": round(t, 6), "event": event, "name": name, **tags}) + "\n")
+        self._events.flush()
+        return t
+
+    def _ruled(self, name: str, edge: Literal["start", "stop"], tags: dict[str, Any], at: float) -> None:
+        if name == "run" and edge == "stop":
+            self._run_stop(at)
+        elif name in RULED_SPANS:
+            self._record("start" if edge == "start" else "end", f"{name}_{edge}", None, _metadata(tags), at)
+
+    def _run_stop(self, at: float, **reason: str) -> None:
+        """Once only: the run's own end and the loss of a rank can come at the same moment."""
+        with self._stopping:
+            if not self._stopped:
+                self._stopped = True
+                self._record("end", "run_stop", None, {"status": self._status, **reason}, at)
+
+    def _record(self, kind: str, key: str, value: Any, metadata: dict[str, Any], at: float) -> None:
+        if self._mllog:
+            write: Callable[..., None] = getattr(self._mllog, kind)
+            write(key, value, metadata=metadata, time_ms=round(self._opened_ms + at * 1e3), stack_offset=3)
+
+    def _lost(self, loss: Loss) -> None:
+        """On the lowest surviving rank, when another is lost: close the record of a run that cannot go on."""
+        self._status = "aborted"
+        at = self._event("lost", "rank", rank=loss.rank, hostname=loss.hostname, phase=loss.phase, reason=loss.reason)
+        if self._mllog is None:
+            self._mllog = _mllogger(self.out / "run.log")
+        if any(phase == "run" for phase in self._open_spans):
+            self._run_stop(at, reason=str(loss))
+
+
+def _metadata(tags: dict[str, Any]) -> dict[str, Any]:
+    """The rules call the epoch ``epoch_num``; it counts from 1 here, as in most published logs."""
+    return {"epoch_num" if key == "epoch" else key: value for key, value in tags.items()}
+
+
+def _mllogger(path: Path) -> MLLogger:
+    # A logger of its own name and file: mllog's default prints to standard output.
+    logger = logging.Logger(f"mlhpc.mllog.{path}", level=logging.INFO)
+    logger.addHandler(logging.FileHandler(path, mode="a", encoding="utf-8"))
+    return MLLogger(logger=logger, root_dir=os.fspath(Path(__file__).resolve().parents[2]))

@@ -1,0 +1,31 @@
+"""The 48 symmetries of the cube: a universe turned or mirrored is as good a universe (open division).
+
+Applied to the stored counts while they are copied into a batch, where a turn needs no pass of its own.
+"""
+
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# Every order of the three axes, times every choice of axes to reverse: the full octahedral group.
+SYMMETRIES = tuple(
+    (axes, flips) for axes in permutations(range(3)) for flips in product((False, True), repeat=3)
+)
+
+
+def turned(sample: npt.NDArray[Any], symmetry: int) -> npt.NDArray[Any]:
+    """A view of ``sample [n, n, n, ...]`` under symmetry 0 (the identity) to 47."""
+    axes, flips = SYMMETRIES[symmetry]
+    rest = range(3, sample.ndim)
+    return sample.transpose(*axes, *rest)[tuple(slice(None, None, -1 if flip else 1) for flip in flips)]
+
+
+def draw(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int8]:
+    """A symmetry for each of ``samples`` samples in an epoch, by their index.
+
+    Drawn for samples and not for ranks or steps, so that a run at another rank count trains on the same data.
+    """
+    # The fourth number keeps this stream apart from the permutations of sharding.train_batches.
+    return np.random.default_rng([seed, epoch, 0, 48]).integers(len(SYMMETRIES), size=samples, dtype=np.int8)

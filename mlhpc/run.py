@@ -1,0 +1,241 @@
+"""``mlhpc run``: one training to target, and the directory that is its evidence."""
+
+import importlib
+import json
+import secrets
+import shlex
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import mlhpc
+from mlhpc.benchmarks import load
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common import checkpoint
+from mlhpc.common.data import pagecache
+from mlhpc.common.errors import UserError
+from mlhpc.common.evidence import accelerators, evidence
+from mlhpc.common.ranks import launch
+from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.breakdown import breakdown, read_events
+from mlhpc.common.timing.runlog import RunLog
+
+BACKENDS: dict[str, Literal["horovod"]] = {"cosmoflow": "horovod"}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run reads and writes. ``stage`` None: read the data set where it lies. ``out`` None: the first
+    free number under ``results/``."""
+
+    data: Path
+    stage: Path | None
+    out: Path | None
+    resume: Path | None
+
+
+def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
+    """Train to target and leave the evidence in ``places.out``. Returns the exit status: 0 when the target
+    was met, 1 when it was not.
+
+    Raises UserError when the output directory holds results already, or anything else is for the user to
+    mend; once the run has begun, its log then says that it was aborted.
+    """
+    signal.signal(signal.SIGTERM, _terminated)
+    world = launch.connect(BACKENDS[run.benchmark])
+    try:
+        result, out = _execute(run, places, seed, evict, world)
+    except BaseException as error:
+        world.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        raise
+    world.close()
+    if world.rank == 0:
+        print(_last_line(result, out), file=sys.stderr)
+    return 0 if result["status"] == "success" else 1
+
+
+def _execute(run: Run, places: Places, seed: int | None, evict: bool, world: World) -> tuple[dict[str, Any], Path]:
+    out = world.broadcast(_make_out(run, places.out) if world.rank == 0 else Path())
+    if places.resume:
+        seed = _seed_of(places.resume, run)
+    seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
+    _write_evidence(run, places.data, out, world)
+    evicted = evict and _evict(places.data, world)
+    with RunLog(out, world) as log:
+        _log_facts(run, places.resume, seed, evicted, world, log)
+        train = importlib.import_module(f"mlhpc.{run.benchmark}.train").train
+        try:
+            train(run, places.data, places.stage, seed, places.resume, world, log)
+        finally:
+            result = summarize(run, read_events(out / f"events.rank{world.rank}.jsonl"))
+            if world.rank == 0:
+                _write(out / "result.json", json.dumps(result, indent=1) + "\n")
+    return result, out
+
+
+def summarize(run: Run, events: list[dict[str, Any]]) -> dict[str, Any]:
+    """``result.json`` (docs/architecture.md) from the events of rank 0."""
+    noted = {e["name"]: e for e in events if e["event"] == "note"}
+    facts = _plain(noted["facts"])
+    staging = noted.get("staging")
+    metrics: dict[int, dict[str, float]] = {}
+    for event in events:
+        if event["event"] == "metric" and "epoch" in event:
+            metrics.setdefault(event["epoch"], {})[event["name"]] = event["value"]
+    status = noted["finish"]["status"] if "finish" in noted else "aborted"
+    values = [m[run.target.metric] for m in metrics.values() if run.target.metric in m]
+    best = (max if run.target.higher_is_better else min)(values) if values else None
+    try:
+        times = breakdown(events)
+    except ValueError:
+        times = None
+    ended = times is not None and status != "aborted"
+    return {
+        "mlhpc": mlhpc.__version__,
+        "benchmark": run.benchmark,
+        "preset": run.preset,
+        "division": run.division,
+        "status": status,
+        **facts,
+        "target": {
+            "metric": run.target.metric,
+            "label": run.target.label,
+            "value": run.target.value,
+            "best": best,
+            "reached": status == "success",
+        },
+        "time_to_train_s": times.total if times and ended else None,
+        "time_to_train_without_staging_s": times.without_staging if times and ended else None,
+        "breakdown_s": {**times.parts(), "staging": times.staging if staging else None} if times and ended else None,
+        "epochs": [
+            {
+                "epoch": epoch.epoch,
+                "train_s": epoch.train_s,
+                "data_wait_s": epoch.data_wait_s,
+                "step_s": epoch.step_s,
+                "eval_s": epoch.eval_s,
+                "samples_per_s": metrics[epoch.epoch]["samples"] / epoch.train_s,
+                **metrics[epoch.epoch],
+            }
+            for epoch in (times.epochs if times else ())
+            if "samples" in metrics.get(epoch.epoch, {})
+        ],
+        "samples": {
+            "train": run.data.train_samples,
+            "eval": run.data.eval_samples,
+            "shape": list(run.data.sample_shape),
+        },
+        "global_batch_size": run.hyperparameters.global_batch_size,
+        "staging": _plain(staging) if staging else None,
+    }
+
+
+def _plain(event: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key not in ("t", "event", "name")}
+
+
+def _make_out(run: Run, out: Path | None) -> Path:
+    """A directory for the results, by rank 0. Results are never written over."""
+    if out is None:
+        number = 1
+        while (out := Path("results") / f"{run.benchmark}-{run.preset}-{number}").exists():
+            number += 1
+    if (out / "run.log").exists() or (out / "result.json").exists():
+        raise UserError(f"{out} holds the results of another run; choose another --out, or move it away")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write results in {out}: {error.strerror}; choose another --out") from None
+    return out
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise UserError("ended from outside (SIGTERM), perhaps by the time limit of the job")
+
+
+def _seed_of(directory: Path, run: Run) -> int:
+    """The seed of the run that is resumed. Raises UserError when it was another benchmark or preset."""
+    saved = checkpoint.load(directory)
+    if saved.config != load.dumps(run):
+        raise UserError(
+            f"{directory} was run with other settings; resume with its preset and --set (see {directory}/config.toml)"
+        )
+    return saved.seed
+
+
+def _evict(data: Path, world: World) -> bool:
+    """Before the run, as the rules have caches cleared: drop the data set from every node's page cache; no
+    file's content is read. Returns whether no page of it was left on any node."""
+    gone = True
+    if world.local_rank == 0:
+        files = [path for path in data.rglob("*") if path.is_file()]
+        pagecache.evict(files)
+        gone = not any(pagecache.resident_fraction(path) for path in files)
+    return all(world.gather(gone))
+
+
+def _write_evidence(run: Run, data: Path, out: Path, world: World) -> None:
+    mine = evidence() if world.local_rank == 0 else None
+    nodes = [facts for facts in world.gather(mine) if facts]
+    if world.rank == 0:
+        keys = ("hostname", "cpu", "cores", "memory_gib", "accelerators", "os")
+        env = {
+            **nodes[0],
+            "nodes": [{key: node[key] for key in keys} for node in nodes],
+            "command": shlex.join(["mlhpc", *sys.argv[1:]]),
+            "data": str(data.absolute()),
+        }
+        _write(out / "env.json", json.dumps(env, indent=1) + "\n")
+        _write(out / "config.toml", load.dumps(run))
+
+
+def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: World, log: RunLog) -> None:
+    """The records that the rules want before anything is timed, and the facts that result.json carries."""
+    log.note(
+        "facts",
+        resumed=resume is not None,
+        seed=seed,
+        ranks=world.size,
+        nodes=world.nodes,
+        launcher=world.launcher,
+        source_evicted=evicted,
+    )
+    submission = run.submission
+    log.hyperparameters(
+        {
+            "cache_clear": evicted,
+            "submission_benchmark": run.benchmark,
+            "submission_org": submission.org,
+            "submission_division": run.division,
+            "submission_status": submission.status,
+            "submission_platform": submission.platform,
+            "number_of_nodes": world.nodes,
+            "accelerators_per_node": min(len(accelerators()), world.local_size),
+            "seed": seed,
+            "train_samples": run.data.train_samples,
+            "eval_samples": run.data.eval_samples,
+            **run.hyperparameters.model_dump(mode="json"),
+        }
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    half = path.with_name(path.name + ".part")
+    half.write_text(text, encoding="utf-8")
+    half.replace(path)
+
+
+def _last_line(result: dict[str, Any], out: Path) -> str:
+    target = result["target"]
+    outcome = "reached" if target["reached"] else "missed"
+    best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
+    return (
+        f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} ({best}) in "
+        f"{result['time_to_train_s']:.2f} s, staging included; see: mlhpc report {out}"
+    )

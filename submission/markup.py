@@ -1,0 +1,53 @@
+"""Pieces of HTML that the sections of a page are made of. Each escapes its text, but for table cells."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+
+def section(title: str, about: str, body: str) -> str:
+    paragraph = f"<p>{escape(about)}</p>" if about else ""
+    return f"<section><h2>{escape(title)}</h2>{paragraph}{body}</section>\n"
+
+
+def pair(*sections: str) -> str:
+    shown = [section for section in sections if section]
+    return f'<div class="two">{"".join(shown)}</div>\n' if len(shown) > 1 else "".join(shown)
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], foot: Sequence[str] = (), numbers_from: int = 1
+) -> str:
+    """``rows`` hold HTML; columns from ``numbers_from`` on are figures and stand to the right."""
+
+    def cells(values: Sequence[str], scope: str) -> str:
+        out = []
+        for index, value in enumerate(values):
+            kind = ' class="n"' if index >= numbers_from else ""
+            tag = f'th scope="{scope}"' if index == 0 or scope == "col" else "td"
+            out.append(f"<{tag}{kind}>{value}</{tag[:2]}>")
+        return f"<tr>{''.join(out)}</tr>"
+
+    body = "".join(cells(row, "row") for row in rows)
+    end = f"<tfoot>{cells(foot, 'row')}</tfoot>" if foot else ""
+    return (
+        f'<div class="scroll" tabindex="0"><table><thead>{cells(head, "col")}</thead>'
+        f"<tbody>{body}</tbody>{end}</table></div>"
+    )
+
+
+def definitions(facts: Mapping[str, Any]) -> str:
+    items = []
+    for key, value in facts.items():
+        text = ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
+        name = escape(key).replace("_", "_<wbr>")
+        items.append(f"<dt>{name}</dt><dd>{escape(text)}</dd>")
+    return f"<dl>{''.join(items)}</dl>"
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,192 @@
+"""MLPerf logging (MLLOG) lines, from any file, as typed records.
+
+Logs of the field are quirky: foreign text between the lines, a last line that was cut, clocks of several
+ranks in one file, stops of the wrong event type. Hence records are found by their key alone, nothing here
+raises for what a line says, and what could not be read is kept as a ``Problem`` with its line number.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.errors import UserError
+
+TOKEN = ":::MLLOG "
+
+
+@dataclass(frozen=True)
+class Record:
+    """One MLLOG line. ``time_ms``: milliseconds since the epoch; ``line``: in the file, counted from 1."""
+
+    time_ms: float
+    event_type: str
+    key: str
+    value: Any
+    metadata: Mapping[str, Any]
+    line: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A line that carries the MLLOG token and is no record."""
+
+    line: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Interval:
+    """From a start record to a stop record, in milliseconds since the epoch."""
+
+    start_ms: float
+    stop_ms: float
+
+    @property
+    def seconds(self) -> float:
+        return (self.stop_ms - self.start_ms) / 1e3
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A value of the quality metric. ``epoch`` is as logged: counted from 0 in some logs of round 0.7."""
+
+    epoch: int | None
+    value: float
+    time_ms: float
+    line: int
+
+
+@dataclass(frozen=True)
+class Log:
+    """All that one file says.
+
+    ``mllog_lines`` holds the line number of every line with the token, readable or not: the official
+    checker counts lines in that list, not in the file.
+    """
+
+    path: Path
+    records: tuple[Record, ...]
+    problems: tuple[Problem, ...]
+    mllog_lines: tuple[int, ...]
+
+    def all(self, key: str) -> tuple[Record, ...]:
+        return self._by_key.get(key, ())
+
+    def first(self, key: str) -> Record | None:
+        return next(iter(self.all(key)), None)
+
+    def value(self, key: str) -> Any:
+        """The value of the first record of ``key``; None where there is none."""
+        record = self.first(key)
+        return record.value if record else None
+
+    @property
+    def run(self) -> Interval | None:
+        """From the first run_start to the first run_stop; None without both.
+
+        Later records are left out on purpose: some published logs go on training after run_stop.
+        """
+        start, stop = self.first("run_start"), self.first("run_stop")
+        return Interval(start.time_ms, stop.time_ms) if start and stop else None
+
+    @property
+    def time_to_train_s(self) -> float | None:
+        """``run_stop − run_start`` in seconds (MLPerf HPC training rules); None without both.
+
+        Says nothing about convergence: see ``evaluations``.
+        """
+        return self.run.seconds if self.run else None
+
+    @property
+    def staging(self) -> tuple[Interval, ...]:
+        """The intervals between staging_start and staging_stop, in the file's order."""
+        return tuple(self._intervals("staging_start", "staging_stop"))
+
+    @property
+    def epochs(self) -> tuple[Interval, ...]:
+        """The intervals between epoch_start and epoch_stop of the run, in the file's order."""
+        return tuple(self._intervals("epoch_start", "epoch_stop"))
+
+    def evaluations(self, metric: str) -> tuple[Evaluation, ...]:
+        """The values of ``metric`` (``eval_error``, ``eval_accuracy``) between run_start and run_stop.
+
+        Only these can meet the target. "Between" is by place in the file: clocks may go back.
+        """
+        start, stop = self.first("run_start"), self.first("run_stop")
+        if not start:
+            return ()
+        last = stop.line if stop else self.records[-1].line
+        return tuple(
+            Evaluation(_integer(r.metadata.get("epoch_num")), float(r.value), r.time_ms, r.line)
+            for r in self.all(metric)
+            if start.line < r.line <= last and isinstance(r.value, int | float)
+        )
+
+    @cached_property
+    def _by_key(self) -> dict[str, tuple[Record, ...]]:
+        found: dict[str, list[Record]] = {}
+        for record in self.records:
+            found.setdefault(record.key, []).append(record)
+        return {key: tuple(records) for key, records in found.items()}
+
+    def _intervals(self, start_key: str, stop_key: str) -> Iterator[Interval]:
+        start: Record | None = None
+        for record in self.records:
+            if record.key == start_key:
+                start = record
+            elif record.key == stop_key and start:
+                yield Interval(start.time_ms, record.time_ms)
+                start = None
+
+
+def parse(path: Path) -> Log:
+    """Reads the MLLOG lines of ``path``. A file without any gives a ``Log`` without records.
+
+    Raises:
+        UserError: the file cannot be opened.
+    """
+    records: list[Record] = []
+    problems: list[Problem] = []
+    mllog_lines: list[int] = []
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, text in enumerate(file, 1):
+                # The official parser takes what follows the last token on a line; so do we.
+                _, token, payload = text.rpartition(TOKEN)
+                if not token:
+                    continue
+                mllog_lines.append(number)
+                read = _record(payload, number, cut=not text.endswith("\n"))
+                if isinstance(read, Record):
+                    records.append(read)
+                else:
+                    problems.append(read)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a log file or a run directory") from None
+    return Log(path, tuple(records), tuple(problems), tuple(mllog_lines))
+
+
+def _record(payload: str, line: int, *, cut: bool) -> Record | Problem:
+    try:
+        fields = json.loads(payload.strip())
+        return Record(
+            time_ms=float(fields["time_ms"]),
+            event_type=str(fields.get("event_type", "")),
+            key=str(fields["key"]),
+            value=fields["value"],
+            metadata=fields["metadata"] if isinstance(fields["metadata"], dict) else {},
+            line=line,
+        )
+    except ValueError as error:
+        return Problem(line, "cut before its end" if cut else f"no JSON object: {error}")
+    except KeyError as error:
+        return Problem(line, f"has no {error.args[0]!r}")
+    except (TypeError, AttributeError):
+        return Problem(line, "is no JSON object with time_ms, key, value and metadata")
+
+
+def _integer(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) else None

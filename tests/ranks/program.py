@@ -1,0 +1,72 @@
+"""One rank of a test: connect, do every collective, and end the way the command line says.
+
+``python program.py HOW [RANK]``, HOW one of well, absent, kill, stop, raise, leave, sleep. RANK (default 1)
+does it; the others wait for it in a collective. ROLL_CALL_S is the time of the roll call in seconds.
+"""
+
+import os
+import signal
+import sys
+import time
+
+from mlhpc.common.errors import UserError
+from mlhpc.common.ranks import launch
+from mlhpc.common.ranks.world import Loss, World
+
+
+def main(how: str, who: int = 1) -> int:
+    if how == "absent" and launch.identify(os.environ).rank == who:
+        return 0
+    try:
+        world = launch.connect("horovod", timeout_s=float(os.environ.get("ROLL_CALL_S", "60")))
+    except UserError as error:
+        print(f"mlhpc: {error}", file=sys.stderr)
+        return 2
+    try:
+        work(world, how, who)
+    except Exception as error:
+        world.fail(f"{type(error).__name__}: {error}")
+        raise
+    world.close()
+    print(f"rank {world.rank}/{world.size} node {world.node}/{world.nodes} by {world.launcher} is done")
+    return 0
+
+
+def work(world: World, how: str, who: int) -> None:
+    world.on_loss(note)
+    check_collectives(world)
+    world.enter("epoch 2")
+    world.barrier()
+    if world.rank == who:
+        match how:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "raise":
+                raise ValueError("sample 7 is not finite")
+            case "leave":
+                sys.exit(3)
+            case "sleep":
+                print(f"rank {who} sleeps", flush=True)
+                time.sleep(600)
+    world.barrier()  # without the lost rank this never returns
+
+
+def note(loss: Loss) -> None:
+    """What the run log would write."""
+    sys.stdout.write(f"callback: {loss}\n")
+
+
+def check_collectives(world: World) -> None:
+    rank, size = world.rank, world.size
+    assert world.broadcast({"rank": rank}) == {"rank": 0}
+    assert world.gather((rank, "x" * rank)) == [(r, "x" * r) for r in range(size)]
+    # float32 anywhere on the way would lose the ones.
+    wide = world.sum([2.0**52 if rank == 0 else 1.0, rank])
+    assert wide.tolist() == [2.0**52 + size - 1, sum(range(size))], wide
+    assert float(world.sum(0.5)) == 0.5 * size
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:])))

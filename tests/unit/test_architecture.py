@@ -1,0 +1,86 @@
+"""docs/architecture.md, held: which way imports point, where frameworks may be, what the packages are called."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Room → rooms it may import. common/errors.py and world.py are leaves that any room may use.
+MAY_IMPORT = {
+    "benchmarks": {"benchmarks"},
+    "common": {"common", "benchmarks"},
+    "cosmoflow": {"cosmoflow", "common", "benchmarks"},
+    "submission": {"submission", "common", "benchmarks"},
+    "mlhpc": {"mlhpc", "submission", "cosmoflow", "common", "benchmarks"},
+}
+LEAVES = {"mlhpc.common.errors"}
+FRAMEWORKS = {"tensorflow", "keras", "horovod", "torch", "torchvision", "nvidia"}
+MAY_USE_FRAMEWORKS = {"cosmoflow": {"tensorflow", "keras"}, "common/ranks/horovod_world.py": {"tensorflow", "horovod"}}
+FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_point_one_way(path):
+    room = path.parts[0]
+    for name in imported(path):
+        if name.startswith("mlhpc.") and not any(name.startswith(leaf) for leaf in LEAVES):
+            other = name.split(".")[1]
+            other = other if other in MAY_IMPORT else "mlhpc"  # mlhpc.cli and the like
+            assert other in MAY_IMPORT[room] or name == "mlhpc.__version__", f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_frameworks_stay_where_they_train(path):
+    allowed = next((v for k, v in MAY_USE_FRAMEWORKS.items() if str(path).startswith(k)), set())
+    used = {name.split(".")[0] for name in imported(path)} & FRAMEWORKS
+    assert used <= allowed, f"{path} imports {used - allowed}"
+
+
+def test_the_shared_layer_names_no_benchmark():
+    named = re.compile("cosmoflow|deepcam|resnet", re.IGNORECASE)
+    found = [f"{path}: {line}" for path in FILES if path.parts[0] == "common"
+             for line in (ROOT / path).read_text().splitlines() if named.search(line)]  # fmt: skip
+    assert not found
+
+
+def test_every_folder_with_code_is_packaged_under_mlhpc():
+    files = {str(path) for path in distribution("mlhpc").files or []}
+    assert "top_level.txt" in "".join(files)
+    top = (distribution("mlhpc").read_text("top_level.txt") or "").split()
+    assert top == ["mlhpc"], "nothing called common or benchmarks may land in site-packages"
+    packages = re.search(r"packages =\n((?:    .*\n)+)", (ROOT / "setup.cfg").read_text())
+    assert packages
+    listed = {name.strip() for name in packages[1].splitlines()}
+    folders = {path.parent for path in FILES}
+    wanted = {"mlhpc" if str(f) == "mlhpc" else "mlhpc." + ".".join(f.parts) for f in folders}
+    assert listed == wanted
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import mlhpc.cli; mlhpc.cli._parser()", {"tensorflow", "torch", "matplotlib", "pandas", "pydantic", "numpy"}),
+        ("import mlhpc.cosmoflow.train", {"torch", "matplotlib"}),
+        ("import mlhpc.cosmoflow.simulate, mlhpc.common.data.staging", {"tensorflow", "torch"}),
+        ("import mlhpc.submission.check, mlhpc.submission.report", {"tensorflow", "torch"}),
+    ],
+)
+def test_importing_one_thing_does_not_import_another(statement, absent):
+    code = f"{statement}\nimport sys\nprint(sorted(set({sorted(absent)!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "[]"

@@ -1,0 +1,55 @@
+"""Where the time went: parts that add up, by arithmetic done by hand."""
+
+import pytest
+
+from mlhpc.common.timing.breakdown import breakdown, read_events
+
+
+def events(trains, waits, evals, staging=0.0, rest=0.0):
+    made = [{"event": "end", "name": "staging", "seconds": staging}] if staging else []
+    for number, (train, wait, evaluation) in enumerate(zip(trains, waits, evals, strict=True), 1):
+        made += [
+            {"event": "timed", "name": "data_wait", "epoch": number, "seconds": wait},
+            {"event": "end", "name": "train", "epoch": number, "seconds": train},
+            {"event": "end", "name": "eval", "epoch": number, "seconds": evaluation},
+        ]
+    total = staging + sum(trains) + sum(evals) + rest
+    return [*made, {"event": "end", "name": "run", "seconds": total}]
+
+
+def test_parts_by_hand():
+    told = breakdown(events([20, 10, 12, 11], [9, 1, 2, 1], [3, 1, 1, 1], staging=5, rest=0.5))
+    # First epoch: waits 9 against a median of 1, steps 11 against 10,
+    # evaluation 3 against 1.
+    assert told.parts() == pytest.approx(
+        {"staging": 5, "first_epoch_excess": 8 + 1 + 2, "data_wait": 5, "step": 10 + 9 + 10 + 10, "evaluation": 4, "rest": 0.5}
+    )
+    assert told.total == pytest.approx(64.5)
+    assert told.without_staging == pytest.approx(59.5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_parts_add_up_to_time_to_train(count):
+    told = breakdown(events([9.0] + [7.5] * (count - 1), [0.25] * count, [1.5] * count, staging=2, rest=0.125))
+    assert sum(part or 0 for part in told.parts().values()) == pytest.approx(told.total)
+    assert told.rest == pytest.approx(0.125)
+
+
+def test_excess_is_unknown_rather_than_zero_when_no_median_can_be_had():
+    assert breakdown(events([20, 10], [1, 1], [1, 1])).first_epoch_excess is None
+    assert breakdown(events([20, 10, 10], [1] * 3, [1] * 3)).first_epoch_excess is not None
+
+
+def test_a_fast_first_epoch_has_no_excess():
+    assert breakdown(events([8, 10, 10], [0, 1, 1], [1, 1, 1])).first_epoch_excess == 0
+
+
+def test_a_run_without_an_end_has_no_breakdown():
+    with pytest.raises(ValueError, match="no finished run"):
+        breakdown([{"event": "begin", "name": "run"}])
+
+
+def test_events_of_a_killed_rank_are_read_up_to_the_cut(tmp_path):
+    path = tmp_path / "events.rank0.jsonl"
+    path.write_text('{"event": "begin", "name": "run"}\n{"event": "end", "na')
+    assert read_events(path) == [{"event": "begin", "name": "run"}]

@@ -1,0 +1,80 @@
+"""The command line as a user meets it: few options, pinned; mistakes are one line and status 2."""
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+from mlhpc import cli
+
+OPTIONS = {
+    "run": ["--preset", "--set", "--data", "--stage", "--out", "--ranks", "--seed", "--evict", "--resume"],
+    "data make": ["--preset", "--set", "--out", "--raw", "--workers"],
+    "data convert": ["--sample", "--plain", "--validation", "--workers"],
+    "data index": ["--workers"],
+    "data verify": ["--workers"],
+    "data show": ["--out"],
+    "check": ["--ruleset"],
+    "report": [],
+    "presets": [],
+}
+
+
+def commands(parser, prefix=""):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub in action.choices.items():
+                nested = list(commands(sub, f"{prefix}{name} "))
+                yield from nested or [(prefix + name, sub)]
+
+
+def test_the_options_are_these_and_no_more():
+    found = {
+        name: [o for action in sub._actions for o in action.option_strings if o not in ("-h", "--help")]
+        for name, sub in commands(cli._parser())
+    }
+    assert found == OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["run", "cosmoflow", "--rnaks", "2"], "did you mean '--ranks'"),
+        (["run", "cosmflow"], "did you mean 'cosmoflow'"),
+        (["run", "cosmoflow", "--preset", "smok"], "did you mean 'smoke'"),
+        (["run", "cosmoflow", "--set", "training.max_epoch=1"], "did you mean 'training.max_epochs'"),
+        (["run", "cosmoflow", "--ranks", "two"], "--ranks"),
+        (["run", "cosmoflow", "--ranks", "-1"], "--ranks -1"),
+        (["run"], "BENCHMARK"),
+        (["rum"], "did you mean 'run'"),
+        (["check", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "nowhere"),
+        (["data", "verify", "nowhere"], "nowhere"),
+        (["data", "index", "nowhere"], "nowhere"),
+        (["data", "show", "nowhere.tfrecord"], "nowhere.tfrecord"),
+        (["data", "make", "cosmoflow", "--preset", "closed"], "official"),
+        (["data", "convert", "cosmoflow", "nowhere", "out"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(argv, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mlhpc: ") and error.count("\n") == 1
+    assert said in error
+    assert list(tmp_path.iterdir()) == [], "nothing half-written is left behind"
+
+
+def test_debug_shows_the_traceback():
+    command = [sys.executable, "-m", "mlhpc", "--debug", "run", "cosmoflow", "--preset", "smok"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0 and "Traceback" in done.stderr
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name.split()[0] in text for name in OPTIONS)

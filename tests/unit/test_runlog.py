@@ -1,0 +1,89 @@
+"""The record of a run: spans, MLLOG lines, and what is left when something breaks."""
+
+import json
+
+import pytest
+
+from mlhpc.common.errors import UserError
+from mlhpc.common.ranks.world import Loss, Solo
+from mlhpc.common.timing.breakdown import read_events
+from mlhpc.common.timing.runlog import RunLog
+
+
+def mllog(path):
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in (path / "run.log").read_text().splitlines()]
+
+
+def test_spans_nest_and_carry_their_tags(tmp_path):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"):
+        with log.span("epoch", epoch=1), log.span("train", epoch=1):
+            pass
+        log.finish("success")
+    told = [(e["event"], e["name"]) for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] != "note"]
+    assert told == [
+        ("begin", "run"), ("begin", "epoch"), ("begin", "train"), ("end", "train"), ("end", "epoch"), ("end", "run"),
+    ]  # fmt: skip
+    # The rules know no span "train"; they call the epoch epoch_num.
+    assert [r["key"] for r in mllog(tmp_path)] == ["run_start", "epoch_start", "epoch_stop", "run_stop"]
+    assert mllog(tmp_path)[1]["metadata"]["epoch_num"] == 1
+    assert mllog(tmp_path)[-1]["metadata"]["status"] == "success"
+
+
+def test_mllog_time_and_event_time_are_one_clock(tmp_path):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"):
+        for epoch in range(3):
+            with log.span("epoch", epoch=epoch):
+                sum(range(200_000))
+    ends = [e for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] == "end" and e["name"] == "run"]
+    start, stop = (next(r["time_ms"] for r in mllog(tmp_path) if r["key"] == key) for key in ("run_start", "run_stop"))
+    assert (stop - start) / 1e3 == pytest.approx(ends[0]["seconds"], abs=0.0011)
+
+
+def test_a_wall_clock_set_back_does_not_touch_the_time(tmp_path, monkeypatch):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"):
+        monkeypatch.setattr("time.time", lambda: 0.0)
+    stamps = [record["time_ms"] for record in mllog(tmp_path)]
+    assert stamps == sorted(stamps) and stamps[0] > 1e12
+
+
+def test_an_exception_closes_every_interval_and_the_run_is_aborted(tmp_path):
+    with pytest.raises(ZeroDivisionError), RunLog(tmp_path, Solo()) as log, log.span("run"), log.span("epoch", epoch=1):
+        raise ZeroDivisionError("by hand")
+    assert [r["key"] for r in mllog(tmp_path)] == ["run_start", "epoch_start", "epoch_stop", "run_stop"]
+    assert mllog(tmp_path)[-1]["metadata"]["status"] == "aborted"
+    ends = [e for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] == "end"]
+    assert all(e["error"] == "ZeroDivisionError: by hand" for e in ends) and len(ends) == 2
+
+
+def test_the_loss_of_a_rank_is_recorded_once(tmp_path):
+    class Watched(Solo):
+        def on_loss(self, callback):
+            object.__setattr__(self, "lose", callback)
+
+    world = Watched()
+    with RunLog(tmp_path, world) as log, log.span("run"), log.span("epoch", epoch=2):
+        world.lose(Loss(1, "n1", "epoch 2", "killed"))
+    stops = [r for r in mllog(tmp_path) if r["key"] == "run_stop"]
+    assert len(stops) == 1
+    assert stops[0]["metadata"]["status"] == "aborted"
+    assert "rank 1 on n1" in stops[0]["metadata"]["reason"] and "epoch 2" in stops[0]["metadata"]["reason"]
+
+
+def test_only_rank_0_writes_mllog_and_every_rank_its_events(tmp_path):
+    with RunLog(tmp_path, Solo(rank=1, size=2)) as log, log.span("run"):
+        pass
+    assert not (tmp_path / "run.log").exists()
+    assert read_events(tmp_path / "events.rank1.jsonl")
+
+
+def test_timed_hands_through_every_item_and_counts_the_waits(tmp_path):
+    with RunLog(tmp_path, Solo()) as log:
+        assert list(log.timed(iter("abc"), "data_wait", epoch=4)) == ["a", "b", "c"]
+    (event,) = read_events(tmp_path / "events.rank0.jsonl")
+    assert (event["name"], event["epoch"], event["count"]) == ("data_wait", 4, 3)
+    assert 0 <= event["max"] <= event["seconds"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(UserError, match="absent"):
+        RunLog(tmp_path / "absent", Solo())

@@ -1,0 +1,71 @@
+"""Ranks as threads of one process: a World for tests."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from mlhpc.common.ranks.world import Solo
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Meeting:
+    size: int
+    barrier: threading.Barrier = field(init=False)
+    slots: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.barrier = threading.Barrier(self.size, timeout=60)
+        self.slots = [None] * self.size
+
+
+@dataclass(frozen=True)
+class ThreadWorld(Solo):
+    meeting: _Meeting = field(default_factory=lambda: _Meeting(1))
+
+    def barrier(self) -> None:
+        self.meeting.barrier.wait()
+
+    def gather(self, obj: T) -> list[T]:
+        self.meeting.slots[self.rank] = obj
+        self.meeting.barrier.wait()
+        everything = list(self.meeting.slots)
+        self.meeting.barrier.wait()
+        return everything
+
+    def broadcast(self, obj: T) -> T:
+        return self.gather(obj)[0]
+
+    def sum(self, values: Any) -> Any:
+        return np.sum(self.gather(np.asarray(values, dtype=np.float64)), axis=0)
+
+
+def on_ranks(nodes: int, local_size: int, work: Callable[[ThreadWorld], T]) -> list[T | Exception]:
+    """``work(world)`` on every rank at once; its result or exception by rank. A hang fails after a minute."""
+    meeting = _Meeting(nodes * local_size)
+    results: list[Any] = [None] * meeting.size
+
+    def one(rank: int) -> None:
+        world = ThreadWorld(
+            rank=rank,
+            size=meeting.size,
+            local_rank=rank % local_size,
+            local_size=local_size,
+            node=rank // local_size,
+            nodes=nodes,
+            meeting=meeting,
+        )
+        try:
+            results[rank] = work(world)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(meeting.size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
