@@ -32,7 +32,7 @@ class MinimalConv3D(keras.layers.Conv3D):
             tf.nn.conv2d(planes, filter_, strides=1, padding="SAME")
             for planes, filter_ in zip(_input_sums(inputs), _filter_sums(kernel), strict=True)
         ]
-        return _output_sums(*products, tf.shape(inputs)[0])
+        return _output_sums(products, inputs.shape[1])
 
 
 @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator]
@@ -50,7 +50,8 @@ def _filter_sums(kernel: Tensor) -> list[Tensor]:
 
 
 @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator]
-def _output_sums(m0: Tensor, m1: Tensor, m2: Tensor, m3: Tensor, batch: Tensor) -> Tensor:
-    """Four times ``[b·d/2, h, w, f]`` to ``[b, d, h, w, f]``."""
+def _output_sums(products: list[Tensor], depth: int) -> Tensor:
+    """Four times ``[b·depth/2, h, w, f]`` to ``[b, depth, h, w, f]``."""
+    m0, m1, m2, m3 = products
     outputs = tf.stack([m0 + m1 + m2, m1 - m2 - m3], axis=1)
-    return tf.reshape(outputs, [batch, -1, *m0.shape[1:]])
+    return tf.reshape(outputs, [-1, depth, *m0.shape[1:]])

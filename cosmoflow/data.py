@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-
 from mlhpc.common.data.sharding import Pool, eval_batches, train_batches
 from mlhpc.common.data.tfrecord import read_examples
 from mlhpc.common.errors import UserError

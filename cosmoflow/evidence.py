@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from isal import igzip
+from scipy import fft
+
 from mlhpc.benchmarks.schema import Simulation
 from mlhpc.common.data import tfrecord
 from mlhpc.common.errors import UserError
 from mlhpc.cosmoflow import gravity
 from mlhpc.cosmoflow.cosmology import PARAMETERS, Cosmology
 from mlhpc.cosmoflow.simulate import REDSHIFTS, simulate
-from scipy import fft
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int16]
@@ -45,7 +46,7 @@ def power_spectrum(field: npt.NDArray[np.floating], box: float, bins: int) -> tu
 
 @lru_cache(maxsize=2)
 def _shells(n: int, bins: int) -> tuple[npt.NDArray[np.int64], Array, Array]:
-    """For each mode that ``rfftn`` keeps: its shell (0 and bins + 1 are outside), its weight, |k| / fundamental."""
+    """Of each mode that ``rfftn`` keeps: shell (0 and bins + 1 are outside), weight, |k| / fundamental."""
     length = np.sqrt(gravity.wave_numbers(n)[2].astype(np.float64))
     weight = np.full(length.shape, 2.0)
     weight[..., 0] = weight[..., n // 2] = 1  # planes that hold the conjugates of their own modes
@@ -96,14 +97,11 @@ def power_spectrum_regression(data: Path, workers: int = 1) -> Regression:
     folds = np.arange(len(y)) % 5
 
     def doubt(ridge: float) -> float:
-        return sum(
-            float(
-                np.abs(
-                    _ridge(design[folds != f], y[folds != f], design[folds == f], ridge) - y[folds == f]
-                ).sum()
-            )
-            for f in range(5)
-        )
+        total = 0.0
+        for fold in range(5):
+            out = folds == fold
+            total += float(np.abs(_ridge(design[~out], y[~out], design[out], ridge) - y[out]).sum())
+        return total
 
     best = min(10.0 ** np.arange(-2, 5), key=doubt)
     errors = np.abs(_ridge(design, y, held, best) - y_held).mean(axis=0)
@@ -147,7 +145,7 @@ class Spectrum:
 
 
 def spectra(simulation: Simulation, universes: int, bins: int = 32) -> Spectrum:
-    """Measure the power spectra of the first ``universes``. The modes of a shell are averaged, then universes.
+    """Measure the power spectra of the first ``universes``, mean over modes and universes.
 
     The linear spectrum is that of each universe's own parameters. Nothing is corrected: the voxels' window
     lowers the power near the Nyquist frequency.
@@ -201,17 +199,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     spectrum = commands.add_parser("spectra", help="power spectra against linear theory")
     counting = commands.add_parser("statistics", help="what figure 5 of paper 002 shows of a sample")
-    for command, box, grid, steps, universes in (
-        (spectrum, 1024.0, 128, 0, 8),
-        (counting, 128.0, 128, 20, 3),
-    ):
-        command.add_argument("--box", type=float, default=box, help="side in Mpc/h (default %(default)s)")
-        command.add_argument("--grid", type=int, default=grid, help="voxels a side (default %(default)s)")
-        command.add_argument(
-            "--particles", type=int, default=grid, help="particles a side (default %(default)s)"
-        )
-        command.add_argument("--steps", type=int, default=steps, help="COLA steps (default %(default)s)")
-        command.add_argument("--universes", type=int, default=universes, help="default %(default)s")
+    for command, box, steps, universes in ((spectrum, 1024.0, 0, 8), (counting, 128.0, 10, 3)):
+        command.add_argument("--box", type=float, default=box, help="side in Mpc/h (%(default)s)")
+        command.add_argument("--grid", type=int, default=128, help="voxels a side (%(default)s)")
+        command.add_argument("--particles", type=int, default=128, help="particles a side (%(default)s)")
+        command.add_argument("--steps", type=int, default=steps, help="COLA steps (%(default)s)")
+        command.add_argument("--universes", type=int, default=universes, help="how many (%(default)s)")
     regression = commands.add_parser("regression", help="what the power spectra of a data set tell")
     regression.add_argument("data", type=Path, help="directory with train/ and validation/")
     regression.add_argument("--workers", type=int, default=2, help="processes (default %(default)s)")

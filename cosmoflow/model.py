@@ -2,7 +2,6 @@
 
 import keras
 from keras import layers
-
 from mlhpc.benchmarks.schema import Network
 from mlhpc.common.errors import UserError
 

@@ -55,10 +55,9 @@ def show(sample_file: Path, out_png: Path) -> None:
     bar.set_label(f"particles a voxel, mean of {slab} layer{'s' * (slab > 1)}")
 
     values = np.array(MEAN) * (1 + SPREAD * unit)
-    words = (
-        f"{name} = {value:.4g}  ({u:+.2f})" for name, value, u in zip(PARAMETERS, values, unit, strict=True)
-    )
-    figure.suptitle(f"{sample_file.name}\n" + "     ".join(words), fontsize=12)
+    each = zip(PARAMETERS, values, unit, strict=True)
+    words = "     ".join(f"{name} = {value:.4g}  ({u:+.2f})" for name, value, u in each)
+    figure.suptitle(f"{sample_file.name}\n{words}", fontsize=12)
 
     axis = bottom.subplots()
     for channel, redshift in enumerate(REDSHIFTS):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from mlhpc.benchmarks.schema import Data, Simulation
 from mlhpc.common.data import atomic, manifest, tfrecord
 from mlhpc.common.errors import UserError
@@ -107,24 +108,28 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
             for part in [range(min(cuts, samples - u * cuts))]
         ]
     work = partial(_write_raw if raw else _write_samples, data, out)
-    todo: list[tuple[int, list[str]]] = []
+    missing: list[tuple[int, list[str]]] = []
 
     def prepare() -> None:
-        _settle(out, {"raw": raw, **data.model_dump(mode="json")}, write=world.rank == 0)
+        if world.rank == 0:
+            _settle(out, {"raw": raw, **data.model_dump(mode="json")})
+            missing.extend(_missing(out, tasks))
 
     def make_mine() -> None:
-        todo.extend(_missing(out, tasks)[world.rank :: world.size])
         with progress(len(todo), "universes", "universes", show=world.rank == 0) as advance:
             _run(work, todo, workers, advance)
 
-    _together(world, prepare if world.rank == 0 else lambda: None)
     _together(world, prepare)
+    # One rank looks what is there, before any writes: the others would see files of a moment later.
+    missing = world.broadcast(missing)
+    todo = missing[world.rank :: world.size]
     _together(world, make_mine)
-    if world.sum([len(todo)])[0] == 0 and (out / manifest.NAME).exists():
-        return
-    files = sum(len(names) for _, names in tasks)
-    with progress(files, "checksums", "files", show=world.rank == 0) as advance:
-        manifest.index(out, _facts(data, raw), world, workers, lambda size: advance(world.size))
+    if missing or not (out / manifest.NAME).exists():
+        files = sum(len(names) for _, names in tasks)
+        with progress(files, "checksums", "files", show=world.rank == 0) as advance:
+            manifest.index(out, _facts(data, raw), world, workers, lambda size: advance(world.size))
+    if world.rank == 0:
+        print(f"{out}: {len(missing)} universes made, {len(tasks) - len(missing)} kept")
 
 
 def _checked(data: Data) -> Simulation:
@@ -158,11 +163,11 @@ def _facts(data: Data, raw: bool) -> dict[str, object]:
     )
 
 
-def _settle(out: Path, settings: dict[str, object], write: bool) -> None:
+def _settle(out: Path, settings: dict[str, object]) -> None:
     """Make ``out`` the place of a data set with these ``settings``, or find that it is."""
     path = out / _SETTINGS
     try:
-        if write and not path.exists():
+        if not path.exists():
             if out.exists() and any(out.iterdir()):
                 raise UserError(
                     f"{out}: not empty, and not a data set of 'mlhpc data make'; give another --out"

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import keras
 import numpy as np
-
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common import checkpoint

@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-
 from mlhpc.benchmarks.schema import Hyperparameters
 
 Tensor = Any  # tf.Tensor, which has no types of its own

@@ -5,11 +5,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.sharding import Pool, local_batch_size, steps_per_epoch
 from mlhpc.common.data.staging import part, stage
-from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import track
 from mlhpc.common.ranks.world import World, mean

@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mlhpc {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(parser=parser, command=lambda options: parser.print_help() or 0)
+    parser.set_defaults(parser=parser, command=_help)
     commands = parser.add_subparsers(title="commands", metavar="", parser_class=_Parser)
 
     def command(name: str, run: object, summary: str, within: object = commands) -> argparse.ArgumentParser:
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--evict", action="store_true", help="drop the data set from the page cache before the run")
     run.add_argument("--resume", type=Path, metavar="DIR", help="go on from the checkpoint of another run")
 
-    data = command("data", lambda options: data.print_help() or 0, "make, convert, index, verify and show data sets")
+    data = command("data", _help, "make, convert, index, verify and show data sets")
     actions = data.add_subparsers(title="commands", metavar="", parser_class=_Parser)
     make = command("make", _data_make, "make the data set of a preset in its official layout", actions)
     _add_benchmark(make)
@@ -119,6 +119,11 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("benchmark", metavar="BENCHMARK", help="cosmoflow")
     parser.add_argument("--preset", default="smoke", help="a named size (mlhpc presets BENCHMARK)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+
+
+def _help(options: argparse.Namespace) -> int:
+    options.parser.print_help()
+    return 0
 
 
 def _run(options: argparse.Namespace) -> int:

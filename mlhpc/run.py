@@ -2,12 +2,14 @@
 
 import importlib
 import json
+import os
 import secrets
 import shlex
 import signal
 import sys
 import tempfile
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ import mlhpc
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common import checkpoint
-from mlhpc.common.data import pagecache
+from mlhpc.common.data import manifest, pagecache, staging
 from mlhpc.common.errors import UserError
 from mlhpc.common.evidence import accelerators, evidence
 from mlhpc.common.ranks import launch
@@ -45,6 +47,7 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
     mend; once the run has begun, its log then says that it was aborted.
     """
     signal.signal(signal.SIGTERM, _terminated)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its build would bury ours
     world = launch.connect(BACKENDS[run.benchmark])
     try:
         result, out = _execute(run, places, seed, evict, world)
@@ -73,6 +76,8 @@ def _execute(run: Run, places: Places, seed: int | None, evict: bool, world: Wor
             result = summarize(run, read_events(out / f"events.rank{world.rank}.jsonl"))
             if world.rank == 0:
                 _write(out / "result.json", json.dumps(result, indent=1) + "\n")
+    if places.stage:
+        _remove_staged(places.stage, world)
     return result, out
 
 
@@ -80,7 +85,7 @@ def summarize(run: Run, events: list[dict[str, Any]]) -> dict[str, Any]:
     """``result.json`` (docs/architecture.md) from the events of rank 0."""
     noted = {e["name"]: e for e in events if e["event"] == "note"}
     facts = _plain(noted["facts"])
-    staging = noted.get("staging")
+    staged = noted.get("staging")
     metrics: dict[int, dict[str, float]] = {}
     for event in events:
         if event["event"] == "metric" and "epoch" in event:
@@ -109,7 +114,7 @@ def summarize(run: Run, events: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "time_to_train_s": times.total if times and ended else None,
         "time_to_train_without_staging_s": times.without_staging if times and ended else None,
-        "breakdown_s": {**times.parts(), "staging": times.staging if staging else None} if times and ended else None,
+        "breakdown_s": {**times.parts(), "staging": times.staging if staged else None} if times and ended else None,
         "epochs": [
             {
                 "epoch": epoch.epoch,
@@ -129,7 +134,7 @@ def summarize(run: Run, events: list[dict[str, Any]]) -> dict[str, Any]:
             "shape": list(run.data.sample_shape),
         },
         "global_batch_size": run.hyperparameters.global_batch_size,
-        "staging": _plain(staging) if staging else None,
+        "staging": _plain(staged) if staged else None,
     }
 
 
@@ -137,12 +142,10 @@ def _plain(event: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in event.items() if key not in ("t", "event", "name")}
 
 
-def _make_out(run: Run, out: Path | None) -> Path:
+def _make_out(run: Run, wanted: Path | None) -> Path:
     """A directory for the results, by rank 0. Results are never written over."""
-    if out is None:
-        number = 1
-        while (out := Path("results") / f"{run.benchmark}-{run.preset}-{number}").exists():
-            number += 1
+    numbered = (Path("results") / f"{run.benchmark}-{run.preset}-{number}" for number in count(1))
+    out = wanted or next(path for path in numbered if not path.exists())
     if (out / "run.log").exists() or (out / "result.json").exists():
         raise UserError(f"{out} holds the results of another run; choose another --out, or move it away")
     try:
@@ -177,6 +180,16 @@ def _evict(data: Path, world: World) -> bool:
         pagecache.evict(files)
         gone = not any(pagecache.resident_fraction(path) for path in files)
     return all(world.gather(gone))
+
+
+def _remove_staged(stage: Path, world: World) -> None:
+    """After a run that went to its end: the next one is to find nothing staged. An interrupted run leaves its
+    files for the next try."""
+    for turn in (world.rank == 0, world.rank > 0 and world.local_rank == 0):
+        # Nodes may turn out to share the folder; then rank 0 has removed it for all.
+        if turn and (stage / manifest.NAME).exists():
+            staging.remove(stage)
+        world.barrier()
 
 
 def _write_evidence(run: Run, data: Path, out: Path, world: World) -> None:

@@ -69,7 +69,7 @@ class RunLog:
     @contextmanager
     def span(self, name: str, **tags: Any) -> Iterator[None]:
         """An interval. Its end is recorded also when an exception passes, and then says which."""
-        phase = f"{name} {tags['epoch']}" if "epoch" in tags else name
+        phase = f"{name} of epoch {tags['epoch']}" if "epoch" in tags else name
         self._open_spans.append(phase)
         self._world.enter(phase)
         if name == "run":

@@ -185,7 +185,15 @@ def test_two_runs_in_one_file_are_named_by_their_lines(tmp_path: Path) -> None:
 
 
 def test_a_crash_of_the_official_checker_does_not_reach_the_next_check(tmp_path: Path) -> None:
-    assert not passes(check(written(tmp_path, BROKEN["unknown benchmark"][0])))
+    def deepcam_of_no_known_schedule(lines: Lines) -> Lines:
+        """The checker queues two more files of rules, falls over the first and leaves the second queued."""
+        lines = changed("submission_benchmark", "cosmoflow", "deepcam")(lines)
+        lines = changed("opt_name", "sgd", "LAMB")(lines)
+        schedule = lines[13].replace("opt_name", "scheduler_type").replace("LAMB", "none_known")
+        return [*lines[:13], schedule, *lines[13:]]
+
+    findings = check(written(tmp_path, deepcam_of_no_known_schedule))
+    assert "hpc_2.0.0/crash" in {f.rule for f in findings}
     assert check(GOOD) == []
 
 
@@ -300,6 +308,19 @@ def test_what_contradicts_itself_is_found(
     edit: Callable[[dict[str, Any]], None], rule: str, tmp_path: Path
 ) -> None:
     assert rule in {f.rule for f in check(make_run(tmp_path / "run", result=edit)) if f.severity == "error"}
+
+
+def test_a_target_that_only_the_result_says_was_reached_is_found(tmp_path: Path) -> None:
+    def missed(lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            if line["key"] == "eval_error":
+                line["value"] += 0.1
+
+    (finding,) = [f for f in check(make_run(tmp_path / "run", log=missed)) if f.rule == "run/target"]
+    assert (finding.expected, finding.actual) == (
+        "an evaluation inside the run that meets 0.3",
+        "the best eval_error is 0.391",
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,10 @@ def mllog(time_ms: float, key: str, value: object = None, **metadata: object) ->
     )
 
 
-@pytest.fixture
-def parsed(tmp_path: Path):  # type: ignore[no-untyped-def]
-    def parsed_text(*lines: str) -> Log:
-        path = tmp_path / "a.log"
-        path.write_text("".join(lines), encoding="utf-8")
-        return parse(path)
-
-    return parsed_text
+def parsed(tmp_path: Path, *lines: str) -> Log:
+    path = tmp_path / "a.log"
+    path.write_text("".join(lines), encoding="utf-8")
+    return parse(path)
 
 
 def test_good_log_is_read_as_written() -> None:
@@ -48,18 +44,24 @@ def test_good_log_is_read_as_written() -> None:
     assert (record.event_type, record.metadata["status"], record.line) == ("INTERVAL_END", "success", 43)
 
 
-def test_cut_last_line_is_a_problem_and_the_rest_is_read(parsed) -> None:  # type: ignore[no-untyped-def]
-    log = parsed(mllog(1, "run_start"), mllog(2, "eval_error", 0.5), mllog(3, "run_stop")[:-20])
+def test_cut_last_line_is_a_problem_and_the_rest_is_read(tmp_path: Path) -> None:
+    log = parsed(tmp_path, mllog(1, "run_start"), mllog(2, "eval_error", 0.5), mllog(3, "run_stop")[:-20])
     assert [(p.line, p.what) for p in log.problems] == [(3, "cut before its end")]
     assert [r.key for r in log.records] == ["run_start", "eval_error"]
     assert log.time_to_train_s is None
 
 
-def test_foreign_text_around_records_is_ignored(parsed) -> None:  # type: ignore[no-untyped-def]
-    log = parsed("Loading modules\n", "[rank 0] " + mllog(1, "seed", 7), "::MLLOG no\n", "\n")
+def test_foreign_text_around_records_is_ignored(tmp_path: Path) -> None:
+    log = parsed(tmp_path, "Loading modules\n", "[rank 0] " + mllog(1, "seed", 7), "::MLLOG no\n", "\n")
     assert [(r.key, r.value, r.line) for r in log.records] == [("seed", 7, 2)]
     assert not log.problems
     assert log.mllog_lines == (2,)
+
+
+def test_of_two_records_on_a_line_the_last_counts_as_for_the_official_parser(tmp_path: Path) -> None:
+    log = parsed(tmp_path, mllog(1, "seed", 7).strip() + mllog(2, "seed", 8))
+    lines, _ = mlp_parser.parse_file(str(log.path), ruleset="2.0.0")
+    assert [r.value for r in log.records] == [line.value["value"] for line in lines] == [8]
 
 
 @pytest.mark.parametrize(
@@ -74,20 +76,21 @@ def test_foreign_text_around_records_is_ignored(parsed) -> None:  # type: ignore
         ('{"time_ms": 1', "no JSON object"),
     ],
 )
-def test_what_is_no_record_becomes_a_problem(parsed, payload: str, what: str) -> None:  # type: ignore[no-untyped-def]
-    log = parsed(":::MLLOG " + payload + "\n", mllog(2, "seed", 7))
+def test_what_is_no_record_becomes_a_problem(payload: str, what: str, tmp_path: Path) -> None:
+    log = parsed(tmp_path, ":::MLLOG " + payload + "\n", mllog(2, "seed", 7))
     assert [r.value for r in log.records] == [7]
     assert log.problems[0].line == 1
     assert what in log.problems[0].what
 
 
-def test_null_metadata_is_empty_metadata(parsed) -> None:  # type: ignore[no-untyped-def]
-    log = parsed(':::MLLOG {"time_ms": 1, "key": "a", "value": 2, "metadata": null}\n')
+def test_null_metadata_is_empty_metadata(tmp_path: Path) -> None:
+    log = parsed(tmp_path, ':::MLLOG {"time_ms": 1, "key": "a", "value": 2, "metadata": null}\n')
     assert log.records[0].metadata == {}
 
 
-def test_time_is_first_start_to_first_stop_and_later_training_is_left_out(parsed) -> None:  # type: ignore[no-untyped-def]
+def test_time_is_first_start_to_first_stop_and_later_training_is_left_out(tmp_path: Path) -> None:
     log = parsed(
+        tmp_path,
         mllog(500, "eval_error", 0.01, epoch_num=0),  # before the run
         mllog(1000, "run_start"),
         mllog(2000, "eval_error", 0.4, epoch_num=1),
@@ -99,19 +102,20 @@ def test_time_is_first_start_to_first_stop_and_later_training_is_left_out(parsed
     assert [e.value for e in log.evaluations("eval_error")] == [0.4]
 
 
-def test_records_count_in_a_run_whose_clock_goes_back(parsed) -> None:  # type: ignore[no-untyped-def]
-    log = parsed(mllog(1000, "run_start"), mllog(900, "eval_error", 0.4), mllog(3500, "run_stop"))
+def test_records_count_in_a_run_whose_clock_goes_back(tmp_path: Path) -> None:
+    log = parsed(tmp_path, mllog(1000, "run_start"), mllog(900, "eval_error", 0.4), mllog(3500, "run_stop"))
     assert [e.value for e in log.evaluations("eval_error")] == [0.4]
 
 
-def test_run_without_stop_keeps_its_evaluations(parsed) -> None:  # type: ignore[no-untyped-def]
-    log = parsed(mllog(1000, "run_start"), mllog(2000, "eval_error", 0.4))
+def test_run_without_stop_keeps_its_evaluations(tmp_path: Path) -> None:
+    log = parsed(tmp_path, mllog(1000, "run_start"), mllog(2000, "eval_error", 0.4))
     assert log.run is None
     assert [(e.value, e.epoch) for e in log.evaluations("eval_error")] == [(0.4, None)]
 
 
-def test_staging_twice_and_an_open_end(parsed) -> None:  # type: ignore[no-untyped-def]
+def test_staging_twice_and_an_open_end(tmp_path: Path) -> None:
     log = parsed(
+        tmp_path,
         mllog(10, "staging_start"),
         mllog(20, "staging_stop"),
         mllog(30, "staging_start"),
@@ -121,8 +125,8 @@ def test_staging_twice_and_an_open_end(parsed) -> None:  # type: ignore[no-untyp
     assert log.staging == (Interval(10, 20), Interval(30, 45))
 
 
-def test_empty_file_gives_an_empty_log(parsed) -> None:  # type: ignore[no-untyped-def]
-    log = parsed("")
+def test_empty_file_gives_an_empty_log(tmp_path: Path) -> None:
+    log = parsed(tmp_path, "")
     assert (log.records, log.evaluations("eval_error"), log.time_to_train_s) == ((), (), None)
 
 

@@ -219,6 +219,20 @@ def test_pictures_and_tables_can_be_read_aloud(tmp_path: Path) -> None:
     assert headers and set(headers) == {"row", "col"}
 
 
+def test_what_a_run_says_is_text_and_never_markup(tmp_path: Path) -> None:
+    evil = '<script>alert("x")</script>&'
+    page, _ = told(
+        make_run(
+            tmp_path / "run",
+            result=lambda result: result.update(preset=evil, launcher=evil, status=evil),
+            env=lambda env: env.update(command=evil, os=evil, commit=evil, date=evil, hostname=evil),
+            log=lambda lines: lines[3].update(value=evil),
+        )
+    )
+    assert "script" not in {tag for tag, _ in page.elements}
+    assert page.text.count(evil) >= 7
+
+
 def test_equal_nodes_share_a_row(tmp_path: Path) -> None:
     def nodes(env: dict[str, Any]) -> None:
         env["nodes"] = [
@@ -301,6 +315,7 @@ def test_a_curve_stands_where_its_numbers_say() -> None:
     circles = [(a["cx"], float(str(a["cy"]))) for tag, a in page.elements if tag == "circle"]
     assert [x for x, _ in circles] == ["0.00%", "50.00%", "100.00%"]
     top, middle, bottom = (y for _, y in circles)
-    assert middle - top == pytest.approx(bottom - middle, abs=0.11)  # equal steps, drawn downwards
+    assert top < middle < bottom
+    assert middle - top == pytest.approx(bottom - middle, abs=0.11)  # equal steps
     (target,) = [a for tag, a in page.elements if tag == "line" and a.get("class") == "target"]
     assert float(str(target["y1"])) == middle

@@ -1,0 +1,62 @@
+"""A tiny data set and a quick way to run the command line, for tests of whole runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# 24 + 7 universes: small enough for seconds, and neither divides by a batch of 8 or by two ranks.
+TINY = [
+    "data.train_samples=27",
+    "data.eval_samples=7",
+    "data.simulation.particles=32",
+    "network.conv_filters=2",
+    "hyperparameters.global_batch_size=8",
+    "hyperparameters.opt_name=sgd",
+    "training.max_epochs=3",
+    "training.eval_batch_size=2",
+]
+
+
+def settings(*more: str) -> list[str]:
+    return [word for setting in (*TINY, *more) for word in ("--set", setting)]
+
+
+def mlhpc(*words: object, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user does."""
+    command = [sys.executable, "-m", "mlhpc", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | (env or {}), timeout=300, **options)
+
+
+def result(out: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((out / "result.json").read_text())
+    return loaded
+
+
+def trace(out: Path) -> list[float]:
+    """The training loss and the evaluation of every epoch."""
+    return [number for epoch in result(out)["epochs"] for number in (epoch["train_loss"], epoch["eval_error"])]
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "tiny"
+    made = mlhpc("data", "make", "cosmoflow", "--out", out, *settings())
+    assert made.returncode == 0, made.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def one_rank(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one rank, staged, with a checkpoint after every epoch; other runs are compared with it."""
+    folder = tmp_path_factory.mktemp("one")
+    done = mlhpc(
+        "run", "cosmoflow", "--data", tiny_data, "--stage", folder / "stage", "--out", folder / "out", "--seed", 7,
+        *settings("training.checkpoint_epochs=1"),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr  # three epochs do not reach the target
+    return folder / "out"
