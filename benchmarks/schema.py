@@ -56,6 +56,10 @@ class Network(Facts):
     conv_kernel: PositiveInt = 3
     dense_units: tuple[int, ...] = (128, 64)
     targets: PositiveInt = 4
+    input_mean: tuple[float, ...] = Field(
+        (), description="of log(1 + counts), one a redshift, taken off before the first block (open division)"
+    )
+    input_spread: tuple[PositiveFloat, ...] = Field((), description="what is left is divided by this")
     parameters: PositiveInt | None = Field(None, description="trainable parameters, checked before a run")
 
 
@@ -143,6 +147,6 @@ class Run(Facts):
     network: Network
     hyperparameters: Hyperparameters
     training: Training
-    staging: Staging = Staging()
-    loading: Loading = Loading()
-    submission: Submission = Submission()
+    staging: Staging = Field(default=Staging())
+    loading: Loading = Field(default=Loading())
+    submission: Submission = Field(default=Submission())

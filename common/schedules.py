@@ -22,8 +22,8 @@ def learning_rate(
 
     ``multistep`` is the closed division's (mlcommons/hpc, CosmoFlow, rounds 0.7 to 3.0): a decay factor is a
     share of ``peak``, not of the rate before it, and holds "after" its boundary: in epochs > boundary.
-    ``linear`` (open division; Farrell et al. 2021, section 3.1) falls in equal steps an epoch from ``peak`` in
-    epoch ``warmup_epochs`` to zero in epoch ``max_epochs``, which is the first that is not trained.
+    ``linear`` (open division; Farrell et al. 2021, section 4.2.1) falls in equal steps an epoch from ``peak``
+    in epoch ``warmup_epochs`` to zero in epoch ``max_epochs``, which is the first that is not trained.
 
     Raises ``ValueError`` for a negative epoch, and for ``linear`` without ``max_epochs``.
     """

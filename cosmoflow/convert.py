@@ -19,6 +19,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import numpy.typing as npt
+
 from mlhpc.common.data import manifest
 from mlhpc.common.data.tfrecord import GZIP_MAGIC, RECORD_OVERHEAD, encode_example, write_records
 from mlhpc.common.data.together import first, together

@@ -8,7 +8,7 @@ import tensorflow as tf
 Tensor = Any  # tf.Tensor, which has no types of its own
 
 
-class MinimalConv3D(keras.layers.Conv3D):
+class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
     """``keras.layers.Conv3D(filters, 3, padding="same")`` by minimal filtering along the first axis.
 
     Same weights, same function. Winograd's F(2, 3) (Lavin & Gray, "Fast Algorithms for Convolutional Neural

@@ -31,7 +31,7 @@ T_CMB = 2.7255
 @lru_cache
 def gauss_legendre(count: int) -> tuple[Array, Array]:
     """Nodes in (-1, 1) and weights of Gauss-Legendre quadrature. numpy takes a millisecond to find them."""
-    nodes, weights = np.polynomial.legendre.leggauss(count)
+    nodes, weights = np.polynomial.legendre.leggauss(count)  # type: ignore[no-untyped-call]
     return nodes, weights
 
 
@@ -53,7 +53,8 @@ class Cosmology:
 
     def expansion(self, a: npt.ArrayLike) -> Array:
         """H(a)/H_0, without radiation (it matters before z = 10, where nothing here looks)."""
-        return np.sqrt(self.omega_m * np.asarray(a, np.float64) ** -3 + 1 - self.omega_m)
+        squared: Array = self.omega_m * np.asarray(a, np.float64) ** -3 + 1 - self.omega_m
+        return squared**0.5
 
     def growth(self, a: npt.ArrayLike) -> Array:
         """Linear growth D(a), 1 today: E(a) ∫ da'/(a' E(a'))³ (Heath 1977, MNRAS 179, 351), to 1e-6.
@@ -65,13 +66,15 @@ class Cosmology:
         u = ends * (nodes + 1) / 2
         shrink = (self.omega_m + (1 - self.omega_m) * u**1.2) ** -1.5  # (a E)^-3 = a^1.5 · this
         grown = self.expansion(ends[:, 0] ** 0.4) * (ends / 2 * weights * shrink).sum(axis=1)
-        return (grown[:-1] / grown[-1]).reshape(np.shape(a))
+        relative: Array = grown[:-1] / grown[-1]
+        return relative.reshape(np.shape(a))
 
     def second_growth(self, a: npt.ArrayLike) -> Array:
         """Growth of the second-order displacement, -3/7 D² Ω_M(a)^(-1/143) (Bouchet 1995)."""
         a = np.asarray(a, np.float64)
         omega_at_a = self.omega_m * a**-3 / self.expansion(a) ** 2
-        return -3 / 7 * self.growth(a) ** 2 * omega_at_a ** (-1 / 143)
+        grown: Array = -3 / 7 * self.growth(a) ** 2 * omega_at_a ** (-1 / 143)
+        return grown
 
     def transfer(self, k: npt.ArrayLike) -> Array:
         """Matter transfer function T(k > 0), 1 on the largest scales: EH98, equations 2 to 24."""
@@ -102,7 +105,8 @@ class Cosmology:
         def pressureless(alpha: float, beta: float) -> Array:
             log = np.log(np.e + 1.8 * beta * q)
             c = 14.2 / alpha + 386 / (1 + 69.9 * q**1.08)
-            return log / (log + c * q**2)
+            shape: Array = log / (log + c * q**2)
+            return shape
 
         ks = k * sound
         f = 1 / (1 + (ks / 5.4) ** 4)
@@ -117,7 +121,8 @@ class Cosmology:
         baryons = pressureless(1, 1) / (1 + (ks / 5.2) ** 2)
         baryons += alpha_b / (1 + (beta_b / ks) ** 3) * np.exp(-((k / k_silk) ** 1.4))
         baryons *= np.sinc(ks * shift / np.pi)  # numpy's sinc(x) is sin(πx)/(πx)
-        return fb * baryons + fc * cold
+        both: Array = fb * baryons + fc * cold
+        return both
 
     def power(self, k: npt.ArrayLike) -> Array:
         """Linear matter power spectrum P(k > 0) today in (Mpc/h)³, normalised to ``sigma_8``."""
@@ -125,7 +130,7 @@ class Cosmology:
         lnk = np.linspace(np.log(1e-4), np.log(20), 512)
         # Both shapes in one call of the transfer function: its cost is in the calls, not in the k.
         all_k = np.concatenate([k.ravel(), np.exp(lnk)])
-        shape = all_k**self.n_s * self.transfer(all_k) ** 2
+        shape: Array = all_k**self.n_s * self.transfer(all_k) ** 2
         unnormalised = variance(np.exp(lnk), shape[k.size :], radius=8.0)
         return (shape[: k.size] * self.sigma_8**2 / unnormalised).reshape(k.shape)
 

@@ -1,7 +1,8 @@
 """Batches from the official layout: one sample a TFRecord file, plain or GZIP, ``x`` int16 and ``y`` float32.
 
 Reader threads read, inflate, check and decode files into the arrays that the training step takes, a few
-batches ahead of it. Counts stay int16 here; the step takes their logarithm on the device (``step.log_counts``).
+batches ahead of it. Counts stay int16 here; the step takes their logarithm on the device
+(``step.log_counts``), so that half the bytes travel.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from mlhpc.common.data.sharding import Pool, eval_batches, train_batches
 from mlhpc.common.data.tfrecord import read_examples
 from mlhpc.common.errors import UserError
@@ -53,15 +55,16 @@ def read_sample(path: Path, x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]
         )
     if targets.size != y.size:
         raise UserError(f"{path}: y has {targets.size} values, and the network has {y.size} targets")
-    # The channels of a voxel travel as one item where they fit one: turning then moves 8 bytes at a time.
-    x[...] = turned(np.frombuffer(voxels, "<i2").reshape(x.shape), symmetry)
+    # A voxel with all its channels is one item: turning then moves 8 bytes at a time, not 2.
+    voxel = np.dtype((np.void, x.itemsize * x.shape[-1]))
+    x.view(voxel)[...] = turned(np.frombuffer(voxels, voxel).reshape(*x.shape[:-1], 1), symmetry)
     y[...] = targets
     return path.stat().st_size
 
 
 @dataclass
 class Loader:
-    """What one rank reads: batches of ``x`` int16 ``[b, n, n, n, channels]`` and ``y`` float32 ``[b, targets]``.
+    """What one rank reads: ``x`` int16 ``[b, n, n, n, channels]``, ``y`` float32 ``[b, targets]``, by batch.
 
     ``place`` is the rank's place in its pools, ``steps`` the number that ``sharding.steps_per_epoch`` gave
     all ranks. The arrays handed out are the caller's to keep. An iterator that is closed or dropped stops
@@ -86,9 +89,7 @@ class Loader:
 
     def train_epoch(self, epoch: int) -> Iterator[Batch]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
-        batches = train_batches(
-            self.train_pool, self.place, self.local_batch, self.steps, self.seed, epoch
-        )
+        batches = train_batches(self.train_pool, self.place, self.local_batch, self.steps, self.seed, epoch)
         turns = draw(self.train_pool.samples, self.seed, epoch) if self.augment else None
         return self._read(self.train_files, batches, turns)
 

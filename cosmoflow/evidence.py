@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int16]
 
 
-def power_spectrum(field: npt.NDArray[np.floating], box: float, bins: int) -> tuple[Array, Array, Array]:
+def power_spectrum(field: npt.NDArray[np.floating[Any]], box: float, bins: int) -> tuple[Array, Array, Array]:
     """Mean wave number (h/Mpc), power ((Mpc/h)³) and number of modes in ``bins`` equal shells of k.
 
     ``field [n, n, n]`` is a density contrast in a periodic box of ``box`` Mpc/h a side; the shells reach from
@@ -39,9 +40,9 @@ def power_spectrum(field: npt.NDArray[np.floating], box: float, bins: int) -> tu
     shell, weight, length = _shells(n, bins)
     modes = weight * np.abs(fft.rfftn(field).ravel()) ** 2
     number = np.bincount(shell, weight, bins + 2)[1:-1]
-    power = np.bincount(shell, modes, bins + 2)[1:-1] / number * box**3 / n**6
-    k = np.bincount(shell, weight * length, bins + 2)[1:-1] / number * 2 * np.pi / box
-    return k, power, number
+    power: Array = np.bincount(shell, modes, bins + 2)[1:-1] / number * box**3 / n**6
+    k: Array = np.bincount(shell, weight * length, bins + 2)[1:-1] / number * 2 * np.pi / box
+    return k, power, number.astype(np.float64)
 
 
 @lru_cache(maxsize=2)
@@ -49,14 +50,16 @@ def _shells(n: int, bins: int) -> tuple[npt.NDArray[np.int64], Array, Array]:
     """Of each mode that ``rfftn`` keeps: shell (0 and bins + 1 are outside), weight, |k| / fundamental."""
     length = np.sqrt(gravity.wave_numbers(n)[2].astype(np.float64))
     weight = np.full(length.shape, 2.0)
-    weight[..., 0] = weight[..., n // 2] = 1  # planes that hold the conjugates of their own modes
+    # The planes that hold the conjugates of their own modes: k_z = 0 and, for even n, the Nyquist frequency.
+    weight[..., [0, n // 2] if n % 2 == 0 else 0] = 1
     edges = np.linspace(0.5, 0.8 * n, bins + 1)
     return np.digitize(length, edges).ravel(), weight.ravel(), length.ravel()
 
 
-def contrast(counts: npt.NDArray[np.integer]) -> Array:
+def contrast(counts: npt.NDArray[np.number[Any]]) -> Array:
     """Density contrast of particle counts: count / mean - 1."""
-    return counts / counts.mean() - 1
+    density: Array = counts / counts.mean() - 1
+    return density
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def _features(path: Path) -> tuple[Array, npt.NDArray[np.float32]]:
         counts = voxels[..., channel].astype(np.float32)
         logs = np.log1p(counts)
         parts.append([logs.mean(), logs.std()])
-        for field in (contrast(counts), logs - logs.mean()):  # type: ignore[arg-type]
+        for field in (contrast(counts), logs - logs.mean()):
             parts.append(np.log(power_spectrum(field, 1.0, min(20, n // 2))[1] + 1e-12))
     return np.concatenate([np.ravel(part) for part in parts]), unit
 
@@ -199,12 +202,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     spectrum = commands.add_parser("spectra", help="power spectra against linear theory")
     counting = commands.add_parser("statistics", help="what figure 5 of paper 002 shows of a sample")
-    for command, box, steps, universes in ((spectrum, 1024.0, 0, 8), (counting, 128.0, 10, 3)):
+    for command, box, particles, steps in ((spectrum, 1024.0, 256, 0), (counting, 128.0, 128, 10)):
         command.add_argument("--box", type=float, default=box, help="side in Mpc/h (%(default)s)")
         command.add_argument("--grid", type=int, default=128, help="voxels a side (%(default)s)")
-        command.add_argument("--particles", type=int, default=128, help="particles a side (%(default)s)")
+        command.add_argument(
+            "--particles", type=int, default=particles, help="particles a side (%(default)s)"
+        )
         command.add_argument("--steps", type=int, default=steps, help="COLA steps (%(default)s)")
-        command.add_argument("--universes", type=int, default=universes, help="how many (%(default)s)")
+        command.add_argument("--universes", type=int, default=3, help="how many (%(default)s)")
     regression = commands.add_parser("regression", help="what the power spectra of a data set tell")
     regression.add_argument("data", type=Path, help="directory with train/ and validation/")
     regression.add_argument("--workers", type=int, default=2, help="processes (default %(default)s)")

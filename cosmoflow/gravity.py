@@ -29,8 +29,8 @@ COLA_START = 0.1
 """Expansion factor at which the particle-mesh steps begin: z = 9, as Tassev 2013 recommend."""
 
 FORCE_MESH = 2
-"""Cells of the COLA force mesh for one particle, a side. With 1 the power at z = 0 is a third short at half the
-Nyquist frequency; 2 and 3 agree to 15% (measured in tests/unit/test_simulate.py)."""
+"""Cells of the COLA force mesh for one particle, a side. With 1 the power at z = 0 is a third short at half
+the Nyquist frequency; 2 and 3 agree to 15% (measured in tests/unit/test_simulate.py)."""
 
 COLA_EXPONENT = -2.5
 """n_LPT of Tassev 2013, section A.3.2."""
@@ -208,8 +208,8 @@ def _deposit(cells: list[Cells], inside: list[Weights], n: int) -> Weights:
     index = (cells[0] * n + cells[1]) * n + cells[2]
     fx, fy, fz = inside
     xy = fx * fy
-    sums = [
-        np.bincount(index, weights, n**3).reshape(n, n, n)
+    sums: list[Weights] = [
+        np.bincount(index, weights, n**3).astype(np.float64, copy=False).reshape(n, n, n)
         for weights in (None, fx, fy, xy, fz, fx * fz, fy * fz, xy * fz)
     ]
     for axis in range(3):
@@ -235,7 +235,7 @@ def _kick(cosmology: Cosmology, begin: float, end: float, at: float) -> float:
     """∫ dt of a kick whose force is known ``at`` a, dt = da/(a³E): Tassev 2013, equation A.15."""
     n = COLA_EXPONENT
     pace = at**3 * float(cosmology.expansion(at))
-    return (end**n - begin**n) / (n * at ** (n - 1) * pace)
+    return float((end**n - begin**n) / (n * at ** (n - 1) * pace))
 
 
 def _drift(cosmology: Cosmology, begin: float, end: float, at: float) -> float:

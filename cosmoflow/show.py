@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+
 from mlhpc.common.data.tfrecord import read_examples
 from mlhpc.common.errors import UserError
 from mlhpc.cosmoflow.cosmology import MEAN, PARAMETERS
@@ -39,8 +40,8 @@ def show(sample_file: Path, out_png: Path) -> None:
     floor = max(floor, 0.5 / slab)
     top = max(top, 2 * floor)
     figure = Figure(figsize=(13, 6.4), layout="constrained", facecolor="white")
-    top_row, bottom = figure.subfigures(2, 1, height_ratios=(3.0, 1.35))
-    axes = top_row.subplots(1, channels)
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(3.0, 1.35))[:, 0]
+    axes = above.subplots(1, channels)
     for channel, (axis, redshift) in enumerate(zip(axes, REDSHIFTS, strict=True)):
         image = axis.imshow(
             np.maximum(pictures[..., channel], floor).T,
@@ -51,7 +52,7 @@ def show(sample_file: Path, out_png: Path) -> None:
         )
         axis.set_title(f"z = {redshift:g}", fontsize=12)
         axis.set_axis_off()
-    bar = top_row.colorbar(image, ax=axes, fraction=0.02, pad=0.01)
+    bar = above.colorbar(image, ax=axes, fraction=0.02, pad=0.01)
     bar.set_label(f"particles a voxel, mean of {slab} layer{'s' * (slab > 1)}")
 
     values = np.array(MEAN) * (1 + SPREAD * unit)
@@ -59,7 +60,7 @@ def show(sample_file: Path, out_png: Path) -> None:
     words = "     ".join(f"{name} = {value:.4g}  ({u:+.2f})" for name, value, u in each)
     figure.suptitle(f"{sample_file.name}\n{words}", fontsize=12)
 
-    axis = bottom.subplots()
+    axis = below.subplots()
     for channel, redshift in enumerate(REDSHIFTS):
         number = np.bincount(voxels[..., channel].ravel())
         held = np.flatnonzero(number)

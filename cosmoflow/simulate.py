@@ -37,9 +37,10 @@ def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int1
     """Counts ``[grid, grid, grid, 4]`` at ``REDSHIFTS`` and the normalised parameters ``[4]`` of a universe.
 
     All randomness comes from ``(simulation.seed, universe)``, so a universe is the same on any rank. Each
-    redshift has ``particles``³ counts in all. Up to a particle a voxel, each particle is followed; beyond,
-    ``grid``³ clouds of particles are (``gravity.cloud_counts``), as displacements finer than a voxel cost
-    most of the time and tell little.
+    redshift has ``particles``³ counts in all. Up to a particle a voxel, each particle is followed and counted
+    where it stands, as in the published data. Beyond, ``grid``³ clouds of particles are followed
+    (``gravity.cloud_counts``): for voxels that are larger than the way particles go, as those of the small
+    presets are, where counting a lattice of single particles would see no structure at z = 3.
 
     Raises UserError when a voxel holds more particles than an int16 can.
     """
@@ -77,9 +78,9 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
     """Make the data set of a preset under ``out``, and its manifest. Called by all ranks.
 
     Sub-volume ``iii`` of a universe is ``seed<seed>_universe<number>_<iii>.tfrecord`` in ``train/`` or
-    ``validation/``; with ``raw``, whole universes are ``seed<seed>/universe<number>.hdf5``, in which ``mlhpc
-    data convert`` finds the same samples. Training takes the first universes and validation the next, so
-    none is in both.
+    ``validation/``; with ``raw``, whole universes are ``seed<seed>/universe<number>.hdf5``, which
+    ``mlhpc data convert`` cuts into the same sub-volumes. Training takes the first universes and validation
+    the next, so none is in both.
 
     The ranks share the universes, ``workers`` processes in each. Files appear complete or not at all, and
     those that are there are kept, so the same call goes on where one was cut off. The bytes do not depend on

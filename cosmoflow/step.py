@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+
 from mlhpc.benchmarks.schema import Hyperparameters
 
 Tensor = Any  # tf.Tensor, which has no types of its own

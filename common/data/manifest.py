@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from isal import isal_zlib
+
 from mlhpc.common.data import atomic
 from mlhpc.common.data.together import first, together
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import World
 
 NAME = "manifest.json"
-BLOCK = 1 << 20  # bytes; half of a core's second-level cache: read, checksummed and written while it is there
+# Bytes at a time: small enough to be checksummed and written while it is in the cache, large enough that
+# threads seldom hand each other the interpreter lock, which is slow where cores are shared.
+BLOCK = 2 << 20
 _VERSION = 1
 T = TypeVar("T")
 

@@ -32,6 +32,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
+
 from mlhpc.common.data import atomic, pagecache
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.filesystem import FileSystem, filesystem_of

@@ -17,6 +17,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 from isal import igzip, isal_zlib
+
 from mlhpc.common.data import atomic
 from mlhpc.common.errors import UserError
 

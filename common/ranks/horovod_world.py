@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil  # type: ignore[import-untyped]  # Horovod requires it
 import tensorflow as tf
+
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.launch import Place, myself, settled
 from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall

@@ -74,8 +74,24 @@ def _torchrun(env: Mapping[str, str]) -> Place | None:
 
 
 def _by_hand(env: Mapping[str, str]) -> Place | None:
-    """RANK alone may be anybody's variable; with WORLD_SIZE, or half of the pair, somebody meant ranks."""
-    return _torch_variables(env) if {"RANK", "WORLD_SIZE"} & env.keys() else None
+    """Whoever set RANK or WORLD_SIZE meant several ranks: running as one would not be what was asked for."""
+    there = [name for name in ("RANK", "WORLD_SIZE") if name in env]
+    others = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "MASTER_ADDR",
+    )
+    missing = [name for name in (*others, "MASTER_PORT") if not env.get(name)]
+    if there and missing:
+        raise UserError(
+            f"the environment has {' and '.join(there)} but not {', '.join(missing)}: start with torchrun, "
+            f"which sets them all, or unset {' and '.join(there)} to run as one rank"
+        )
+    return _torch_variables(env) if there else None
 
 
 def _torch_variables(env: Mapping[str, str]) -> Place:
@@ -108,7 +124,6 @@ def _horovodrun(env: Mapping[str, str]) -> Place | None:
         local_size=_number(env, "HOROVOD_LOCAL_SIZE"),
         node=_number(env, "HOROVOD_CROSS_RANK"),
         nodes=_number(env, "HOROVOD_CROSS_SIZE"),
-        hostname=env.get("HOROVOD_HOSTNAME"),
     )
 
 

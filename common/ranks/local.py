@@ -99,7 +99,9 @@ def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -
             deadline = time.monotonic() + GRACE_S
             if code < 0:
                 print(f"mlhpc: rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr)
-            elif code > 2:  # 1 has its traceback or the roll call's line, 2 is an error of the user in one line
+            elif (
+                code > 2
+            ):  # 1 has its traceback or the roll call's line, 2 is an error of the user in one line
                 print(f"mlhpc: rank {rank} ended with exit status {code}", file=sys.stderr)
     return status
 

@@ -192,9 +192,10 @@ class RollCall:
         self._thread.join(seconds)
 
     def fail(self, reason: str) -> None:
-        """Tell the others that this rank is about to end, and why. It ends itself."""
-        self._leaving.set()
-        self._tell_all(fail=reason)
+        """Tell the others that this rank is about to end, and why; the first reason counts."""
+        if not self._leaving.is_set():
+            self._leaving.set()
+            self._tell_all(fail=reason)
 
     def close(self) -> None:
         """Leave in good order: after this no loss is reported here, and this rank is not one."""
@@ -318,7 +319,7 @@ def _receive_callers(
         try:
             line = Line(door.accept()[0])
         except TimeoutError:
-            refuse(_who_is_missing(callers, size, meeting, hosts, timeout_s))
+            refuse(_who_is_missing(callers, size, hosts, timeout_s))
         try:
             hello = line.answer(GREETING_S)
             if hello["token"] != meeting.token:
@@ -348,9 +349,7 @@ def _receive_callers(
     return roll, lines
 
 
-def _who_is_missing(
-    callers: dict[int, Caller], size: int, meeting: Meeting, hosts: Sequence[str], timeout_s: float
-) -> str:
+def _who_is_missing(callers: dict[int, Caller], size: int, hosts: Sequence[str], timeout_s: float) -> str:
     missing = [rank for rank in range(size) if rank not in callers]
     heard = {caller.hostname for caller in callers.values()}
     silent = [host for host in hosts if host not in heard]
@@ -358,7 +357,7 @@ def _who_is_missing(
         f"rank{'s' * (len(missing) > 1)} {_some(missing)} of {size} did not come within {timeout_s:g} s"
         + (f"; nobody came from {_some(silent)}" if silent else "")
         + "; see what they printed"
-        + (f", and whether {meeting.hosts[0]} can be reached from their node" if hosts else "")
+        + (f", and whether {callers[0].hostname} can be reached from their node" if hosts else "")
     )
 
 

@@ -1,13 +1,12 @@
 """One rank of a test: connect, do every collective, and end the way the command line says.
 
-``python program.py HOW [RANK]``, HOW one of well, absent, kill, stop, raise, leave, sleep. RANK (default 1)
+``python program.py HOW [RANK]``, HOW one of well, absent, kill, stop, raise, leave, gradients. RANK (default 1)
 does it; the others wait for it in a collective. ROLL_CALL_S is the time of the roll call in seconds.
 """
 
 import os
 import signal
 import sys
-import time
 
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks import launch
@@ -35,6 +34,8 @@ def main(how: str, who: int = 1) -> int:
 def work(world: World, how: str, who: int) -> None:
     world.on_loss(note)
     check_collectives(world)
+    if how == "gradients":
+        check_gradients(world)
     world.enter("epoch 2")
     world.barrier()
     if world.rank == who:
@@ -47,9 +48,6 @@ def work(world: World, how: str, who: int) -> None:
                 raise ValueError("sample 7 is not finite")
             case "leave":
                 sys.exit(3)
-            case "sleep":
-                print(f"rank {who} sleeps", flush=True)
-                time.sleep(600)
     world.barrier()  # without the lost rank this never returns
 
 
@@ -66,6 +64,24 @@ def check_collectives(world: World) -> None:
     wide = world.sum([2.0**52 if rank == 0 else 1.0, rank])
     assert wide.tolist() == [2.0**52 + size - 1, sum(range(size))], wide
     assert float(world.sum(0.5)) == 0.5 * size
+
+
+def check_gradients(world: World) -> None:
+    import tensorflow as tf
+    from mlhpc.common.ranks.horovod_world import average_gradients, broadcast_variables
+
+    @tf.function
+    def average(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        return average_gradients(gradients)
+
+    # Of unlike sizes: a fused buffer that mixed them up would show.
+    shapes = [(3,), (2, 5), (), (1000,)]
+    averaged = average([tf.fill(shape, float(10 * i + world.rank)) for i, shape in enumerate(shapes)])
+    for i, (shape, tensor) in enumerate(zip(shapes, averaged, strict=True)):
+        assert tensor.shape == shape and (tensor.numpy() == 10 * i + (world.size - 1) / 2).all(), tensor
+    variables = [tf.Variable(float(world.rank)), tf.Variable([world.rank, 7 + world.rank])]
+    broadcast_variables(variables)
+    assert variables[0].numpy() == 0 and variables[1].numpy().tolist() == [0, 7]
 
 
 if __name__ == "__main__":

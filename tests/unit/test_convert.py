@@ -5,13 +5,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from thread_world import on_ranks
+
 from mlhpc.common.data.manifest import load, verify
 from mlhpc.common.data.tfrecord import read_examples
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.cosmoflow import convert as module
 from mlhpc.cosmoflow.convert import convert, find_universes
-from thread_world import on_ranks
 
 SIZE, SAMPLE = 12, 4
 

@@ -4,9 +4,10 @@ with flat cosmologies without neutrinos or late radiation, T_CMB 2.7255 K, Ω_b 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from mlhpc.cosmoflow.cosmology import MEAN, Cosmology, variance
 from scipy.integrate import quad, solve_ivp
 from scipy.special import spherical_jn
+
+from mlhpc.cosmoflow.cosmology import MEAN, Cosmology, variance
 
 K = np.array([1e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 3.0])  # h/Mpc
 REDSHIFTS = np.array([3.0, 1.5, 0.5, 9.0])

@@ -4,11 +4,12 @@ import zlib
 from pathlib import Path
 
 import pytest
+from thread_world import on_ranks
+
 from mlhpc.common.data import manifest
 from mlhpc.common.data.manifest import File, Manifest, describe, index, listing, load, save, take, verify
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
-from thread_world import on_ranks
 
 
 @pytest.fixture

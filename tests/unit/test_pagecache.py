@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from mlhpc.common.data.filesystem import filesystem_of
 from mlhpc.common.data.pagecache import evict, resident_fraction
 

@@ -22,7 +22,7 @@ from mlhpc.common.ranks.world import Solo
 from mlhpc.cosmoflow import evidence, gravity
 from mlhpc.cosmoflow.cosmology import MEAN, Cosmology
 from mlhpc.cosmoflow.show import show
-from mlhpc.cosmoflow.simulate import REDSHIFTS, cut, make, simulate, write_universe
+from mlhpc.cosmoflow.simulate import REDSHIFTS, _run, cut, make, simulate, write_universe
 
 SCALES = [1 / (1 + z) for z in REDSHIFTS]
 MIDDLE = Cosmology.from_unit([0, 0, 0, 0], 0.3)
@@ -452,6 +452,15 @@ def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     outcomes = on_ranks(3, 1, lambda world: make(data, tmp_path / "d", world, workers=1))
     assert [type(outcome) for outcome in outcomes] == [UserError] * 3
     assert len({str(outcome) for outcome in outcomes}) == 1
+
+
+def _die(task: tuple[int, list[str]]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_reported_not_waited_for() -> None:
+    with pytest.raises(UserError, match="killed, most likely for want of memory"):
+        _run(_die, [(0, []), (1, [])], 2, lambda count: None)
 
 
 # The picture and the regression

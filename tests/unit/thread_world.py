@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+
 from mlhpc.common.ranks.world import Solo
 
 T = TypeVar("T")

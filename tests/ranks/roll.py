@@ -1,0 +1,42 @@
+"""One rank of a test of the roll call, without a framework: ``python roll.py BEAT_S HOW [RANK]``.
+
+HOW: kill, stop, fail; RANK (default 1) does it in phase ``work`` of its own, when all are there.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from mlhpc.common.errors import UserError
+from mlhpc.common.ranks import launch, rollcall
+
+rollcall.BEAT_S = float(sys.argv[1])
+how, who = sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1
+place = launch.identify(os.environ)
+try:
+    ranks = launch.call_roll(place, os.environ, timeout_s=30)
+except UserError as error:
+    sys.exit(f"mlhpc: {error}")
+ranks.on_loss(lambda loss: print(f"callback of {place.rank}: {loss.reason}"))
+ranks.enter(f"work of {place.rank}")
+ranks.start_beating()
+assert ranks.share({"answer": place.rank}) == {"answer": 0}
+Path(os.environ["SIGNS"], str(place.rank)).write_text(str(os.getpid()))
+time.sleep(4 * rollcall.BEAT_S if how == "stop" else 0.3)  # so that all have sent their phase, and a beat
+if place.rank == who:
+    match how:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "fail":
+            ranks.fail("ValueError: no such voxel")
+            sys.exit(1)
+if how == "finish":
+    while not Path(os.environ["SIGNS"], "finish").exists():
+        time.sleep(0.05)
+    ranks.close()
+    sys.exit(0)
+time.sleep(600)  # as in a collective without end

@@ -1,0 +1,117 @@
+"""Ranks under a real Slurm of two nodes: who they are, what they do together, and how a lost one is named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from smoke.conftest import result, settings
+
+# One Slurm: its tests run one after the other in one worker.
+pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "ranks" / "program.py"
+
+
+@pytest.mark.parametrize(("tasks", "last"), [(2, "rank 1/2 node 1/2"), (4, "rank 3/4 node 1/2")])
+def test_ranks_of_two_nodes_find_each_other_and_do_every_collective(slurm, tasks, last):
+    done = slurm.run("srun", "-N2", f"-n{tasks}", sys.executable, PROGRAM, "well")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == tasks
+    assert f"{last} by srun is done" in done.stdout and "rank 0/" in done.stdout
+
+
+def test_two_jobs_on_the_same_two_nodes_do_not_mix(slurm):
+    jobs = [
+        subprocess.Popen(
+            ["srun", "-N2", "-n2", sys.executable, PROGRAM, "well"],
+            env=slurm.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for job in jobs:
+        out, error = job.communicate(timeout=120)
+        assert job.returncode == 0, error
+        assert sorted(line[:8] for line in out.splitlines()) == ["rank 0/2", "rank 1/2"]
+
+
+def test_the_batch_script_itself_is_one_rank(slurm, tmp_path):
+    script, out = tmp_path / "job", tmp_path / "out"
+    who = "import os; from mlhpc.common.ranks.launch import identify; print(identify(os.environ))"
+    script.write_text(f"#!/bin/bash\n{sys.executable} -c '{who}'\n")
+    done = slurm.run("sbatch", "--wait", "-N2", "-n2", "-o", out, script)
+    assert done.returncode == 0, done.stderr
+    assert "launcher='none', rank=0, size=1" in out.read_text()
+
+
+def test_a_missing_rank_is_named_with_its_node(slurm):
+    done = slurm.run("srun", "-N2", "-n2", sys.executable, PROGRAM, "absent", ROLL_CALL_S="5")
+    assert done.returncode != 0
+    assert "mlhpc: rank 1 of 2 did not come within 5 s; nobody came from n1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "who", "reason"),
+    [("kill", 1, "killed or crashed"), ("kill", 0, "killed or crashed"), ("raise", 1, "ValueError: sample 7")],
+)
+def test_a_lost_rank_ends_the_job_within_a_minute_and_is_named(slurm, how, who, reason):
+    done = slurm.run("srun", "-N2", "-n2", sys.executable, PROGRAM, how, who, timeout=60)
+    assert done.returncode != 0
+    line = f"rank {who} on n{who} was lost in phase 'epoch 2': {reason}"
+    assert done.stderr.count(f"mlhpc: {line}") == 1, done.stderr
+    assert done.stdout.count(f"callback: {line}") == 1, done.stdout
+
+
+def submit(slurm, data, folder, *more, wait):
+    """The script of the repository, as a user submits it: from the top of the checkout."""
+    return slurm.run(
+        "sbatch", *["--wait"] * wait, "--parsable", "-o", folder / "job.out", "run_scripts/cosmoflow.sbatch",
+        "--seed", "7", *settings(*more),
+        DATA=str(data), OUT=str(folder / "out"), STAGE=str(folder / "stage"), PWD=str(ROOT),
+    )  # fmt: skip
+
+
+def test_the_batch_script_of_the_repository(slurm, tiny_data, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    done = submit(slurm, tiny_data, tmp_path, "target.value=0.9", wait=True)
+    assert done.returncode == 0, (tmp_path / "job.out").read_text()
+    told = result(tmp_path / "out")
+    assert (told["status"], told["ranks"], told["nodes"], told["launcher"]) == ("success", 2, 2, "srun")
+    assert told["staging"]["files"] == 27 + 7
+
+
+def test_a_rank_killed_in_the_job_is_named_and_the_log_is_closed(slurm, tiny_data, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    job = submit(slurm, tiny_data, tmp_path, "training.max_epochs=500", wait=False).stdout.strip()
+    log, said = tmp_path / "out" / "run.log", tmp_path / "job.out"
+    wait_for(lambda: log.exists() and "eval_error" in log.read_text(), 120, said)
+    os.kill(process_of(job, rank=1), signal.SIGKILL)
+    wait_for(lambda: job not in slurm.run("squeue", "-h", "-t", "R,CG").stdout.split(), 60, said)
+    assert "JobState=FAILED" in slurm.run("scontrol", "show", "job", job).stdout
+    assert said.read_text().count("mlhpc: rank 1 on n1 was lost in phase") == 1, said.read_text()
+    records = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
+    assert [r["metadata"]["status"] for r in records if r["key"] == "run_stop"] == ["aborted"]
+
+
+def wait_for(arrived, seconds, output):
+    deadline = time.monotonic() + seconds
+    while not arrived():
+        assert time.monotonic() < deadline, output.read_text() if output.exists() else "the job did not start"
+        time.sleep(0.2)
+
+
+def process_of(job, rank):
+    """The Python process of a rank, by the variables that Slurm gave it."""
+    wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode(), b"SLURM_STEP_ID=0"}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted <= set((process / "environ").read_bytes().split(b"\0")):
+                return int(process.name)
+        except OSError:
+            continue  # it ended, or is another user's
+    raise AssertionError(f"no rank {rank} of job {job}")
