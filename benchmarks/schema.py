@@ -62,6 +62,12 @@ class Network(Facts):
     input_spread: tuple[PositiveFloat, ...] = Field((), description="what is left is divided by this")
     parameters: PositiveInt | None = Field(None, description="trainable parameters, checked before a run")
 
+    @model_validator(mode="after")
+    def _input_lists_match(self) -> "Network":
+        if len(self.input_mean) != len(self.input_spread):
+            raise ValueError("input_mean and input_spread must have one number a redshift each, or none")
+        return self
+
 
 class Hyperparameters(Facts):
     """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_cosmoflow.yaml)."""

@@ -41,9 +41,7 @@ def build_model(
         )
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
     if precision == "mixed_float16" and not has_gpu:
-        raise UserError(
-            "training.precision mixed_float16 needs a GPU; on a CPU use mixed_bfloat16 or float32"
-        )
+        raise UserError("training.precision mixed_float16 needs a GPU; on a CPU take mixed_bfloat16")
     seeds = iter(np.random.SeedSequence(seed).generate_state(32).tolist())
     dropout_seeds = iter(np.random.SeedSequence([seed, dropout_seed]).generate_state(32).tolist())
 
@@ -57,6 +55,10 @@ def build_model(
         return layers.Conv3D(filters, network.conv_kernel, padding="same", **options)
 
     voxels = x = keras.Input(sample_shape, name="log_counts")
+    if network.input_mean:
+        scale = [1 / spread for spread in network.input_spread]
+        offset = [-mean * factor for mean, factor in zip(network.input_mean, scale, strict=True)]
+        x = layers.Rescaling(scale, offset, dtype="float32")(x)
     for block in range(network.conv_layers):
         x = convolution(block)(x)
         # The reference adds the bias and activates, then pools. Both keep the order of numbers, so the

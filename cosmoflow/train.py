@@ -85,7 +85,7 @@ def train(
                     bytes_before = loader.bytes_read
 
             log.metric("samples", loader.steps * hparams.global_batch_size, epoch=epoch)
-            log.metric("bytes", bytes_read, epoch=epoch)
+            log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
             log.metric("learning_rate", rate, epoch=epoch)
             log.metric("train_loss", loss, epoch=epoch)
             log.metric(run.target.metric, error, epoch=epoch)

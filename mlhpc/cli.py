@@ -179,7 +179,8 @@ def _data_index(options: argparse.Namespace) -> int:
     from mlhpc.common.data import manifest
     from mlhpc.common.ranks import launch
 
-    found = manifest.index(options.data, {}, launch.connect("horovod"), options.workers)
+    known = manifest.load(options.data).facts if (options.data / manifest.NAME).exists() else {}
+    found = manifest.index(options.data, known, launch.connect("horovod"), options.workers)
     print(f"{options.data}: {len(found.files)} files indexed")
     return 0
 

@@ -37,8 +37,8 @@ def staging(run: RunDirectory) -> str:
                     staging.target_is_ram, "yes: staged files take memory from training", "no"
                 ),
                 "source": _said(
-                    staging.source_evicted,
-                    "evicted: no page of it was in memory before it was read",
+                    run.result.source_evicted,
+                    "evicted: no page of it was in memory before the run",
                     "not known to be cold: the page cache may have held it",
                 ),
                 "checksums": _said(staging.verified, "every file verified", "the data set has none"),

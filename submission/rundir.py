@@ -66,7 +66,6 @@ class Staging(_Read):
     mode: str | None = None
     target_filesystem: str | None = None
     target_is_ram: bool | None = None
-    source_evicted: bool | None = None
     kept: int = 0
     verified: bool | None = None
     rank_seconds: tuple[float, ...] = ()

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from mlhpc.common.data import atomic, pagecache
+from mlhpc.common.data import atomic
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.filesystem import FileSystem, filesystem_of
 from mlhpc.common.data.manifest import File, Manifest
@@ -52,8 +52,7 @@ class StagingReport:
 
     ``files`` and ``bytes`` were copied, ``kept`` files were there from an interrupted staging. ``seconds`` is
     the time of the slowest rank, ``rank_seconds`` that of each. ``verified``: every file was held against a
-    checksum. ``source_evicted``: eviction was asked for, and each file copied was seen to have no page in
-    memory before it was read.
+    checksum.
     """
 
     files: int
@@ -63,7 +62,6 @@ class StagingReport:
     mode: Mode
     target_filesystem: str
     target_is_ram: bool
-    source_evicted: bool
     kept: int
     verified: bool
     rank_seconds: tuple[float, ...]
@@ -122,12 +120,12 @@ def plan(
 
 
 def stage(
-    manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 4, evict_source: bool = False
+    manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 4
 ) -> StagingReport:
     """Copy the files of ``manifest`` to ``target`` on every node, ``workers`` files at a time in each rank.
 
-    Checksums are computed from the bytes as they are copied. With ``evict_source`` each file is dropped from
-    this node's page cache before it is read. Afterwards ``target`` is a data set with a manifest of its own.
+    Checksums are computed from the bytes as they are copied. Afterwards ``target`` is a data set with a manifest
+    of its own.
 
     Called by all ranks. Raises UserError, the same on all ranks, when the target cannot be written, is too
     small (before the first byte where that can be known), holds other files, or a source file is missing,
@@ -150,12 +148,12 @@ def stage(
     _check_room(together(world, survey))
     together(world, lambda: _record(manifest, target, all_of_team, team, mode))
 
-    def copy() -> tuple[int, int, int, bool, float]:
-        cold = _copy_all(todo, source, target, workers, evict_source)
+    def copy() -> tuple[int, int, int, float]:
+        _copy_all(todo, source, target, workers)
         seconds = time.monotonic() - started
-        return len(todo), sum(file.size for file in todo), len(mine) - len(todo), cold, seconds
+        return len(todo), sum(file.size for file in todo), len(mine) - len(todo), seconds
 
-    files, sizes, kept, cold, seconds = zip(*together(world, copy), strict=True)
+    files, sizes, kept, seconds = zip(*together(world, copy), strict=True)
     there = first(world, lambda: filesystem_of(target))
     return StagingReport(
         files=sum(files),
@@ -165,7 +163,6 @@ def stage(
         mode=mode,
         target_filesystem=there.type,
         target_is_ram=there.is_ram,
-        source_evicted=evict_source and all(cold),
         kept=sum(kept),
         verified=manifest.checked,
         rank_seconds=seconds,
@@ -313,21 +310,20 @@ def _record(manifest: Manifest, target: Path, files: list[File], team: _Team, mo
     manifests.save(replace(manifest, root=target, files=tuple(files), facts=facts))
 
 
-def _copy_all(files: Sequence[File], source: Path, target: Path, workers: int, evict: bool) -> bool:
-    """Copy with ``workers`` threads; at the first failure all stop. Whether every file was read cold."""
+def _copy_all(files: Sequence[File], source: Path, target: Path, workers: int) -> None:
+    """Copy with ``workers`` threads; at the first failure all stop."""
     with _blame(target, "cannot be written", "choose another --stage"):
         for folder in {(target / file.path).parent for file in files}:
             folder.mkdir(parents=True, exist_ok=True)
     # Threads take files from one iterator; half a million futures would cost half a gigabyte.
     queue = iter(files)
     failures: list[BaseException] = []
-    cold: list[bool] = []
 
     def work() -> None:
         block = memoryview(bytearray(manifests.BLOCK))
         for file in queue:
             try:
-                cold.append(_copy(file, source, target, block, evict, failures))
+                _copy(file, source, target, block, failures)
             except BaseException as failure:
                 failures.append(failure)
             if failures:
@@ -341,16 +337,12 @@ def _copy_all(files: Sequence[File], source: Path, target: Path, workers: int, e
             failures.append(interrupt)
     if failures:
         raise failures[0]
-    return all(cold)
 
 
-def _copy(
-    file: File, source: Path, target: Path, block: memoryview, evict: bool, failures: Sequence[object]
-) -> bool:
-    """Copy one file through ``block``; whether it had no page in memory. Ends early once others failed."""
+def _copy(file: File, source: Path, target: Path, block: memoryview, failures: Sequence[object]) -> None:
+    """Copy one file through ``block``. Ends early once others failed."""
     origin, copy = source / file.path, target / file.path
     remedy = f"see: mlhpc data verify {source}"
-    cold = False
     with _blame(origin, "cannot be read", remedy):
         reader = origin.open("rb", buffering=0)
     with reader, _blame(copy, "cannot be written", "free some space or choose another --stage"):
@@ -358,9 +350,6 @@ def _copy(
             status = os.fstat(reader.fileno())
             if status.st_size != file.size:
                 raise UserError(f"{origin}: {status.st_size} bytes, expected {file.size}; {remedy}")
-            if evict:
-                pagecache.evict_fd(reader.fileno())
-                cold = pagecache.resident_fraction_fd(reader.fileno()) == 0
             # Doubles the read-ahead window (posix_fadvise(2)).
             os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         with atomic.writing(copy) as fd:
@@ -380,7 +369,6 @@ def _copy(
             if file.crc32 is not None and crc != file.crc32:
                 raise UserError(f"{origin}: checksum {crc:08x}, expected {file.crc32:08x}; {remedy}")
             os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
-    return cold
 
 
 def _read(reader: FileIO, block: memoryview, origin: Path, remedy: str) -> int:

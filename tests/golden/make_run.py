@@ -115,7 +115,7 @@ def make_run(
         "source_evicted": False,
         "staging": {"files": 2304, "bytes": 128_450_560, "seconds": 3.1, "slowest_rank": 0,
                     "mode": "replicate", "target_filesystem": "ext4",
-                    "target_is_ram": False, "source_evicted": False, "kept": 0, "verified": True,
+                    "target_is_ram": False, "kept": 0, "verified": True,
                     "rank_seconds": [3.1]} if staged else None,
     }  # fmt: skip
     machine = {

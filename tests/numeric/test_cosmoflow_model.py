@@ -57,7 +57,7 @@ def keras_layout(parameters):
 
 
 def choices(model, x):
-    """What our network decided on the way: for each block the voxels above zero, and each window's largest."""
+    """What our network decides on the way: in each block which voxels are above zero, and largest."""
     convolutions = [layer.output for layer in model.layers if isinstance(layer, keras.layers.Conv3D)]
     biases = [b for b in model.get_weights() if b.ndim == 1]
     maps = keras.Model(model.inputs, convolutions)(log_counts(x))
@@ -219,7 +219,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_in_float16():
 def test_float16_without_a_gpu_is_the_users_error():
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
-    with pytest.raises(UserError, match="mixed_float16 needs a GPU.*mixed_bfloat16"):
+    with pytest.raises(UserError, match=r"mixed_float16 needs a GPU.*mixed_bfloat16"):
         build_model(SMALL, SMALL_SHAPE, precision="mixed_float16")
 
 

@@ -84,21 +84,32 @@ def _cluster(folder: Path) -> Iterator[Slurm]:
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(folder=folder, host=socket.gethostname(), user=getuser(), ports=_free_ports(3)))
+    conf.write_text(
+        CONF.format(folder=folder, host=socket.gethostname(), user=getuser(), ports=_free_ports(3))
+    )
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PMI", "OMPI_"))}
     path = f"{Path(sys.executable).parent}:{search_path()}"
     slurm = Slurm(folder, clean | {"SLURM_CONF": str(conf), "PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"})
 
-    munge = [f"--{what}={folder}/munge.{what.split('-')[0]}" for what in ("socket", "key-file", "log-file", "pid-file")]
+    munge = [
+        f"--{what}={folder}/munge.{what.split('-')[0]}"
+        for what in ("socket", "key-file", "log-file", "pid-file")
+    ]
     daemons = [["munged", "--foreground", "--force", *munge, f"--seed-file={folder}/munge.seed"]]
     daemons += [["slurmctld", "-D"], ["slurmd", "-D", "-N", "n0"], ["slurmd", "-D", "-N", "n1"]]
     running: list[subprocess.Popen[Any]] = []
     try:
         for daemon in daemons:
-            running.append(subprocess.Popen(daemon, env=slurm.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            running.append(
+                subprocess.Popen(daemon, env=slurm.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
             if daemon[0] == "munged":
                 _wait_for("munged", lambda: (folder / "munge.socket").exists(), slurm)
-        _wait_for("two idle nodes", lambda: slurm.run("sinfo", "-hN", "-o", "%T").stdout.split() == ["idle"] * 2, slurm)
+        _wait_for(
+            "two idle nodes",
+            lambda: slurm.run("sinfo", "-hN", "-o", "%T").stdout.split() == ["idle"] * 2,
+            slurm,
+        )
         yield slurm
         slurm.run("scancel", "--user", getuser())
         _wait_for("the last job's end", lambda: not slurm.run("squeue", "-h").stdout, slurm)

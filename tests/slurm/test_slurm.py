@@ -57,7 +57,11 @@ def test_a_missing_rank_is_named_with_its_node(slurm):
 
 @pytest.mark.parametrize(
     ("how", "who", "reason"),
-    [("kill", 1, "killed or crashed"), ("kill", 0, "killed or crashed"), ("raise", 1, "ValueError: sample 7")],
+    [
+        ("kill", 1, "killed or crashed"),
+        ("kill", 0, "killed or crashed"),
+        ("raise", 1, "ValueError: sample 7"),
+    ],
 )
 def test_a_lost_rank_ends_the_job_within_a_minute_and_is_named(slurm, how, who, reason):
     done = slurm.run("srun", "-N2", "-n2", sys.executable, PROGRAM, how, who, timeout=60)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_world import on_ranks
 
-from mlhpc.common.data import atomic, pagecache, staging
+from mlhpc.common.data import atomic, staging
 from mlhpc.common.data.filesystem import FileSystem, filesystem_of
 from mlhpc.common.data.manifest import BLOCK, File, Manifest, index, listing, load, save, verify
 from mlhpc.common.data.staging import StagingReport, deal, part, plan, remove, stage
@@ -137,7 +137,6 @@ def test_one_rank_gets_the_whole_data_set(source: Manifest, target: Path) -> Non
         mode="replicate",
         target_filesystem=there.type,
         target_is_ram=there.is_ram,
-        source_evicted=False,
         kept=0,
         verified=True,
         rank_seconds=report.rank_seconds,
@@ -146,7 +145,7 @@ def test_one_rank_gets_the_whole_data_set(source: Manifest, target: Path) -> Non
     # The keys that docs/architecture.md promises for result.json.
     assert set(asdict(report)) >= {
         *("files", "bytes", "seconds", "slowest_rank", "mode"),
-        *("target_filesystem", "target_is_ram", "source_evicted"),
+        *("target_filesystem", "target_is_ram"),
     }
 
 
@@ -478,7 +477,7 @@ def test_a_failure_inside_one_rank_stops_its_other_copies(
 ) -> None:
     """While one file is being copied another fails: the first must not be finished at leisure."""
     begun, failed = threading.Event(), threading.Event()
-    real = pagecache.evict_fd
+    real = os.posix_fadvise
     real_write = atomic.write_all
     written: list[int] = []
 
@@ -490,38 +489,20 @@ def test_a_failure_inside_one_rank_stops_its_other_copies(
             failed.wait(30)
             time.sleep(0.1)  # the failure has yet to pass from the file to the threads' list
 
-    def fail(fd: int) -> None:
+    def fail(fd: int, *advice: int) -> None:
         if os.fstat(fd).st_size == 70_000:
             begun.wait(30)
             failed.set()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        real(fd)
+        real(fd, *advice)
 
     monkeypatch.setattr(atomic, "write_all", slow)
-    monkeypatch.setattr(pagecache, "evict_fd", fail)
+    monkeypatch.setattr(os, "posix_fadvise", fail)
     files = tuple(file for file in source.folder("train") if file.size in (3_000_000, 70_000))
     with pytest.raises(UserError, match="Input/output error"):
-        stage(replace(source, files=files), target, Solo(), "replicate", workers=2, evict_source=True)
+        stage(replace(source, files=files), target, Solo(), "replicate", workers=2)
     assert written == [BLOCK]
     assert contents(target) == {}
-
-
-# The page cache
-
-
-def test_eviction_is_reported_only_when_it_was_seen(source: Manifest, tmp_path: Path) -> None:
-    in_memory = filesystem_of(source.root).is_ram
-    report = stage(source, tmp_path / "a", Solo(), "replicate", evict_source=True)
-    assert report.source_evicted is not in_memory
-    assert contents(tmp_path / "a") == contents(source.root)
-
-
-def test_pages_that_stay_are_reported(
-    source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pagecache, "evict_fd", lambda fd: None)
-    assert all(pagecache.resident_fraction(source.root / f.path) == 1 for f in source.files if f.size)
-    assert not stage(source, target, Solo(), "replicate", evict_source=True).source_evicted
 
 
 def test_the_targets_manifest_is_a_data_sets(source: Manifest, target: Path) -> None:
