@@ -25,7 +25,9 @@ def load(benchmark: str, preset: str, settings: Iterable[str] = ()) -> Run:
     """
     definition = _definition(benchmark)
     if preset not in definition["presets"]:
-        raise UserError(f"{benchmark} has no preset {preset!r}; {did_you_mean(preset, definition['presets'])}")
+        raise UserError(
+            f"{benchmark} has no preset {preset!r}; {did_you_mean(preset, definition['presets'])}"
+        )
     facts = _over(definition["defaults"], definition["presets"][preset])
     for setting in settings:
         facts = _over(facts, _parse(setting))
@@ -62,7 +64,9 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def _parse(setting: str) -> dict[str, Any]:
     key, equals, text = setting.partition("=")
     if not equals or not key.strip() or not text.strip():
-        raise UserError(f"--set {setting!r} is not of the form table.key=value, such as training.max_epochs=3")
+        raise UserError(
+            f"--set {setting!r} is not of the form table.key=value, such as training.max_epochs=3"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -98,7 +98,7 @@ class Hyperparameters(Facts):
         )
         if len(boundaries) != len(factors):
             raise ValueError(
-                f"{len(boundaries)} decay boundaries but {len(factors)} decay factors; give one factor a boundary"
+                f"{len(boundaries)} boundaries, {len(factors)} decay factors; give one factor a boundary"
             )
         if list(boundaries) != sorted(set(boundaries)):
             raise ValueError(f"decay boundaries {list(boundaries)} must grow from one to the next")
@@ -111,10 +111,14 @@ class Training(Facts):
     """Choices that are neither the rules' hyperparameters nor the network."""
 
     max_epochs: PositiveInt
-    eval_batch_size: PositiveInt = Field(description="samples a rank evaluates at once; no effect on the metric")
+    eval_batch_size: PositiveInt = Field(
+        description="samples a rank evaluates at once; no effect on the metric"
+    )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
-    checkpoint_epochs: int = Field(0, ge=0, description="save every so many epochs, inside the clock; 0: never")
+    checkpoint_epochs: int = Field(
+        0, ge=0, description="save every so many epochs, inside the clock; 0: never"
+    )
 
 
 class Staging(Facts):

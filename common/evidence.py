@@ -45,7 +45,11 @@ def accelerators() -> list[str]:
         return []
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    return [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
+    return (
+        [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+        if answer.returncode == 0
+        else []
+    )
 
 
 def commit() -> dict[str, Any]:
@@ -54,7 +58,9 @@ def commit() -> dict[str, Any]:
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, timeout=10, check=False)
+            done = subprocess.run(
+                ["git", "-C", here, *words], capture_output=True, text=True, timeout=10, check=False
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common import checkpoint
@@ -36,16 +37,16 @@ def save(
     world.barrier()
 
 
-def restore(
-    directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World
-) -> int:
+def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> int:
     """Bring back the checkpoint in ``directory``; returns the epoch it was written after.
 
     Raises UserError when it is missing or damaged, or was written by another number of ranks.
     """
     saved = checkpoint.load(directory)
     if len(saved.of_rank) != world.size:
-        raise UserError(f"{directory} was written by {len(saved.of_rank)} ranks and this run has {world.size}; use as many")
+        raise UserError(
+            f"{directory} was written by {len(saved.of_rank)} ranks; resume with as many, not {world.size}"
+        )
     for variables, arrays in (
         ([*model.weights, *optimizer.variables], saved.shared),
         (_random_state(model), saved.of_rank[world.rank]),

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.sharding import Pool, local_batch_size, steps_per_epoch
@@ -43,7 +44,9 @@ def train(
             dropout_seed=seed + 1 + world.rank,
         )
         if run.network.parameters not in (None, model.count_params()):
-            raise UserError(f"the network has {model.count_params()} parameters, not {run.network.parameters}")
+            raise UserError(
+                f"the network has {model.count_params()} parameters, not {run.network.parameters}"
+            )
         optimizer = make_optimizer(hparams, training.precision)
         train_step = make_train_step(model, optimizer, _average_gradients(world))
         eval_step = make_eval_step(model)
@@ -75,7 +78,9 @@ def train(
                 with log.span("train", epoch=epoch):
                     optimizer.learning_rate = rate = rate_of(epoch - 1)
                     batches = log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)
-                    losses = [train_step(x, y) for x, y in track(batches, loader.steps, f"epoch {epoch}", world)]
+                    losses = [
+                        train_step(x, y) for x, y in track(batches, loader.steps, f"epoch {epoch}", world)
+                    ]
                     (loss,) = mean(world, np.mean(losses), weight=1)
                     bytes_read = loader.bytes_read - bytes_before
                 with log.span("eval", epoch=epoch):
@@ -90,7 +95,9 @@ def train(
             log.metric("train_loss", loss, epoch=epoch)
             log.metric(run.target.metric, error, epoch=epoch)
             if not np.isfinite(loss):
-                raise UserError(f"the loss became {loss} in epoch {epoch}, at learning rate {rate:g}; lower the rate")
+                raise UserError(
+                    f"the loss became {loss} in epoch {epoch}, at learning rate {rate:g}; lower the rate"
+                )
             if run.target.met_by(error):
                 log.finish("success")
                 return

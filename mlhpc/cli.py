@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options, unknown = parser.parse_known_args([word for word in argv if word != "--debug"])
         if unknown:
             flags = [flag for action in options.parser._actions for flag in action.option_strings]
-            hint = f"; {did_you_mean(unknown[0].partition('=')[0], flags)}" if unknown[0].startswith("-") else ""
+            hint = (
+                f"; {did_you_mean(unknown[0].partition('=')[0], flags)}" if unknown[0].startswith("-") else ""
+            )
             raise UserError(f"unknown argument {unknown[0]!r}{hint}")
         options.argv = argv
         status: int = options.command(options)
@@ -73,10 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_benchmark(run)
     run.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
     run.add_argument("--stage", type=Path, help="node-local folder to copy the data set to, inside the clock")
-    run.add_argument("--out", type=Path, help="folder for the results (default: results/BENCHMARK-PRESET-NUMBER)")
+    run.add_argument(
+        "--out", type=Path, help="folder for the results (default: results/BENCHMARK-PRESET-NUMBER)"
+    )
     run.add_argument("--ranks", type=int, default=0, help="start so many ranks on this machine")
     run.add_argument("--seed", type=int, help="default: drawn anew for every run, and logged")
-    run.add_argument("--evict", action="store_true", help="drop the data set from the page cache before the run")
+    run.add_argument(
+        "--evict", action="store_true", help="drop the data set from the page cache before the run"
+    )
     run.add_argument("--resume", type=Path, metavar="DIR", help="go on from the checkpoint of another run")
 
     data = command("data", _help, "make, convert, index, verify and show data sets")
@@ -84,8 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     make = command("make", _data_make, "make the data set of a preset in its official layout", actions)
     _add_benchmark(make)
     make.add_argument("--out", type=Path, help="where (default: data/BENCHMARK-PRESET)")
-    make.add_argument("--raw", action="store_true", help="write whole universes as HDF5, as before preparation")
-    make.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of this rank")
+    make.add_argument(
+        "--raw", action="store_true", help="write whole universes as HDF5, as before preparation"
+    )
+    make.add_argument(
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of this rank"
+    )
     convert = command("convert", _data_convert, "prepare raw HDF5 universes as TFRecord files", actions)
     convert.add_argument("benchmark", metavar="BENCHMARK")
     convert.add_argument("source", type=Path)

@@ -60,7 +60,9 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
     return 0 if result["status"] == "success" else 1
 
 
-def _execute(run: Run, places: Places, seed: int | None, evict: bool, world: World) -> tuple[dict[str, Any], Path]:
+def _execute(
+    run: Run, places: Places, seed: int | None, evict: bool, world: World
+) -> tuple[dict[str, Any], Path]:
     out = world.broadcast(_make_out(run, places.out) if world.rank == 0 else Path())
     if places.resume:
         seed = _seed_of(places.resume, run)
@@ -114,7 +116,9 @@ def summarize(run: Run, events: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "time_to_train_s": times.total if times and ended else None,
         "time_to_train_without_staging_s": times.without_staging if times and ended else None,
-        "breakdown_s": {**times.parts(), "staging": times.staging if staged else None} if times and ended else None,
+        "breakdown_s": {**times.parts(), "staging": times.staging if staged else None}
+        if times and ended
+        else None,
         "epochs": [
             {
                 "epoch": epoch.epoch,
@@ -166,7 +170,7 @@ def _seed_of(directory: Path, run: Run) -> int:
     saved = checkpoint.load(directory)
     if saved.config != load.dumps(run):
         raise UserError(
-            f"{directory} was run with other settings; resume with its preset and --set (see {directory}/config.toml)"
+            f"{directory} was run with other settings; resume with those in {directory}/config.toml"
         )
     return saved.seed
 
@@ -249,6 +253,6 @@ def _last_line(result: dict[str, Any], out: Path) -> str:
     outcome = "reached" if target["reached"] else "missed"
     best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
     return (
-        f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} ({best}) in "
-        f"{result['time_to_train_s']:.2f} s, staging included; see: mlhpc report {out}"
+        f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} "
+        f"({best}) in {result['time_to_train_s']:.2f} s, staging included; see: mlhpc report {out}"
     )

@@ -119,13 +119,11 @@ def plan(
     return _share(part(files, node, nodes, mode), local_rank, local_size)
 
 
-def stage(
-    manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 4
-) -> StagingReport:
+def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 4) -> StagingReport:
     """Copy the files of ``manifest`` to ``target`` on every node, ``workers`` files at a time in each rank.
 
-    Checksums are computed from the bytes as they are copied. Afterwards ``target`` is a data set with a manifest
-    of its own.
+    Checksums are computed from the bytes as they are copied. Afterwards ``target`` is a data set with a
+    manifest of its own.
 
     Called by all ranks. Raises UserError, the same on all ranks, when the target cannot be written, is too
     small (before the first byte where that can be known), holds other files, or a source file is missing,

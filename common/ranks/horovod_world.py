@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 HOROVOD_ENDED = "Horovod has been shut down"
 """In what Horovod raises on the survivors when a rank is gone (horovod/common/common.h): a symptom."""
-SYMPTOM_S = 10.0
+SYMPTOM_S = 20.0
 """How long such an error waits for the roll call to name its cause."""
 
 
@@ -162,6 +162,8 @@ def _set_up_gloo(place: Place, ranks: RollCall) -> None:
     # A rank beside rank 0 met it over loopback, where the other nodes cannot reach it.
     address = facts["address"] if on_leader else ranks.my_address()
     slot = slots[place.rank]
+    # Gloo's own patience of 30 s would end before the roll call has found out who is silent.
+    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
     os.environ |= {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",

@@ -130,7 +130,7 @@ class RollCall:
         self.roll = tuple(roll)
         self._lines = lines
         self._phases = dict.fromkeys(range(len(roll)), "start")
-        self._missed: dict[int, int] = {}  # beats missed by each rank that has sent a first one
+        self._missed: dict[int, int] = {}  # beats missed in a row, by rank
         self._beating = False
         self._leaving = threading.Event()
         self._facts: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -182,8 +182,9 @@ class RollCall:
         self._tell_all(phase=phase)
 
     def start_beating(self) -> None:
-        """From now on silence counts as loss. Not before the backend stands: loading a framework from
-        a slow file system can hold the interpreter's lock for a minute."""
+        """From now on silence counts as loss. For when the backend of every rank stands: to load a framework
+        from a slow file system can hold the interpreter's lock for a minute."""
+        self._missed = dict.fromkeys(self._lines, 0)
         self._beating = True
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:

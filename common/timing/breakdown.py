@@ -36,7 +36,7 @@ class EpochTimes:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds. ``first_epoch_excess`` is None when fewer than three epochs leave no median to compare with."""
+    """Seconds. ``first_epoch_excess`` is None when fewer than three epochs leave no median."""
 
     total: float
     staging: float
@@ -85,13 +85,16 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     if not runs:
         raise ValueError("the events hold no finished run")
     train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
-    waits = {e.get("epoch"): e["seconds"] for e in events if e["event"] == "timed" and e["name"] == "data_wait"}
+    waits = {
+        e.get("epoch"): e["seconds"] for e in events if e["event"] == "timed" and e["name"] == "data_wait"
+    }
     epochs = tuple(
         EpochTimes(epoch, seconds, waits.get(epoch, 0.0), evaluation.get(epoch, 0.0))
         for epoch, seconds in sorted(train.items())
     )
     wait, step, evaluated = (
-        _without_excess([getattr(epoch, part) for epoch in epochs]) for part in ("data_wait_s", "step_s", "eval_s")
+        _without_excess([getattr(epoch, part) for epoch in epochs])
+        for part in ("data_wait_s", "step_s", "eval_s")
     )
     return Breakdown(
         total=sum(runs.values()),

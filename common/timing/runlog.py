@@ -24,7 +24,7 @@ from mlhpc.common.ranks.world import Loss, World
 T = TypeVar("T")
 Status = Literal["success", "failed", "aborted"]
 
-# Spans that the MLPerf rules name, as <name>_start and <name>_stop records (mlperf-logging, hpc_*/common.yaml).
+# Spans that the MLPerf rules name: <name>_start and <name>_stop records (mlperf-logging, hpc_*/common.yaml).
 RULED_SPANS = frozenset({"init", "run", "staging", "epoch", "eval"})
 
 
@@ -49,13 +49,17 @@ class RunLog:
             self._events = open(out / f"events.rank{world.rank}.jsonl", "a", encoding="utf-8")
             self._mllog = _mllogger(out / "run.log") if world.rank == 0 else None
         except OSError as error:
-            raise UserError(f"cannot write the log in {out}: {error.strerror}; choose another --out") from None
+            raise UserError(
+                f"cannot write the log in {out}: {error.strerror}; choose another --out"
+            ) from None
         world.on_loss(self._lost)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self._events.close()
         if self._mllog:
             for handler in list(self._mllog.logger.handlers):
@@ -160,7 +164,9 @@ class RunLog:
     def _lost(self, loss: Loss) -> None:
         """On the lowest surviving rank, when another is lost: close the record of a run that cannot go on."""
         self._status = "aborted"
-        at = self._event("lost", "rank", rank=loss.rank, hostname=loss.hostname, phase=loss.phase, reason=loss.reason)
+        at = self._event(
+            "lost", "rank", rank=loss.rank, hostname=loss.hostname, phase=loss.phase, reason=loss.reason
+        )
         if self._mllog is None:
             self._mllog = _mllogger(self.out / "run.log")
         if any(phase == "run" for phase in self._open_spans):

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+
 from mlhpc.benchmarks import load
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing.runlog import RunLog
@@ -40,7 +41,11 @@ def seconds_a_step(steps: int, log: RunLog | None) -> float:
 
 def main() -> None:
     run = load.load("cosmoflow", "smoke")
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else run.data.train_samples // run.hyperparameters.global_batch_size
+    steps = (
+        int(sys.argv[1])
+        if len(sys.argv) > 1
+        else run.data.train_samples // run.hyperparameters.global_batch_size
+    )
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder), Solo()) as log:
         pairs = [(seconds_a_step(steps, None), seconds_a_step(steps, log)) for _ in range(50)]
     cost = median(recorded - bare for bare, recorded in pairs)

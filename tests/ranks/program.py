@@ -1,6 +1,6 @@
 """One rank of a test: connect, do every collective, and end the way the command line says.
 
-``python program.py HOW [RANK]``, HOW one of well, absent, kill, stop, raise, leave, gradients. RANK (default 1)
+``python program.py HOW [RANK]``, HOW one of well, absent, kill, raise, leave, gradients. RANK (default 1)
 does it; the others wait for it in a collective. ROLL_CALL_S is the time of the roll call in seconds.
 """
 
@@ -42,8 +42,6 @@ def work(world: World, how: str, who: int) -> None:
         match how:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
             case "raise":
                 raise ValueError("sample 7 is not finite")
             case "leave":
@@ -68,6 +66,7 @@ def check_collectives(world: World) -> None:
 
 def check_gradients(world: World) -> None:
     import tensorflow as tf
+
     from mlhpc.common.ranks.horovod_world import average_gradients, broadcast_variables
 
     @tf.function

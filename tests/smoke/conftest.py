@@ -26,10 +26,14 @@ def settings(*more: str) -> list[str]:
     return [word for setting in (*TINY, *more) for word in ("--set", setting)]
 
 
-def mlhpc(*words: object, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+def mlhpc(
+    *words: object, env: dict[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user does."""
     command = [sys.executable, "-m", "mlhpc", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | (env or {}), timeout=300, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | (env or {}), timeout=300, **options
+    )
 
 
 def result(out: Path) -> dict[str, Any]:
@@ -39,7 +43,9 @@ def result(out: Path) -> dict[str, Any]:
 
 def trace(out: Path) -> list[float]:
     """The training loss and the evaluation of every epoch."""
-    return [number for epoch in result(out)["epochs"] for number in (epoch["train_loss"], epoch["eval_error"])]
+    return [
+        number for epoch in result(out)["epochs"] for number in (epoch["train_loss"], epoch["eval_error"])
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +61,8 @@ def one_rank(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one rank, staged, with a checkpoint after every epoch; other runs are compared with it."""
     folder = tmp_path_factory.mktemp("one")
     done = mlhpc(
-        "run", "cosmoflow", "--data", tiny_data, "--stage", folder / "stage", "--out", folder / "out", "--seed", 7,
+        "run", "cosmoflow", "--seed", 7,
+        "--data", tiny_data, "--stage", folder / "stage", "--out", folder / "out",
         *settings("training.checkpoint_epochs=1"),
     )  # fmt: skip
     assert done.returncode == 1, done.stderr  # three epochs do not reach the target

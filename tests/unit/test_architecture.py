@@ -1,4 +1,4 @@
-"""docs/architecture.md, held: which way imports point, where frameworks may be, what the packages are called."""
+"""docs/architecture.md, held: which way imports point, where frameworks may be, how packages are called."""
 
 import ast
 import re
@@ -20,7 +20,10 @@ MAY_IMPORT = {
 }
 LEAVES = {"mlhpc.common.errors"}
 FRAMEWORKS = {"tensorflow", "keras", "horovod", "torch", "torchvision", "nvidia"}
-MAY_USE_FRAMEWORKS = {"cosmoflow": {"tensorflow", "keras"}, "common/ranks/horovod_world.py": {"tensorflow", "horovod"}}
+MAY_USE_FRAMEWORKS = {
+    "cosmoflow": {"tensorflow", "keras"},
+    "common/ranks/horovod_world.py": {"tensorflow", "horovod"},
+}
 FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
 
 
@@ -74,7 +77,10 @@ def test_every_folder_with_code_is_packaged_under_mlhpc():
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import mlhpc.cli; mlhpc.cli._parser()", {"tensorflow", "torch", "matplotlib", "pandas", "pydantic", "numpy"}),
+        (
+            "import mlhpc.cli; mlhpc.cli._parser()",
+            {"tensorflow", "torch", "matplotlib", "pandas", "pydantic", "numpy"},
+        ),
         ("import mlhpc.cosmoflow.train", {"torch"}),
         ("import mlhpc.cosmoflow.simulate, mlhpc.common.data.staging", {"tensorflow", "torch"}),
         ("import mlhpc.submission.check, mlhpc.submission.report", {"tensorflow", "torch"}),

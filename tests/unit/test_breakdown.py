@@ -22,7 +22,14 @@ def test_parts_by_hand():
     # First epoch: waits 9 against a median of 1, steps 11 against 10,
     # evaluation 3 against 1.
     assert told.parts() == pytest.approx(
-        {"staging": 5, "first_epoch_excess": 8 + 1 + 2, "data_wait": 5, "step": 10 + 9 + 10 + 10, "evaluation": 4, "rest": 0.5}
+        {
+            "staging": 5,
+            "first_epoch_excess": 8 + 1 + 2,
+            "data_wait": 5,
+            "step": 10 + 9 + 10 + 10,
+            "evaluation": 4,
+            "rest": 0.5,
+        }
     )
     assert told.total == pytest.approx(64.5)
     assert told.without_staging == pytest.approx(59.5)
@@ -30,7 +37,9 @@ def test_parts_by_hand():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_parts_add_up_to_time_to_train(count):
-    told = breakdown(events([9.0] + [7.5] * (count - 1), [0.25] * count, [1.5] * count, staging=2, rest=0.125))
+    told = breakdown(
+        events([9.0] + [7.5] * (count - 1), [0.25] * count, [1.5] * count, staging=2, rest=0.125)
+    )
     assert sum(part or 0 for part in told.parts().values()) == pytest.approx(told.total)
     assert told.rest == pytest.approx(0.125)
 

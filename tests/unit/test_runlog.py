@@ -11,7 +11,9 @@ from mlhpc.common.timing.runlog import RunLog
 
 
 def mllog(path):
-    return [json.loads(line.removeprefix(":::MLLOG ")) for line in (path / "run.log").read_text().splitlines()]
+    return [
+        json.loads(line.removeprefix(":::MLLOG ")) for line in (path / "run.log").read_text().splitlines()
+    ]
 
 
 def test_spans_nest_and_carry_their_tags(tmp_path):
@@ -19,9 +21,12 @@ def test_spans_nest_and_carry_their_tags(tmp_path):
         with log.span("epoch", epoch=1), log.span("train", epoch=1):
             pass
         log.finish("success")
-    told = [(e["event"], e["name"]) for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] != "note"]
+    told = [
+        (e["event"], e["name"]) for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] != "note"
+    ]
     assert told == [
-        ("begin", "run"), ("begin", "epoch"), ("begin", "train"), ("end", "train"), ("end", "epoch"), ("end", "run"),
+        ("begin", "run"), ("begin", "epoch"), ("begin", "train"),
+        ("end", "train"), ("end", "epoch"), ("end", "run"),
     ]  # fmt: skip
     # The rules know no span "train"; they call the epoch epoch_num.
     assert [r["key"] for r in mllog(tmp_path)] == ["run_start", "epoch_start", "epoch_stop", "run_stop"]
@@ -34,8 +39,12 @@ def test_mllog_time_and_event_time_are_one_clock(tmp_path):
         for epoch in range(3):
             with log.span("epoch", epoch=epoch):
                 sum(range(200_000))
-    ends = [e for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] == "end" and e["name"] == "run"]
-    start, stop = (next(r["time_ms"] for r in mllog(tmp_path) if r["key"] == key) for key in ("run_start", "run_stop"))
+    ends = [
+        e for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] == "end" and e["name"] == "run"
+    ]
+    start, stop = (
+        next(r["time_ms"] for r in mllog(tmp_path) if r["key"] == key) for key in ("run_start", "run_stop")
+    )
     assert (stop - start) / 1e3 == pytest.approx(ends[0]["seconds"], abs=0.0011)
 
 
@@ -47,7 +56,12 @@ def test_a_wall_clock_set_back_does_not_touch_the_time(tmp_path, monkeypatch):
 
 
 def test_an_exception_closes_every_interval_and_the_run_is_aborted(tmp_path):
-    with pytest.raises(ZeroDivisionError), RunLog(tmp_path, Solo()) as log, log.span("run"), log.span("epoch", epoch=1):
+    with (
+        pytest.raises(ZeroDivisionError),
+        RunLog(tmp_path, Solo()) as log,
+        log.span("run"),
+        log.span("epoch", epoch=1),
+    ):
         raise ZeroDivisionError("by hand")
     assert [r["key"] for r in mllog(tmp_path)] == ["run_start", "epoch_start", "epoch_stop", "run_stop"]
     assert mllog(tmp_path)[-1]["metadata"]["status"] == "aborted"
