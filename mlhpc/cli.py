@@ -162,9 +162,9 @@ def _data_make(options: argparse.Namespace) -> int:
     from mlhpc.cosmoflow import simulate
 
     run = load.load(options.benchmark, options.preset, options.set)
-    world = launch.connect("horovod")
     out = options.out or Path("data") / f"{options.benchmark}-{options.preset}"
-    simulate.make(run.data, out, world, options.workers, raw=options.raw)
+    with launch.joined("horovod") as world:
+        simulate.make(run.data, out, world, options.workers, raw=options.raw)
     return 0
 
 
@@ -172,16 +172,16 @@ def _data_convert(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
     from mlhpc.cosmoflow.convert import convert
 
-    world = launch.connect("horovod")
-    convert(
-        options.source,
-        options.out,
-        sample=options.sample,
-        gzip=not options.plain,
-        validation_fraction=options.validation,
-        world=world,
-        workers=options.workers,
-    )
+    with launch.joined("horovod") as world:
+        convert(
+            options.source,
+            options.out,
+            sample=options.sample,
+            gzip=not options.plain,
+            validation_fraction=options.validation,
+            world=world,
+            workers=options.workers,
+        )
     return 0
 
 
@@ -190,8 +190,10 @@ def _data_index(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
 
     known = manifest.load(options.data).facts if (options.data / manifest.NAME).exists() else {}
-    found = manifest.index(options.data, known, launch.connect("horovod"), options.workers)
-    print(f"{options.data}: {len(found.files)} files indexed")
+    with launch.joined("horovod") as world:
+        found = manifest.index(options.data, known, world, options.workers)
+        if world.rank == 0:
+            print(f"{options.data}: {len(found.files)} files indexed")
     return 0
 
 

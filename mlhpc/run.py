@@ -48,13 +48,11 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
     """
     signal.signal(signal.SIGTERM, _terminated)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its build would bury ours
-    world = launch.connect(BACKENDS[run.benchmark])
-    try:
+    threads = str(launch.threads_per_rank(launch.identify(os.environ)))
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+        os.environ.setdefault(name, threads)
+    with launch.joined(BACKENDS[run.benchmark]) as world:
         result, out = _execute(run, places, seed, evict, world)
-    except BaseException as error:
-        world.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
-        raise
-    world.close()
     if world.rank == 0:
         print(_last_line(result, out), file=sys.stderr)
     return 0 if result["status"] == "success" else 1

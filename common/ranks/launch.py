@@ -5,7 +5,8 @@ import re
 import socket
 import subprocess
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -262,6 +263,18 @@ def connect(
         if ranks:
             ranks.fail(f"{type(error).__name__}: {error}")
         raise
+
+
+@contextmanager
+def joined(framework: Literal["horovod", "none"]) -> Iterator[World]:
+    """``connect``, and leave in good order at the end; or tell the other ranks why not."""
+    world = connect(framework)
+    try:
+        yield world
+    except BaseException as error:
+        world.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        raise
+    world.close()
 
 
 def call_roll(place: Place, env: Mapping[str, str], timeout_s: float = 60.0) -> RollCall:

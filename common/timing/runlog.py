@@ -27,6 +27,8 @@ Status = Literal["success", "failed", "aborted"]
 # Spans that the MLPerf rules name: <name>_start and <name>_stop records (mlperf-logging, hpc_*/common.yaml).
 RULED_SPANS = frozenset({"init", "run", "staging", "epoch", "eval"})
 
+RANK_0_MAY_STILL_WRITE_S = 3.0
+
 
 class RunLog:
     """Writes ``run.log`` (MLLOG, rank 0) and ``events.rankN.jsonl`` (every rank) of one run.
@@ -86,7 +88,8 @@ class RunLog:
             if name in ("run", "staging", "init"):
                 self._world.barrier()  # ends when the slowest rank has ended, not when rank 0 has
         except BaseException as raised:
-            error = f"{type(raised).__name__}: {raised}"
+            error = str(raised) if isinstance(raised, UserError) else f"{type(raised).__name__}: {raised}"
+            self._world.fail(error)  # from here, while the phase is still the one that failed
             raise
         finally:
             stopped = self.now()
@@ -94,7 +97,8 @@ class RunLog:
             self._event("end", name, at=stopped, **ending)
             self._ruled(name, "stop", tags, stopped)
             self._open_spans.pop()
-            self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
+            if not error:
+                self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
 
     def timed(self, items: Iterable[T], name: str, **tags: Any) -> Iterator[T]:
         """Yield ``items``, and record as one event how long the loop waited for them."""
@@ -168,9 +172,19 @@ class RunLog:
             "lost", "rank", rank=loss.rank, hostname=loss.hostname, phase=loss.phase, reason=loss.reason
         )
         if self._mllog is None:
+            if _has_run_stop(self.out / "run.log", RANK_0_MAY_STILL_WRITE_S):
+                return
             self._mllog = _mllogger(self.out / "run.log")
         if any(phase == "run" for phase in self._open_spans):
             self._run_stop(at, reason=str(loss))
+
+
+def _has_run_stop(path: Path, patience_s: float) -> bool:
+    """Whether rank 0 closed the log itself, as it does when it raised and was not killed."""
+    until = time.monotonic() + patience_s
+    while not (there := '"run_stop"' in path.read_text(encoding="utf-8")) and time.monotonic() < until:
+        time.sleep(0.1)
+    return there
 
 
 def _metadata(tags: dict[str, Any]) -> dict[str, Any]:

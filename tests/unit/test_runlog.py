@@ -10,6 +10,13 @@ from mlhpc.common.timing.breakdown import read_events
 from mlhpc.common.timing.runlog import RunLog
 
 
+class Watched(Solo):
+    """A world in which a test can lose a rank."""
+
+    def on_loss(self, callback):
+        object.__setattr__(self, "lose", callback)
+
+
 def mllog(path):
     return [
         json.loads(line.removeprefix(":::MLLOG ")) for line in (path / "run.log").read_text().splitlines()
@@ -70,10 +77,6 @@ def test_an_exception_closes_every_interval_and_the_run_is_aborted(tmp_path):
 
 
 def test_the_loss_of_a_rank_is_recorded_once(tmp_path):
-    class Watched(Solo):
-        def on_loss(self, callback):
-            object.__setattr__(self, "lose", callback)
-
     world = Watched()
     with RunLog(tmp_path, world) as log, log.span("run"), log.span("epoch", epoch=2):
         world.lose(Loss(1, "n1", "epoch 2", "killed"))
@@ -101,3 +104,42 @@ def test_timed_hands_through_every_item_and_counts_the_waits(tmp_path):
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match="absent"):
         RunLog(tmp_path / "absent", Solo())
+
+
+def test_a_rank_that_raises_says_so_while_its_phase_is_still_the_one_that_failed(tmp_path):
+    told = []
+
+    class Told(Solo):
+        def enter(self, phase):
+            told.append(phase)
+
+        def fail(self, reason):
+            told.append(reason)
+
+    with (
+        pytest.raises(ValueError),
+        RunLog(tmp_path, Told()) as log,
+        log.span("run"),
+        log.span("epoch", epoch=3),
+    ):
+        raise ValueError("by hand")
+    assert told[:3] == ["run", "epoch of epoch 3", "ValueError: by hand"]
+    assert all(word == "ValueError: by hand" for word in told[2:])
+
+
+def test_a_survivor_leaves_the_log_alone_when_rank_0_has_closed_it(tmp_path):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"):
+        pass
+    survivor = Watched(rank=1, size=2)
+    with RunLog(tmp_path, survivor) as log, log.span("run"):
+        survivor.lose(Loss(0, "n0", "epoch 2", "ValueError"))
+    assert [r["key"] for r in mllog(tmp_path)].count("run_stop") == 1
+
+
+def test_a_survivor_closes_the_log_of_a_killed_rank_0(tmp_path, monkeypatch):
+    monkeypatch.setattr("mlhpc.common.timing.runlog.RANK_0_MAY_STILL_WRITE_S", 0.1)
+    (tmp_path / "run.log").touch()
+    survivor = Watched(rank=1, size=2)
+    with RunLog(tmp_path, survivor) as log, log.span("run"):
+        survivor.lose(Loss(0, "n0", "epoch 2", "killed"))
+    assert [r["key"] for r in mllog(tmp_path)] == ["run_stop"]
