@@ -75,7 +75,9 @@ class RunLog:
     @contextmanager
     def span(self, name: str, **tags: Any) -> Iterator[None]:
         """An interval. Its end is recorded also when an exception passes, and then says which."""
-        phase = f"{name} of epoch {tags['epoch']}" if "epoch" in tags else name
+        phase = name
+        if "epoch" in tags:
+            phase = f"epoch {tags['epoch']}" if name == "epoch" else f"{name} of epoch {tags['epoch']}"
         self._open_spans.append(phase)
         self._world.enter(phase)
         if name == "run":

@@ -123,7 +123,7 @@ def test_a_rank_that_raises_says_so_while_its_phase_is_still_the_one_that_failed
         log.span("epoch", epoch=3),
     ):
         raise ValueError("by hand")
-    assert told[:3] == ["run", "epoch of epoch 3", "ValueError: by hand"]
+    assert told[:3] == ["run", "epoch 3", "ValueError: by hand"]
     assert all(word == "ValueError: by hand" for word in told[2:])
 
 
