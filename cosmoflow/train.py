@@ -94,6 +94,9 @@ def train(
             log.metric("learning_rate", rate, epoch=epoch)
             log.metric("train_loss", loss, epoch=epoch)
             log.metric(run.target.metric, error, epoch=epoch)
+            log.say(
+                f"epoch {epoch}: loss {loss:.4f}, {run.target.label} {error:.4f} (target {run.target.value})"
+            )
             if not np.isfinite(loss):
                 raise UserError(
                     f"the loss became {loss} in epoch {epoch}, at learning rate {rate:g}; lower the rate"

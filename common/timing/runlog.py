@@ -8,6 +8,7 @@ correction of the system clock in the middle of a run cannot change a time to tr
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -133,6 +134,11 @@ class RunLog:
     def note(self, name: str, **tags: Any) -> None:
         """An event for the record that is no interval and no metric."""
         self._event("note", name, **tags)
+
+    def say(self, line: str) -> None:
+        """A line for the person who waits, from rank 0."""
+        if self._world.rank == 0:
+            print(line, file=sys.stderr, flush=True)
 
     def finish(self, status: Status) -> None:
         """Set the status that ``run_stop`` will carry. Without it a run counts as aborted."""
