@@ -54,18 +54,21 @@ $(VENV)/.demo: $(VENV)/.venv setup.cfg constraints.txt
 	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow]'
 	@touch $@
 
-# Horovod compiles against this very TensorFlow: no cached wheel may be used, and what was built is asked.
+# Horovod compiles against this very TensorFlow: no cached wheel may be used, and what was built is asked. It
+# wants an old setuptools, and PyTorch a new one: hence the order.
 $(VENV)/.test: $(VENV)/.demo
-	@echo '== environment: test tools and PyTorch, for comparison (about a minute)'
-	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,test]' 'setuptools<70' wheel cmake packaging cloudpickle psutil pyyaml cffi
 	@echo '== environment: Horovod, compiled here (about two minutes)'
 	@mkdir -p build
+	@$(PIP) install -q -c constraints.txt 'setuptools<70' wheel cmake packaging cloudpickle psutil pyyaml cffi
 	@env PATH="$(CURDIR)/$(BIN):$$PATH" HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
 	HOROVOD_WITH_GLOO=1 $$(command -v mpicc >/dev/null && echo HOROVOD_WITH_MPI=1 || echo HOROVOD_WITHOUT_MPI=1) \
 	$(PIP) install -q --no-cache-dir --no-build-isolation --no-binary horovod -c constraints.txt horovod >build/horovod.log 2>&1 \
 	|| { tail -n 30 build/horovod.log; echo 'Horovod did not build: the whole log is build/horovod.log'; exit 1; }
 	@$(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] TensorFlow' && $(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] Gloo' \
 	|| { echo 'Horovod was built without TensorFlow or Gloo: make clean, then again'; exit 1; }
+	@echo '== environment: test tools, and PyTorch to compare with (about a minute)'
+	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,test]'
+	@$(BIN)/python -m pip check
 	@touch $@
 
 clean:
