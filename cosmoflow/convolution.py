@@ -1,5 +1,7 @@
 """A 3³ convolution with a third fewer multiplications, for processors whose arithmetic is the limit."""
 
+import os
+import tempfile
 from typing import Any
 
 import keras
@@ -55,3 +57,18 @@ def _output_sums(products: list[Tensor], depth: int) -> Tensor:
     m0, m1, m2, m3 = products
     outputs = tf.stack([m0 + m1 + m2, m1 - m2 - m3], axis=1)
     return tf.reshape(outputs, [-1, depth, *m0.shape[1:]])
+
+
+def start_xla() -> None:
+    """Have XLA announce itself once, unseen: it writes four lines to standard error past every log level.
+
+    The first compilation does it. This one is of nothing, so that standard error is away for a moment only.
+    """
+    seen = os.dup(2)
+    try:
+        with tempfile.TemporaryFile() as unseen:
+            os.dup2(unseen.fileno(), 2)
+            tf.function(lambda: tf.zeros(1), jit_compile=True)()
+    finally:
+        os.dup2(seen, 2)
+        os.close(seen)

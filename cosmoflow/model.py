@@ -48,8 +48,8 @@ def build_model(
     def convolution(block: int) -> layers.Layer:
         filters, glorot = network.conv_filters * 2**block, keras.initializers.GlorotUniform(next(seeds))
         options = {"use_bias": False, "kernel_initializer": glorot, "dtype": precision}
-        # Its sums cost more than they save on the few channels of the first block; a GPU's library decides
-        # such things for itself.
+        # On the few channels of the first block the minimal convolution's sums cost more than they save; on
+        # a GPU the library chooses its own algorithm.
         if block and network.conv_kernel == 3 and not has_gpu:
             return MinimalConv3D(filters, **options)
         return layers.Conv3D(filters, network.conv_kernel, padding="same", **options)

@@ -136,7 +136,9 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
 def _checked(data: Data) -> Simulation:
     simulation, shape = data.simulation, data.sample_shape
     if simulation is None:
-        raise UserError("this preset's data set is published, not made; see docs/data_cosmoflow.md")
+        raise UserError(
+            "this preset needs the official data set, which cannot be made here; see docs/data_cosmoflow.md"
+        )
     if len(shape) != 4 or len(set(shape[:3])) != 1 or shape[3] != len(REDSHIFTS):
         raise UserError(f"data.sample_shape is {list(shape)}; universes give [n, n, n, {len(REDSHIFTS)}]")
     if simulation.grid % shape[0]:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from mlhpc.benchmarks.schema import Hyperparameters
+from mlhpc.cosmoflow.convolution import start_xla
 
 Tensor = Any  # tf.Tensor, which has no types of its own
 TrainStep = Callable[[Any, Any], Tensor]
@@ -91,6 +92,7 @@ def warm_up(
     touched: this may be done before the clock starts (MLPerf HPC training rules, initialisation). With
     several ranks all must call it, for the gradients are averaged.
     """
+    start_xla()
     variables = [*model.variables, *optimizer.variables]
     before = [np.array(variable) for variable in variables]
     shape, targets = model.input_shape[1:], model.output_shape[1]

@@ -200,7 +200,7 @@ def test_shards_are_refused_where_nodes_share_the_folder_or_are_one(tiny_data, t
         (lambda d: None, ["data.train_samples=99"], "99 are needed"),
         (lambda d: None, ["hyperparameters.global_batch_size=64"], "cannot fill a step"),
         (lambda d: None, ["data.sample_shape=[64,64,64,4]"], "data.sample_shape"),
-        (lambda d: None, ["data.sample_shape=[33,33,33,4]"], "multiples of 32"),
+        (lambda d: None, ["data.sample_shape=[33,33,33,4]"], "multiples of 16"),
         (lambda d: None, ["network.parameters=5"], "parameters"),
         (lambda d: shutil.rmtree(d), [], "no such"),
         (lambda d: None, ["hyperparameters.opt_base_learning_rate=1e30"], "lower the rate"),

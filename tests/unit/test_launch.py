@@ -211,6 +211,7 @@ def test_an_error_of_the_user_is_left_in_the_words_of_the_rank(capfd):
 def test_ctrl_c_and_sigterm_end_every_rank(number, tmp_path):
     sleeps = python(f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid())); time.sleep(600)")
     program = (
+        "import signal; signal.signal(2, signal.default_int_handler); "  # a background job ignores Ctrl-C
         f"from mlhpc.common.ranks.local import run_local; import sys; sys.exit(run_local(2, {sleeps!r}))"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])

@@ -416,7 +416,7 @@ def test_raw_files_appear_complete_and_the_same_each_time(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"simulation": None}, "published, not made"),
+        ({"simulation": None}, "official data set"),
         ({"sample_shape": (4, 4, 4)}, r"universes give \[n, n, n, 4\]"),
         ({"sample_shape": (4, 4, 2, 4)}, r"universes give \[n, n, n, 4\]"),
         ({"sample_shape": (3, 3, 3, 4)}, "make it a multiple of 3"),
