@@ -146,6 +146,23 @@ def test_a_rank_that_has_left_in_good_order_is_not_missed(meeting):
 # --- a rank is lost; the beat of rank processes is in seconds
 
 
+def test_a_goodbye_is_not_lost_behind_what_is_still_on_its_way(meeting, monkeypatch):
+    """Rank 0 leaves while others still tell it their phases: a socket closed over unread bytes is reset."""
+    lost = []
+    monkeypatch.setattr(RollCall, "_end", lambda self, loss: lost.append(loss) or sys.exit())
+    for _ in range(20):
+        calls = call(meeting, range(3), 3)
+
+        def leave(ranks):
+            for step in range(200 if ranks.me.rank else 20):
+                ranks.enter(f"phase {step}")
+            ranks.close()
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(leave, calls))
+    assert not lost
+
+
 def start(tmp_path, beat_s, *how, size=3):
     token = os.urandom(8).hex()
     return [
