@@ -10,6 +10,7 @@ host's cache, a server's) stays as it is. No way forces what it wrote to disk.
 """
 
 import argparse
+import os
 import shutil
 import statistics
 import subprocess
@@ -90,6 +91,7 @@ def main() -> None:
         for turn in range(options.rounds):
             order = list(ways)
             for name in order[turn % len(order) :] + order[: turn % len(order)]:
+                os.sync()  # what the last copy left to be written is not to be paid for by this one
                 make_cold(paths)
                 target = Path(above) / "copy"
                 started = time.perf_counter()
