@@ -21,7 +21,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from io import FileIO
@@ -39,6 +39,7 @@ from mlhpc.common.data.filesystem import FileSystem, filesystem_of
 from mlhpc.common.data.manifest import File, Manifest
 from mlhpc.common.data.together import first, together
 from mlhpc.common.errors import UserError
+from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
 
 Mode = Literal["replicate", "shard"]
@@ -147,7 +148,8 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
     together(world, lambda: _record(manifest, target, all_of_team, team, mode))
 
     def copy() -> tuple[int, int, int, float]:
-        _copy_all(todo, source, target, workers)
+        with progress(len(todo), "staging", "files", show=world.rank == 0) as advance:
+            _copy_all(todo, source, target, workers, advance)
         seconds = time.monotonic() - started
         return len(todo), sum(file.size for file in todo), len(mine) - len(todo), seconds
 
@@ -308,8 +310,10 @@ def _record(manifest: Manifest, target: Path, files: list[File], team: _Team, mo
     manifests.save(replace(manifest, root=target, files=tuple(files), facts=facts))
 
 
-def _copy_all(files: Sequence[File], source: Path, target: Path, workers: int) -> None:
-    """Copy with ``workers`` threads; at the first failure all stop."""
+def _copy_all(
+    files: Sequence[File], source: Path, target: Path, workers: int, advance: Callable[[int], None]
+) -> None:
+    """Copy with ``workers`` threads, and ``advance(1)`` for each file; at the first failure all stop."""
     with _blame(target, "cannot be written", "choose another --stage"):
         for folder in {(target / file.path).parent for file in files}:
             folder.mkdir(parents=True, exist_ok=True)
@@ -322,6 +326,7 @@ def _copy_all(files: Sequence[File], source: Path, target: Path, workers: int) -
         for file in queue:
             try:
                 _copy(file, source, target, block, failures)
+                advance(1)
             except BaseException as failure:
                 failures.append(failure)
             if failures:
