@@ -32,9 +32,12 @@ def load(benchmark: str, preset: str, settings: Iterable[str] = ()) -> Run:
     for setting in settings:
         facts = _over(facts, _parse(setting))
     try:
-        return Run(benchmark=benchmark, preset=preset, **facts)
+        run = Run(benchmark=benchmark, preset=preset, **facts)
     except ValidationError as error:
         raise UserError(_first_problem(error)) from None
+    if run.division == "closed":
+        _hold_to(definition["closed_fixes"], run)
+    return run
 
 
 def dumps(run: Run) -> str:
@@ -45,6 +48,18 @@ def dumps(run: Run) -> str:
 def loads(text: str) -> Run:
     """The ``Run`` that :func:`dumps` wrote."""
     return Run(**tomllib.loads(text))
+
+
+def _hold_to(fixed: dict[str, Any], run: Run) -> None:
+    """Nothing is called closed that is not. Raises UserError for the first key that differs."""
+    for key, value in fixed.items():
+        table, _, name = key.partition(".")
+        given = run.model_dump(mode="json")[table][name]
+        if given != value:
+            raise UserError(
+                f"the closed division fixes {key} = {_toml_value(value)}, not {_toml_value(given)}; "
+                "leave it, or run with --set division=open"
+            )
 
 
 def _definition(benchmark: str) -> dict[str, Any]:
