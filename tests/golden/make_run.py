@@ -34,7 +34,10 @@ def make_run(
 ) -> Path:
     """Makes ``out`` and returns it. ``result``, ``log`` and ``env`` change what is written: a dictionary, a
     list of MLLOG records, a dictionary."""
-    run = load("cosmoflow", preset, settings)
+    # ``load`` refuses a closed run that is none; these are for the checks of what others may have written.
+    closed = preset == "closed" or 'division="closed"' in settings
+    run = load("cosmoflow", preset, [s for s in settings if not s.startswith("division")] + ["division=open"])
+    run = run.model_copy(update={"division": "closed" if closed else "open"})
     out.mkdir(parents=True)
     target = run.target.value
     last_error = last_error if last_error is not None else target * (0.97 if status == "success" else 1.13)
