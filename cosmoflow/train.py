@@ -65,11 +65,14 @@ def train(
         )
 
     with log.span("run"):
-        dataset = take(describe(data, world), train=run.data.train_samples, validation=run.data.eval_samples)
+        needed = {"train": run.data.train_samples, "validation": run.data.eval_samples}
         if staged:
             with log.span("staging"):
+                dataset = take(describe(data, world), **needed)
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
             log.note("staging", **asdict(report))
+        else:
+            dataset = take(describe(data, world), **needed)
         loader = _open_loader(run, dataset, staged, local_batch, seed, world)
 
         bytes_before = 0

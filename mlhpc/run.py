@@ -90,7 +90,8 @@ def summarize(run: Run, events: list[dict[str, Any]]) -> dict[str, Any]:
     for event in events:
         if event["event"] == "metric" and "epoch" in event:
             metrics.setdefault(event["epoch"], {})[event["name"]] = event["value"]
-    status = noted["finish"]["status"] if "finish" in noted else "aborted"
+    ended_well = any(e["event"] == "end" and e["name"] == "run" and "error" not in e for e in events)
+    status = noted["finish"]["status"] if "finish" in noted and ended_well else "aborted"
     values = [m[run.target.metric] for m in metrics.values() if run.target.metric in m]
     best = (max if run.target.higher_is_better else min)(values) if values else None
     try:

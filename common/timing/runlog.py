@@ -98,6 +98,8 @@ class RunLog:
             stopped = self.now()
             ending = {**tags, "seconds": stopped - started} | ({"error": error} if error else {})
             self._event("end", name, at=stopped, **ending)
+            if name == "run" and error:
+                self._status = "aborted"  # also when the target had been met: not all ranks got to the end
             self._ruled(name, "stop", tags, stopped)
             self._open_spans.pop()
             if not error:

@@ -76,6 +76,20 @@ def test_an_exception_closes_every_interval_and_the_run_is_aborted(tmp_path):
     assert all(e["error"] == "ZeroDivisionError: by hand" for e in ends) and len(ends) == 2
 
 
+def test_a_met_target_is_no_success_when_the_run_does_not_end_well(tmp_path):
+    """The barrier at the end can fail on a lost rank, after the evaluation that met the target."""
+
+    class Broken(Solo):
+        def barrier(self):
+            if not (tmp_path / "run.log").read_text():
+                return
+            raise ConnectionError("a rank is gone")
+
+    with pytest.raises(ConnectionError), RunLog(tmp_path, Broken()) as log, log.span("run"):
+        log.finish("success")
+    assert mllog(tmp_path)[-1]["metadata"]["status"] == "aborted"
+
+
 def test_the_loss_of_a_rank_is_recorded_once(tmp_path):
     world = Watched()
     with RunLog(tmp_path, world) as log, log.span("run"), log.span("epoch", epoch=2):
