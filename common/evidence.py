@@ -65,6 +65,9 @@ def commit() -> dict[str, Any]:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != here:  # installed somewhere inside another project's checkout
+        return {"commit": None, "dirty": None}
     head = git("rev-parse", "HEAD")
     changed = git("status", "--porcelain", "--untracked-files=no")
     return {"commit": head, "dirty": bool(changed) if changed is not None else None}

@@ -117,7 +117,18 @@ def _open_loader(
     run: Run, dataset: Manifest, staged: Path | None, local_batch: int, seed: int, world: World
 ) -> Loader:
     """Which samples this rank reads: its share of all, or of the shard that was staged to its node."""
+    for folder, wanted in (("train", run.data.train_samples), ("validation", run.data.eval_samples)):
+        if (found := len(dataset.folder(folder))) != wanted:
+            raise UserError(
+                f"{dataset.root / folder}: {found} files, but the manifest counts the {wanted} samples "
+                f"of this run, one a file; see: mlhpc data verify {dataset.root}"
+            )
     mode = run.staging.mode if staged else "replicate"
+    if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
+        raise UserError(
+            "staging.mode=shard gives nodes equal numbers of samples, and theirs of ranks are unequal: "
+            "start as many on each, or replicate"
+        )
     files = part(dataset.files, world.node, world.nodes, mode)
     train_files, eval_files = (
         [(staged or dataset.root) / file.path for file in files if file.path.startswith(folder)]

@@ -190,6 +190,8 @@ def _data_index(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
 
     known = manifest.load(options.data).facts if (options.data / manifest.NAME).exists() else {}
+    # What was counted when it was made may be otherwise now: that is why one indexes again.
+    known = {key: value for key, value in known.items() if key not in ("samples", "staged")}
     with launch.joined("horovod") as world:
         found = manifest.index(options.data, known, world, options.workers)
         if world.rank == 0:

@@ -7,7 +7,6 @@ import secrets
 import shlex
 import signal
 import sys
-import tempfile
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -61,9 +60,11 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
 def _execute(
     run: Run, places: Places, seed: int | None, evict: bool, world: World
 ) -> tuple[dict[str, Any], Path]:
-    out = world.broadcast(_make_out(run, places.out) if world.rank == 0 else Path())
     if places.resume:
+        if run.division == "closed":
+            raise UserError("a resumed run is no closed-division result; add --set division=open")
         seed = _seed_of(places.resume, run)
+    out = world.broadcast(_make_out(run, places.out) if world.rank == 0 else Path())
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
     _write_evidence(run, places.data, out, world)
     evicted = evict and _evict(places.data, world)
@@ -146,15 +147,20 @@ def _plain(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make_out(run: Run, wanted: Path | None) -> Path:
-    """A directory for the results, by rank 0. Results are never written over."""
+    """A directory for the results, by rank 0. Results are never written over: whoever creates ``run.log``
+    first has the directory, also when two runs start at once."""
+    taken = "{} holds the results of another run; choose another --out, or move it away"
     numbered = (Path("results") / f"{run.benchmark}-{run.preset}-{number}" for number in count(1))
     out = wanted or next(path for path in numbered if not path.exists())
-    if (out / "run.log").exists() or (out / "result.json").exists():
-        raise UserError(f"{out} holds the results of another run; choose another --out, or move it away")
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
+        out.mkdir(parents=True, exist_ok=out.is_dir())
+        if (out / "result.json").exists():
+            raise UserError(taken.format(out))
+        (out / "run.log").open("x").close()
+    except FileExistsError:
+        raise UserError(
+            taken.format(out) if out.is_dir() else f"{out} is a file; choose another --out"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot write results in {out}: {error.strerror}; choose another --out") from None
     return out
@@ -167,7 +173,7 @@ def _terminated(number: int, frame: object) -> None:
 def _seed_of(directory: Path, run: Run) -> int:
     """The seed of the run that is resumed. Raises UserError when it was another benchmark or preset."""
     saved = checkpoint.load(directory)
-    if saved.config != load.dumps(run):
+    if load.loads(saved.config).model_copy(update={"division": run.division}) != run:
         raise UserError(
             f"{directory} was run with other settings; resume with those in {directory}/config.toml"
         )
@@ -233,6 +239,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
             "number_of_nodes": world.nodes,
             "accelerators_per_node": min(len(accelerators()), world.local_size),
             "seed": seed,
+            **({"resumed": True} if resume else {}),  # no key of the rules: our own check looks for it
             "train_samples": run.data.train_samples,
             "eval_samples": run.data.eval_samples,
             **run.hyperparameters.model_dump(mode="json"),
@@ -249,7 +256,7 @@ def _write(path: Path, text: str) -> None:
 
 def _last_line(result: dict[str, Any], out: Path) -> str:
     target = result["target"]
-    outcome = "reached" if target["reached"] else "missed"
+    outcome = ("reached" if target["reached"] else "missed") + (", resumed" if result["resumed"] else "")
     best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
     return (
         f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} "

@@ -134,6 +134,15 @@ def _bare_log_rules(log: Log) -> Iterator[Finding]:
             "none",
             "log the seed; the package checker rejects a set of runs without seeds",
         )
+    if log.value("resumed"):
+        yield Finding(
+            "log/resumed",
+            "error",
+            name,
+            "a run in one piece",
+            "resumed from a checkpoint",
+            "run it again from the start; the time of a resumed run counts for nothing",
+        )
     stop = log.first("run_stop")
     status = stop.metadata.get("status") if stop else None
     if stop and status not in (None, "success"):

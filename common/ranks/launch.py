@@ -174,7 +174,8 @@ def _srun(env: Mapping[str, str]) -> Place | None:
             f"SLURM_STEP_NODELIST {env['SLURM_STEP_NODELIST']}, SLURM_NODEID {node}; start "
             "this with srun from a clean environment"
         )
-    token = f"slurm {_text(env, 'SLURM_JOB_ID')}.{env['SLURM_STEP_ID']} {env.get('SLURM_RESTART_COUNT', '')}"
+    names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    token = " ".join(["slurm", _text(env, "SLURM_JOB_ID"), *(env.get(name, "") for name in names)])
     return Place(
         "srun",
         rank=_number(env, "SLURM_PROCID"),

@@ -23,7 +23,7 @@ __all__ = ["tiny_data"]  # the fixture of the smoke tests
 # keep it apart from a Slurm that this machine may belong to. Nodes without names in any name service, as on
 # many a cloud: the roll call has to find rank 0 nevertheless.
 CONF = """\
-ClusterName=test
+ClusterName={cluster}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 AuthType=auth/munge
@@ -85,7 +85,13 @@ def _cluster(folder: Path) -> Iterator[Slurm]:
     key.chmod(0o400)
     conf = folder / "slurm.conf"
     conf.write_text(
-        CONF.format(folder=folder, host=socket.gethostname(), user=getuser(), ports=_free_ports(3))
+        CONF.format(
+            folder=folder,
+            cluster=f"test{os.getpid()}",
+            host=socket.gethostname(),
+            user=getuser(),
+            ports=_free_ports(3),
+        )
     )
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PMI", "OMPI_"))}
     path = f"{Path(sys.executable).parent}:{search_path()}"

@@ -121,8 +121,9 @@ def test_a_run_killed_after_an_epoch_resumes_to_the_same_trajectory_and_is_marke
     left = len(told["epochs"])
     assert 1 <= left < 8
     assert trace(out) == pytest.approx(trace(whole)[-2 * left :], rel=1e-6)
-    checked = mlhpc("check", out)
-    assert checked.returncode == 1 and "resumed" in checked.stdout
+    for what in (out, out / "run.log"):
+        checked = mlhpc("check", what)
+        assert checked.returncode == 1 and "resumed" in checked.stdout
 
 
 def test_eviction_is_recorded(tiny_data, tmp_path):
@@ -227,6 +228,40 @@ def test_results_are_never_written_over(tiny_data, one_rank):
     done = mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", one_rank, *settings())
     assert done.returncode == 2 and "another run" in done.stderr
     assert (one_rank / "run.log").read_bytes() == before
+
+
+def test_two_runs_that_start_at_once_do_not_share_a_folder(tiny_data, tmp_path):
+    words = [
+        "run",
+        "cosmoflow",
+        "--data",
+        tiny_data,
+        "--out",
+        tmp_path / "o",
+        *settings("training.max_epochs=1"),
+    ]
+    command = [sys.executable, "-m", "mlhpc", *map(str, words)]
+    runs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [run.communicate(timeout=120)[1] for run in runs]
+    assert sorted(run.returncode for run in runs) == [1, 2], said
+    assert [r["key"] for r in mllog(tmp_path / "o")].count("run_stop") == 1
+
+
+def test_a_data_set_indexed_again_with_fewer_files_is_not_taken_for_whole(tiny_data, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    for path in sorted((data / "train").iterdir())[:9]:
+        path.unlink()
+    manifest = (data / "manifest.json").read_bytes()
+    assert mlhpc("data", "index", data).returncode == 0
+    again = mlhpc("run", "cosmoflow", "--data", data, "--out", tmp_path / "a", *settings())
+    assert again.returncode == 2 and "18 samples, 27 are needed" in again.stderr
+    # A manifest that claims what its files are not: samples counted, files fewer.
+    claims = json.loads(manifest)
+    claims["files"] = [file for file in claims["files"] if (data / file[0]).exists()]
+    (data / "manifest.json").write_text(json.dumps(claims))
+    claimed = mlhpc("run", "cosmoflow", "--data", data, "--out", tmp_path / "b", *settings())
+    assert claimed.returncode == 2 and "18 files" in claimed.stderr
 
 
 def test_a_batch_that_the_ranks_cannot_share(tiny_data, tmp_path):

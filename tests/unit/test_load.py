@@ -43,6 +43,8 @@ def test_no_small_preset_is_called_closed():
         ("data.train_samples=1024", "data.train_samples"),
         ("network.conv_kernel=2", "network.conv_kernel"),
         ("target.value=0.2", "target.value"),
+        ("target.higher_is_better=true", "target.higher_is_better"),
+        ("network.targets=3", "network.targets"),
     ],
 )
 def test_a_closed_run_that_is_not_closed_is_refused_and_may_be_open(setting, key):
