@@ -88,7 +88,7 @@ def test_the_official_checker_itself_finds_only_its_own_target_missing(tiny_data
             ruleset,
             out / "run.log",
         ]
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=tmp_path)
         said = done.stdout + done.stderr
         assert "Failed checks for eval_error" in said
         assert said.count("Failed checks") + said.count("Required ") == 1, said
