@@ -31,7 +31,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test lint
 	@echo '== tests'
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.test
 	@echo '== lint: ruff'

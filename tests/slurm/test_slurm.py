@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from smoke.conftest import result, settings
 
-# One Slurm: its tests run one after the other in one worker.
-pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm")]
+# One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
+pytestmark = pytest.mark.system
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "ranks" / "program.py"
