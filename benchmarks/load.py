@@ -7,10 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from mlhpc.benchmarks.cosmoflow import CosmoFlow
+from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.errors import UserError, did_you_mean
 
-BENCHMARKS = ("cosmoflow",)
+BENCHMARKS: dict[str, type[Run]] = {"cosmoflow": CosmoFlow, "deepcam": DeepCam}
 
 
 def presets(benchmark: str) -> dict[str, str]:
@@ -32,9 +34,9 @@ def load(benchmark: str, preset: str, settings: Iterable[str] = ()) -> Run:
     for setting in settings:
         facts = _over(facts, _parse(setting))
     try:
-        run = Run(benchmark=benchmark, preset=preset, **facts)
+        run = BENCHMARKS[benchmark](benchmark=benchmark, preset=preset, **facts)
     except ValidationError as error:
-        raise UserError(_first_problem(error)) from None
+        raise UserError(_first_problem(error, BENCHMARKS[benchmark])) from None
     if run.division == "closed":
         _hold_to(definition["closed_fixes"], run)
     return run
@@ -47,7 +49,8 @@ def dumps(run: Run) -> str:
 
 def loads(text: str) -> Run:
     """The ``Run`` that :func:`dumps` wrote."""
-    return Run(**tomllib.loads(text))
+    facts = tomllib.loads(text)
+    return BENCHMARKS.get(facts.get("benchmark", ""), Run)(**facts)
 
 
 def _hold_to(fixed: dict[str, Any], run: Run) -> None:
@@ -91,11 +94,11 @@ def _parse(setting: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _first_problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError, model: type[Run]) -> str:
     problem = error.errors()[0]
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {place!r}; {did_you_mean(place, _keys(Run))}"
+        return f"unknown key {place!r}; {did_you_mean(place, _keys(model))}"
     message = problem["msg"].removeprefix("Value error, ")
     given = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
     return f"{place}: {message}{given}"

@@ -1,12 +1,14 @@
-"""What a run is made of: facts of a benchmark, a preset's choices, and the fully resolved ``Run``.
+"""What every benchmark's run is made of, fully resolved before it starts.
 
-Every class is frozen and refuses unknown keys. The field names of ``Hyperparameters`` are the keys of the
-MLPerf logging rules, so that what is configured, what is logged and what the rules check have one name.
+What is particular to a benchmark stands beside its TOML file: ``benchmarks/cosmoflow.py`` narrows these
+classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unknown keys. The field names of
+``Hyperparameters`` are the keys of the MLPerf logging rules, so that what is configured, what is logged and
+what the rules check have one name.
 """
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 
 class Facts(BaseModel):
@@ -26,85 +28,27 @@ class Target(Facts):
         return value >= self.value if self.higher_is_better else value <= self.value
 
 
-class Simulation(Facts):
-    """How ``mlhpc data make cosmoflow`` makes the universes of a data set."""
-
-    box_mpc_h: PositiveFloat = Field(description="side of the simulated box, Mpc/h")
-    grid: PositiveInt = Field(description="voxels along a side of the box")
-    particles: PositiveInt = Field(description="particles along a side of the box")
-    cola_steps: int = Field(0, ge=0, description="COLA particle-mesh steps after 2LPT; 0: 2LPT alone")
-    spread: float = Field(0.3, gt=0, lt=1, description="parameters lie within ±spread of the mean cosmology")
-    seed: int = Field(2019, ge=0)
-
-
 class Data(Facts):
     """The data set that a preset needs."""
 
     train_samples: PositiveInt
     eval_samples: PositiveInt
-    sample_shape: tuple[int, ...] = Field(description="voxels x, y, z and redshifts, as stored")
-    gzip: bool = Field(True, description="how `data make` and `convert` write; readers tell from the bytes")
+    sample_shape: tuple[int, ...] = Field(description="of one sample as stored, channels last")
     official: bool = Field(False, description="the published data set, which cannot be made here")
-    simulation: Simulation | None = None
 
 
 class Network(Facts):
-    """The CosmoFlow network: blocks of convolution, leaky ReLU and max pooling, then three dense layers."""
-
-    conv_layers: PositiveInt = 5
-    conv_filters: PositiveInt = Field(32, description="filters of the first block; every block doubles them")
-    conv_kernel: PositiveInt = 3
-    dense_units: tuple[int, ...] = (128, 64)
-    targets: PositiveInt = 4
-    input_mean: tuple[float, ...] = Field(
-        (), description="of log(1 + counts), one a redshift, taken off before the first block (open division)"
-    )
-    input_spread: tuple[PositiveFloat, ...] = Field((), description="what is left is divided by this")
     parameters: PositiveInt | None = Field(None, description="trainable parameters, checked before a run")
-
-    @model_validator(mode="after")
-    def _input_lists_match(self) -> "Network":
-        if len(self.input_mean) != len(self.input_spread):
-            raise ValueError("input_mean and input_spread must have one number a redshift each, or none")
-        return self
 
 
 class Hyperparameters(Facts):
-    """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_cosmoflow.yaml)."""
+    """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
 
-    global_batch_size: PositiveInt
-    opt_name: Literal["sgd", "adam"] = "sgd"
-    opt_momentum: float = Field(0.9, ge=0, lt=1)
-    opt_base_learning_rate: float = Field(gt=0, description="the peak rate, after warm-up")
-    opt_learning_rate_warmup_epochs: int = Field(0, ge=0)
-    opt_learning_rate_warmup_factor: float = Field(
-        1.0, ge=1, description="warm-up starts at the base rate divided by this"
-    )
-    opt_learning_rate_decay_boundary_epochs: tuple[PositiveInt, ...] = ()
-    opt_learning_rate_decay_factor: tuple[float, ...] = Field(
-        (), description="one a boundary: the share of the base rate from there on"
-    )
-    opt_learning_rate_schedule: Literal["multistep", "linear"] = Field(
-        "multistep", description="linear: down to zero over max_epochs (open division, paper 001)"
-    )
-    dropout: float = Field(0.5, ge=0, lt=1)
-    opt_weight_decay: float = Field(0.0, ge=0, description="L2 on the dense layers")
+    global_batch_size: PositiveInt = Field(description="samples of all ranks that one update is made from")
 
-    @model_validator(mode="after")
-    def _decay_lists_match(self) -> "Hyperparameters":
-        boundaries, factors = (
-            self.opt_learning_rate_decay_boundary_epochs,
-            self.opt_learning_rate_decay_factor,
-        )
-        if len(boundaries) != len(factors):
-            raise ValueError(
-                f"{len(boundaries)} boundaries, {len(factors)} decay factors; give one factor a boundary"
-            )
-        if list(boundaries) != sorted(set(boundaries)):
-            raise ValueError(f"decay boundaries {list(boundaries)} must grow from one to the next")
-        if any(not 0 < f < 1 for f in factors):
-            raise ValueError(f"decay factors {list(factors)} must lie between 0 and 1")
-        return self
+    def logged(self) -> dict[str, object]:
+        """The records of these choices: key and value."""
+        return self.model_dump(mode="json")
 
 
 class Training(Facts):
@@ -115,7 +59,6 @@ class Training(Facts):
         description="samples a rank evaluates at once; no effect on the metric"
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
-    augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
     checkpoint_epochs: int = Field(
         0, ge=0, description="save every so many epochs, inside the clock; 0: never"
     )
@@ -133,7 +76,7 @@ class Staging(Facts):
 class Loading(Facts):
     """How a rank reads its samples while training."""
 
-    workers: PositiveInt = Field(2, description="threads that read and decode ahead of the training loop")
+    workers: PositiveInt = Field(2, description="threads or processes that read ahead of the training loop")
     prefetch: PositiveInt = Field(4, description="batches ready and waiting at most")
 
 
@@ -160,3 +103,10 @@ class Run(Facts):
     staging: Staging = Field(default=Staging())
     loading: Loading = Field(default=Loading())
     submission: Submission = Field(default=Submission())
+
+    @classmethod
+    def hyperparameter_keys(cls) -> tuple[str, ...]:
+        """The keys of the logging rules that runs of this benchmark choose."""
+        chosen = cls.model_fields["hyperparameters"].annotation
+        assert chosen is not None and issubclass(chosen, Hyperparameters)
+        return tuple(chosen.model_fields)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from isal import igzip
 from scipy import fft
 
-from mlhpc.benchmarks.schema import Simulation
+from mlhpc.benchmarks.cosmoflow import Simulation
 from mlhpc.common.data import tfrecord
 from mlhpc.common.errors import UserError
 from mlhpc.cosmoflow import gravity

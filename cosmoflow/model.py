@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from mlhpc.benchmarks.schema import Network
+from mlhpc.benchmarks.cosmoflow import Network
 from mlhpc.common.errors import UserError
 from mlhpc.cosmoflow.convolution import MinimalConv3D
 

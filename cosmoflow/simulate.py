@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.benchmarks.schema import Data, Simulation
+from mlhpc.benchmarks.cosmoflow import Data, Simulation
 from mlhpc.common.data import atomic, manifest, tfrecord
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import progress

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from mlhpc.benchmarks import load
-from mlhpc.benchmarks.schema import Run
+from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common import checkpoint
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import World
@@ -22,7 +22,7 @@ def agree(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: Worl
 
 def save(
     directory: Path,
-    run: Run,
+    run: CosmoFlow,
     seed: int,
     epoch: int,
     model: keras.Model,

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mlhpc.benchmarks.schema import Hyperparameters
+from mlhpc.benchmarks.cosmoflow import Hyperparameters
 from mlhpc.cosmoflow.convolution import start_xla
 
 Tensor = Any  # tf.Tensor, which has no types of its own

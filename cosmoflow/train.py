@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlhpc.benchmarks.schema import Run
+from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.sharding import Pool, local_batch_size, steps_per_epoch
 from mlhpc.common.data.staging import part, stage
@@ -22,7 +22,7 @@ from mlhpc.cosmoflow.step import make_eval_step, make_optimizer, make_train_step
 
 
 def train(
-    run: Run, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
+    run: CosmoFlow, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
     """Train until an evaluation meets the target, or the epochs run out; what happened is in ``log``.
 
@@ -114,7 +114,7 @@ def train(
 
 
 def _open_loader(
-    run: Run, dataset: Manifest, staged: Path | None, local_batch: int, seed: int, world: World
+    run: CosmoFlow, dataset: Manifest, staged: Path | None, local_batch: int, seed: int, world: World
 ) -> Loader:
     """Which samples this rank reads: its share of all, or of the shard that was staged to its node."""
     for folder, wanted in (("train", run.data.train_samples), ("validation", run.data.eval_samples)):

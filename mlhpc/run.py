@@ -242,7 +242,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
             **({"resumed": True} if resume else {}),  # no key of the rules: our own check looks for it
             "train_samples": run.data.train_samples,
             "eval_samples": run.data.eval_samples,
-            **run.hyperparameters.model_dump(mode="json"),
+            **run.hyperparameters.logged(),
         }
     )
 

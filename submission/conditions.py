@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from mlhpc.benchmarks.schema import Hyperparameters
+from mlhpc.benchmarks.load import BENCHMARKS
 from mlhpc.submission.facts import duration, size
 from mlhpc.submission.markup import count, definitions, section, table
 from mlhpc.submission.rundir import RunDirectory, Staging
@@ -62,10 +62,12 @@ def _said(fact: bool | None, yes: str, no: str) -> str:
 
 def hyperparameters(run: RunDirectory) -> str:
     if run.config:
-        values = run.config.hyperparameters.model_dump()
+        values = run.config.hyperparameters.logged()
         training = run.config.training.model_dump()
     elif run.log:
-        values = {key: run.log.value(key) for key in Hyperparameters.model_fields}
+        # The union of all benchmarks' keys: what this log's has no record of is left out below.
+        keys = [key for known in BENCHMARKS.values() for key in known.hyperparameter_keys()]
+        values = {key: run.log.value(key) for key in dict.fromkeys(keys)}
         training = {}
     else:
         return ""

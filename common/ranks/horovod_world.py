@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -14,23 +14,18 @@ import tensorflow as tf
 
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.launch import Place, myself, settled
+from mlhpc.common.ranks.placed import SYMPTOM_S, Placed, interface_of, my_address
 from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall
-from mlhpc.common.ranks.world import Loss
 
 T = TypeVar("T")
 
 HOROVOD_ENDED = "Horovod has been shut down"
 """In what Horovod raises on the survivors when a rank is gone (horovod/common/common.h): a symptom."""
-SYMPTOM_S = 20.0
-"""How long such an error waits for the roll call to name its cause."""
 
 
 @dataclass(frozen=True)
-class HorovodWorld:
+class HorovodWorld(Placed):
     """A ``World`` whose collectives are Horovod's and whose losses are the roll call's."""
-
-    place: Place
-    ranks: RollCall
 
     @classmethod
     def start(cls, place: Place, ranks: RollCall | None, timeout_s: float = 60.0) -> Self:
@@ -60,34 +55,6 @@ class HorovodWorld:
         ranks.start_beating()
         return world
 
-    @property
-    def rank(self) -> int:
-        return self.place.rank
-
-    @property
-    def size(self) -> int:
-        return self.place.size
-
-    @property
-    def local_rank(self) -> int:
-        return self.place.local_rank
-
-    @property
-    def local_size(self) -> int:
-        return self.place.local_size
-
-    @property
-    def node(self) -> int:
-        return self.place.node or 0
-
-    @property
-    def nodes(self) -> int:
-        return self.place.nodes or 1
-
-    @property
-    def launcher(self) -> str:
-        return self.place.launcher
-
     def barrier(self) -> None:
         self.sum(0.0)
 
@@ -103,12 +70,6 @@ class HorovodWorld:
     def gather(self, obj: T) -> list[T]:
         result: list[T] = hvd.allgather_object(obj)
         return result
-
-    def enter(self, phase: str) -> None:
-        self.ranks.enter(phase)
-
-    def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        self.ranks.on_loss(callback)
 
     def fail(self, reason: str) -> None:
         if HOROVOD_ENDED in reason:
@@ -158,9 +119,7 @@ def _set_up_gloo(place: Place, ranks: RollCall) -> None:
         facts = {"address": ranks.my_address(), "port": server.start()}
         server.init(slots)
     facts = ranks.share(facts)
-    on_leader = ranks.me.hostname == ranks.roll[0].hostname
-    # A rank beside rank 0 met it over loopback, where the other nodes cannot reach it.
-    address = facts["address"] if on_leader else ranks.my_address()
+    address = my_address(ranks, facts["address"])
     slot = slots[place.rank]
     # Gloo's own patience of 30 s would end before the roll call has found out who is silent.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
@@ -176,7 +135,7 @@ def _set_up_gloo(place: Place, ranks: RollCall) -> None:
         "HOROVOD_HOSTNAME": slot.hostname,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": facts["address"],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(facts["port"]),
-        "HOROVOD_GLOO_IFACE": os.environ.get("HOROVOD_GLOO_IFACE") or _interface(address),
+        "HOROVOD_GLOO_IFACE": os.environ.get("HOROVOD_GLOO_IFACE") or interface_of(address),
     }
 
 
@@ -195,16 +154,6 @@ def _slots(roll: Sequence[Caller]) -> list[Any]:
             SlotInfo(me.hostname, me.rank, local_rank, cross_rank, len(roll), local_size, cross_size)
         )
     return slots
-
-
-def _interface(address: str) -> str:
-    """The network interface that has this IP address. Raises ``UserError``."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(a.address == address for a in addresses):
-            return str(name)
-    raise UserError(
-        f"no network interface has the address {address}; set HOROVOD_GLOO_IFACE to the one to use"
-    )
 
 
 def _call_roll_over_horovod(place: Place, timeout_s: float) -> RollCall:

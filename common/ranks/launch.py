@@ -16,6 +16,8 @@ from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall
 from mlhpc.common.ranks.world import Solo, World
 
 Launcher = Literal["none", "mlhpc", "torchrun", "horovodrun", "mpirun", "srun"]
+Framework = Literal["horovod", "torch", "none"]
+"""What carries the collectives of several ranks; ``none``: there can be only one."""
 
 
 @dataclass(frozen=True)
@@ -241,9 +243,7 @@ def threads_per_rank(place: Place, env: Mapping[str, str] = os.environ) -> int:
     return max(1, cores // place.local_size)
 
 
-def connect(
-    framework: Literal["horovod", "none"], env: Mapping[str, str] = os.environ, timeout_s: float = 60.0
-) -> World:
+def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s: float = 60.0) -> World:
     """The world of this rank, with all ranks present: ``Solo`` where there is one.
 
     Raises ``UserError`` on every rank when one did not come within ``timeout_s`` seconds, or when the
@@ -254,9 +254,16 @@ def connect(
         return Solo(place.launcher)
     if framework == "none":
         raise UserError(f"{place.launcher} started {place.size} ranks of what runs as one; start it once")
+    if framework == "torch" and not place.leader:
+        place = _with_leader(place, env)
     # The roll call comes before the framework is loaded: a missing rank is named sooner.
     ranks = call_roll(place, env, timeout_s) if place.leader else None
     try:
+        if framework == "torch":
+            from mlhpc.common.ranks.torch_world import TorchWorld
+
+            assert ranks is not None
+            return TorchWorld.start(place, ranks)
         from mlhpc.common.ranks.horovod_world import HorovodWorld
 
         return HorovodWorld.start(place, ranks, timeout_s)
@@ -267,7 +274,7 @@ def connect(
 
 
 @contextmanager
-def joined(framework: Literal["horovod", "none"]) -> Iterator[World]:
+def joined(framework: Framework) -> Iterator[World]:
     """``connect``, and leave in good order at the end; or tell the other ranks why not."""
     world = connect(framework)
     try:
@@ -276,6 +283,28 @@ def joined(framework: Literal["horovod", "none"]) -> Iterator[World]:
         world.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         raise
     world.close()
+
+
+def _with_leader(place: Place, env: Mapping[str, str]) -> Place:
+    """``place`` of a launcher that does not tell where rank 0 is, with what else tells it: on one node,
+    this one; otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""
+    if place.launcher == "horovodrun":
+        raise UserError("horovodrun starts Horovod; start this with torchrun, srun, mpirun or --ranks")
+    job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or f"{os.getuid()} {os.getppid()}"
+    if place.local_size == place.size:
+        leader = "127.0.0.1"
+    elif "MLHPC_LEADER" in env:
+        leader = env["MLHPC_LEADER"]
+        job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or leader
+    elif "SLURM_JOB_NODELIST" in env:
+        leader = expand_hosts(env["SLURM_JOB_NODELIST"])[0]
+    else:
+        raise UserError(
+            f"{place.launcher} does not tell the ranks where rank 0 is: set MLHPC_LEADER to its host "
+            "(mpirun -x MLHPC_LEADER=...), or start with torchrun or srun"
+        )
+    token = f"{place.launcher} {job} {place.size}"
+    return replace(place, leader=leader, ports=_ports(token), token=token)
 
 
 def call_roll(place: Place, env: Mapping[str, str], timeout_s: float = 60.0) -> RollCall:

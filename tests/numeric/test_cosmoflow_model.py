@@ -7,7 +7,7 @@ import tensorflow as tf
 import torch
 import torch.nn.functional as F
 
-from mlhpc.benchmarks.schema import Hyperparameters, Network
+from mlhpc.benchmarks.cosmoflow import Hyperparameters, Network
 from mlhpc.common.errors import UserError
 from mlhpc.cosmoflow.convolution import MinimalConv3D
 from mlhpc.cosmoflow.model import build_model

@@ -24,7 +24,7 @@ from keras import layers
 from rich.console import Console
 from rich.table import Table
 
-from mlhpc.benchmarks.schema import Hyperparameters, Network
+from mlhpc.benchmarks.cosmoflow import Hyperparameters, Network
 from mlhpc.cosmoflow.model import build_model
 from mlhpc.cosmoflow.step import make_optimizer, make_train_step
 

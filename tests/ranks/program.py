@@ -1,7 +1,8 @@
 """One rank of a test: connect, do every collective, and end the way the command line says.
 
 ``python program.py HOW [RANK]``, HOW one of well, absent, kill, raise, leave, gradients. RANK (default 1)
-does it; the others wait for it in a collective. ROLL_CALL_S is the time of the roll call in seconds.
+does it; the others wait for it in a collective. FRAMEWORK is horovod (default) or torch; ROLL_CALL_S is the
+time of the roll call in seconds.
 """
 
 import os
@@ -12,12 +13,14 @@ from mlhpc.common.errors import UserError
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.world import Loss, World
 
+FRAMEWORK = os.environ.get("FRAMEWORK", "horovod")
+
 
 def main(how: str, who: int = 1) -> int:
     if how == "absent" and launch.identify(os.environ).rank == who:
         return 0
     try:
-        world = launch.connect("horovod", timeout_s=float(os.environ.get("ROLL_CALL_S", "60")))
+        world = launch.connect(FRAMEWORK, timeout_s=float(os.environ.get("ROLL_CALL_S", "60")))
     except UserError as error:
         print(f"mlhpc: {error}", file=sys.stderr)
         return 2
@@ -35,7 +38,7 @@ def work(world: World, how: str, who: int) -> None:
     world.on_loss(note)
     check_collectives(world)
     if how == "gradients":
-        check_gradients(world)
+        check_groups(world) if FRAMEWORK == "torch" else check_gradients(world)
     world.enter("epoch 2")
     world.barrier()
     if world.rank == who:
@@ -81,6 +84,19 @@ def check_gradients(world: World) -> None:
     variables = [tf.Variable(float(world.rank)), tf.Variable([world.rank, 7 + world.rank])]
     broadcast_variables(variables)
     assert variables[0].numpy() == 0 and variables[1].numpy().tolist() == [0, 7]
+
+
+def check_groups(world: World) -> None:
+    import torch
+    import torch.distributed as dist
+
+    # Groups of one: a sum in them is this rank's own; in the group of all, everyone's.
+    alone = [world.group([rank]) for rank in range(world.size)][world.rank]
+    everyone = world.group(range(world.size))
+    for group, total in ((alone, world.rank), (everyone, sum(range(world.size)))):
+        tensor = torch.full((1000,), float(world.rank))
+        dist.all_reduce(tensor, group=group)
+        assert (tensor == total).all(), tensor
 
 
 if __name__ == "__main__":

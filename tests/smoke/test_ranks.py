@@ -1,4 +1,5 @@
-"""Two ranks over Horovod, from every launcher that needs no cluster, and how they end when one is lost."""
+"""Two ranks over Horovod and over torch.distributed, from every launcher that needs no cluster, and how they
+end when one is lost."""
 
 import os
 import subprocess
@@ -13,10 +14,13 @@ LOCAL = [sys.executable, "-c", "import sys; from mlhpc.common.ranks.local import
          "sys.exit(run_local(2, [sys.executable, *sys.argv[1:]]))"]  # fmt: skip
 
 
-def run(launcher, *how, env=None):
+FRAMEWORKS = pytest.mark.parametrize("framework", ["horovod", "torch"])
+
+
+def run(launcher, *how, framework="horovod", env=None):
     """The program under ``launcher``, which ends within a minute and a half whatever happens."""
     python = [] if launcher is LOCAL else [sys.executable]
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "ROLL_CALL_S": "30"}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "ROLL_CALL_S": "30", "FRAMEWORK": framework}
     bin_first = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(
         [*launcher, *python, PROGRAM, *how],
@@ -27,18 +31,21 @@ def run(launcher, *how, env=None):
     )
 
 
-def test_collectives_of_two_local_ranks():
-    done = run(LOCAL, "well")
+@FRAMEWORKS
+def test_collectives_of_two_local_ranks(framework):
+    done = run(LOCAL, "well", framework=framework)
     assert done.returncode == 0, done.stderr
     assert "rank 0/2 node 0/1 by mlhpc is done" in done.stdout
     assert "[rank 1] rank 1/2 node 0/1 by mlhpc is done" in done.stderr
 
 
-def test_gradients_and_variables_are_those_of_all_ranks():
-    done = run(LOCAL, "gradients")
+@FRAMEWORKS
+def test_gradients_variables_and_groups_are_those_of_all_ranks(framework):
+    done = run(LOCAL, "gradients", framework=framework)
     assert done.returncode == 0, done.stderr
 
 
+@FRAMEWORKS
 @pytest.mark.parametrize(
     ("how", "who", "reason"),
     [
@@ -48,8 +55,8 @@ def test_gradients_and_variables_are_those_of_all_ranks():
         ("leave", "1", "killed or crashed"),  # ends in order but for its word to the others
     ],
 )
-def test_a_lost_rank_ends_the_other_and_is_named(how, who, reason):
-    done = run(LOCAL, how, who)
+def test_a_lost_rank_ends_the_other_and_is_named(framework, how, who, reason):
+    done = run(LOCAL, how, who, framework=framework)
     assert done.returncode != 0
     said = done.stdout + done.stderr
     line = f"rank {who} on {os.uname().nodename} was lost in phase 'epoch 2': {reason}"
@@ -78,11 +85,28 @@ def test_horovodrun(how, status):
     assert said in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("how", "status"), [("well", 0), ("kill", 1)])
+def test_torchrun(how, status):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run([*torchrun, "--no-python"], how, framework="torch")
+    assert bool(done.returncode) == bool(status), done.stderr
+    said = "rank 1/2 node 0/1 by torchrun is done" if how == "well" else "was lost in phase 'epoch 2'"
+    assert said in done.stdout + done.stderr
+
+
+def test_horovodrun_cannot_start_torch():
+    done = run(
+        [Path(sys.executable).with_name("horovodrun"), "--gloo", "-np", "2"], "well", framework="torch"
+    )
+    assert done.returncode != 0 and "horovodrun starts Horovod" in done.stdout + done.stderr
+
+
+@FRAMEWORKS
 @pytest.mark.system
 @pytest.mark.parametrize(("how", "status"), [("well", 0), ("kill", 1)])
-def test_mpirun(how, status):
+def test_mpirun(framework, how, status):
     need("mpirun")
-    done = run(["mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"], how)
+    done = run(["mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"], how, framework=framework)
     assert bool(done.returncode) == bool(status), done.stderr
     said = "rank 1/2 node 0/1 by mpirun is done" if how == "well" else "was lost in phase 'epoch 2'"
     assert said in done.stdout + done.stderr

@@ -15,14 +15,17 @@ MAY_IMPORT = {
     "benchmarks": {"benchmarks"},
     "common": {"common", "benchmarks"},
     "cosmoflow": {"cosmoflow", "common", "benchmarks"},
+    "deepcam": {"deepcam", "common", "benchmarks"},
     "submission": {"submission", "common", "benchmarks"},
-    "mlhpc": {"mlhpc", "submission", "cosmoflow", "common", "benchmarks"},
+    "mlhpc": {"mlhpc", "submission", "cosmoflow", "deepcam", "common", "benchmarks"},
 }
 LEAVES = {"mlhpc.common.errors"}
 FRAMEWORKS = {"tensorflow", "keras", "horovod", "torch", "torchvision", "nvidia"}
 MAY_USE_FRAMEWORKS = {
     "cosmoflow": {"tensorflow", "keras"},
+    "deepcam": {"torch", "nvidia"},
     "common/ranks/horovod_world.py": {"tensorflow", "horovod"},
+    "common/ranks/torch_world.py": {"torch"},
 }
 FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
 

@@ -15,7 +15,7 @@ import pytest
 from scipy.integrate import quad
 from thread_world import on_ranks
 
-from mlhpc.benchmarks.schema import Data, Simulation
+from mlhpc.benchmarks.cosmoflow import Data, Simulation
 from mlhpc.common.data import manifest, tfrecord
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
@@ -364,7 +364,7 @@ def test_a_killed_making_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
         sample_shape=(16, 16, 16, 4), train_samples=300, eval_samples=4, simulation=simulation, gzip=False
     )
     program = (
-        "import sys; from pathlib import Path; from mlhpc.benchmarks.schema import Data;"
+        "import sys; from pathlib import Path; from mlhpc.benchmarks.cosmoflow import Data;"
         "from mlhpc.common.ranks.world import Solo; from mlhpc.cosmoflow.simulate import make;"
         "make(Data.model_validate_json(sys.argv[1]), Path(sys.argv[2]), Solo(), 1)"
     )

@@ -1,0 +1,91 @@
+"""What a run of CosmoFlow is made of; ``cosmoflow.toml`` gives the values."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from mlhpc.benchmarks import schema
+
+
+class Simulation(schema.Facts):
+    """How ``mlhpc data make cosmoflow`` makes the universes of a data set."""
+
+    box_mpc_h: PositiveFloat = Field(description="side of the simulated box, Mpc/h")
+    grid: PositiveInt = Field(description="voxels along a side of the box")
+    particles: PositiveInt = Field(description="particles along a side of the box")
+    cola_steps: int = Field(0, ge=0, description="COLA particle-mesh steps after 2LPT; 0: 2LPT alone")
+    spread: float = Field(0.3, gt=0, lt=1, description="parameters lie within ±spread of the mean cosmology")
+    seed: int = Field(2019, ge=0)
+
+
+class Data(schema.Data):
+    gzip: bool = Field(True, description="how `data make` and `convert` write; readers tell from the bytes")
+    simulation: Simulation | None = None
+
+
+class Network(schema.Network):
+    """The CosmoFlow network: blocks of convolution, leaky ReLU and max pooling, then three dense layers."""
+
+    conv_layers: PositiveInt = 5
+    conv_filters: PositiveInt = Field(32, description="filters of the first block; every block doubles them")
+    conv_kernel: PositiveInt = 3
+    dense_units: tuple[int, ...] = (128, 64)
+    targets: PositiveInt = 4
+    input_mean: tuple[float, ...] = Field(
+        (), description="of log(1 + counts), one a redshift, taken off before the first block (open division)"
+    )
+    input_spread: tuple[PositiveFloat, ...] = Field((), description="what is left is divided by this")
+
+    @model_validator(mode="after")
+    def _input_lists_match(self) -> "Network":
+        if len(self.input_mean) != len(self.input_spread):
+            raise ValueError("input_mean and input_spread must have one number a redshift each, or none")
+        return self
+
+
+class Hyperparameters(schema.Hyperparameters):
+    """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_cosmoflow.yaml)."""
+
+    opt_name: Literal["sgd", "adam"] = "sgd"
+    opt_momentum: float = Field(0.9, ge=0, lt=1)
+    opt_base_learning_rate: float = Field(gt=0, description="the peak rate, after warm-up")
+    opt_learning_rate_warmup_epochs: int = Field(0, ge=0)
+    opt_learning_rate_warmup_factor: float = Field(
+        1.0, ge=1, description="warm-up starts at the base rate divided by this"
+    )
+    opt_learning_rate_decay_boundary_epochs: tuple[PositiveInt, ...] = ()
+    opt_learning_rate_decay_factor: tuple[float, ...] = Field(
+        (), description="one a boundary: the share of the base rate from there on"
+    )
+    opt_learning_rate_schedule: Literal["multistep", "linear"] = Field(
+        "multistep", description="linear: down to zero over max_epochs (open division, paper 001)"
+    )
+    dropout: float = Field(0.5, ge=0, lt=1)
+    opt_weight_decay: float = Field(0.0, ge=0, description="L2 on the dense layers")
+
+    @model_validator(mode="after")
+    def _decay_lists_match(self) -> "Hyperparameters":
+        boundaries, factors = (
+            self.opt_learning_rate_decay_boundary_epochs,
+            self.opt_learning_rate_decay_factor,
+        )
+        if len(boundaries) != len(factors):
+            raise ValueError(
+                f"{len(boundaries)} boundaries, {len(factors)} decay factors; give one factor a boundary"
+            )
+        if list(boundaries) != sorted(set(boundaries)):
+            raise ValueError(f"decay boundaries {list(boundaries)} must grow from one to the next")
+        if any(not 0 < f < 1 for f in factors):
+            raise ValueError(f"decay factors {list(factors)} must lie between 0 and 1")
+        return self
+
+
+class Training(schema.Training):
+    augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
+
+
+class CosmoFlow(schema.Run):
+    data: Data
+    network: Network
+    hyperparameters: Hyperparameters
+    training: Training

@@ -1,0 +1,115 @@
+"""What a run of DeepCAM is made of; ``deepcam.toml`` gives the values."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from mlhpc.benchmarks import schema
+
+
+class Simulation(schema.Facts):
+    """How ``mlhpc data make deepcam`` makes the weather of a data set."""
+
+    seed: NonNegativeInt = 2021
+    test_samples: NonNegativeInt = Field(0, description="samples of test/, which no run reads")
+
+
+class Data(schema.Data):
+    """``sample_shape`` is rows (latitude), columns (longitude), channels; both sides divisible by 16."""
+
+    simulation: Simulation | None = None
+
+    @model_validator(mode="after")
+    def _sides(self) -> "Data":
+        if len(self.sample_shape) != 3 or any(side % 16 or side < 32 for side in self.sample_shape[:2]):
+            raise ValueError(
+                f"sample_shape {list(self.sample_shape)} must be rows, columns, channels; rows and columns "
+                "divisible by 16, at least 32"
+            )
+        return self
+
+
+class Network(schema.Network):
+    """DeepLabv3+ with an Xception encoder at output stride 16."""
+
+    width: PositiveFloat = Field(1.0, le=1, description="share of the reference's filters in every layer")
+    middle_blocks: PositiveInt = Field(16, description="residual blocks of the middle flow")
+    classes: PositiveInt = 3
+
+
+class Hyperparameters(schema.Hyperparameters):
+    """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_deepcam*.yaml)."""
+
+    batchnorm_group_size: PositiveInt = Field(1, description="ranks that share batch-norm statistics")
+    gradient_accumulation_frequency: PositiveInt = Field(1, description="backward passes to an update")
+    opt_name: Literal["LAMB", "Adam", "AdamW"] = "LAMB"
+    opt_lr: PositiveFloat
+    opt_betas: tuple[float, float] = (0.9, 0.999)
+    opt_eps: PositiveFloat = 1e-6
+    opt_weight_decay: float = Field(0.01, ge=0)
+    opt_bias_correction: bool = True
+    opt_grad_averaging: bool = True
+    opt_max_grad_norm: PositiveFloat = 1.0
+    scheduler_type: Literal["multistep", "cosine_annealing"] = "multistep"
+    scheduler_lr_warmup_steps: NonNegativeInt = Field(0, description="updates")
+    scheduler_lr_warmup_factor: float = Field(
+        1.0, ge=1, description="1: warm-up from zero to opt_lr; more: from opt_lr to opt_lr times this"
+    )
+    scheduler_milestones: tuple[PositiveInt, ...] = Field((), description="updates, for multistep")
+    scheduler_decay_rate: float = Field(0.1, gt=0, le=1, description="for multistep")
+    scheduler_t_max: PositiveInt = Field(1, description="updates, for cosine_annealing")
+    scheduler_eta_min: float = Field(0.0, ge=0, description="for cosine_annealing")
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Hyperparameters":
+        milestones = list(self.scheduler_milestones)
+        if milestones != sorted(set(milestones)):
+            raise ValueError(f"scheduler_milestones {milestones} must grow from one to the next")
+        if any(not 0 <= beta < 1 for beta in self.opt_betas):
+            raise ValueError(f"opt_betas {list(self.opt_betas)} must lie in [0, 1)")
+        return self
+
+    def logged(self) -> dict[str, object]:
+        """What the rules want in the log: the keys of this optimizer and this scheduler, no others."""
+        facts = self.model_dump(mode="json")
+        lamb = ("opt_bias_correction", "opt_grad_averaging", "opt_max_grad_norm")
+        cosine = ("scheduler_t_max", "scheduler_eta_min")
+        multistep = ("scheduler_milestones", "scheduler_decay_rate")
+        unused = (() if self.opt_name == "LAMB" else lamb) + (
+            cosine if self.scheduler_type == "multistep" else multistep
+        )
+        return {key: value for key, value in facts.items() if key not in unused}
+
+
+class Training(schema.Training):
+    eval_steps: NonNegativeInt = Field(
+        0, description="evaluate also after every so many updates of an epoch; 0: at its end alone"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU where there is one")
+    channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
+    compile: bool = Field(False, description="torch.compile the network")
+    cuda_graphs: bool = Field(False, description="replay the training step as a CUDA graph")
+    freeze_below: float = Field(
+        0.0,
+        ge=0,
+        description="gradient skipping (open division, paper 001, section 4.2.2): from the input on, stop "
+        "updating blocks whose weights moved by less than this share of their norm in an epoch; 0: never",
+    )
+
+
+class Loading(schema.Loading):
+    loader: Literal["threads", "workers", "dali"] = Field(
+        "threads", description="threads of this process, PyTorch worker processes, or NVIDIA DALI"
+    )
+    cache: bool = Field(
+        False,
+        description="keep the rank's samples in memory once read: only the first epoch reads files",
+    )
+
+
+class DeepCam(schema.Run):
+    data: Data
+    network: Network
+    hyperparameters: Hyperparameters
+    training: Training
+    loading: Loading = Field(default=Loading())

@@ -1,0 +1,100 @@
+"""The ranks of a run over torch.distributed: gloo between hosts, NCCL between GPUs."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from mlhpc.common.errors import UserError
+from mlhpc.common.ranks.launch import Place, settled
+from mlhpc.common.ranks.placed import SYMPTOM_S, Placed, interface_of, my_address
+from mlhpc.common.ranks.rollcall import RollCall
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(days=1)
+"""A collective may wait while one rank stages for hours; who is gone is the roll call's to say."""
+
+
+@dataclass(frozen=True)
+class TorchWorld(Placed):
+    """A ``World`` whose collectives are torch.distributed's and whose losses are the roll call's.
+
+    ``host`` is the process group of what ranks tell each other from host memory, gloo's.
+    """
+
+    host: dist.ProcessGroup
+
+    @classmethod
+    def start(cls, place: Place, ranks: RollCall) -> Self:
+        """Start torch.distributed on the ranks that answered the roll call. Rank 0 serves the rendezvous at
+        a port that is free, and the roll call tells it to the others. Raises ``UserError``."""
+        facts: dict[str, str | int] = {}
+        store = None
+        if place.rank == 0:
+            store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+            facts = {"address": ranks.my_address(), "port": store.port}
+        facts = ranks.share(facts)
+        address = str(facts["address"])
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(my_address(ranks, address)))
+        if store is None:
+            store = dist.TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
+        gpus = torch.cuda.device_count()
+        # A local rank that has no GPU of its own would share one, which NCCL refuses.
+        if nccl := 0 < place.local_size <= gpus and dist.is_nccl_available():
+            torch.cuda.set_device(place.local_rank)
+        elif gpus:
+            raise UserError(
+                f"{place.local_size} ranks on this node and {gpus} GPUs: start one rank a GPU, or hide them "
+                "with CUDA_VISIBLE_DEVICES="
+            )
+        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+        dist.init_process_group(
+            backend, store=store, rank=place.rank, world_size=place.size, timeout=PATIENCE
+        )
+        host = dist.new_group(backend="gloo", timeout=PATIENCE)
+        world = cls(settled(place, ranks.roll), ranks, host)
+        world.barrier()
+        ranks.start_beating()
+        return world
+
+    def barrier(self) -> None:
+        self.sum(0.0)
+
+    def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        tensor = torch.tensor(np.asarray(values, dtype=np.float64))
+        dist.all_reduce(tensor, group=self.host)
+        return np.asarray(tensor.numpy(), dtype=np.float64)
+
+    def broadcast(self, obj: T) -> T:
+        objects = [obj]
+        dist.broadcast_object_list(objects, src=0, group=self.host, device=torch.device("cpu"))
+        return objects[0]
+
+    def gather(self, obj: T) -> list[T]:
+        objects: list[T] = [obj] * self.size
+        dist.all_gather_object(objects, obj, group=self.host)
+        return objects
+
+    def group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        """A process group of some of the ranks, for tensors on either device; None where this rank is none
+        of them. Called by all ranks of the world, in the same order."""
+        group = dist.new_group(list(ranks), timeout=PATIENCE)
+        return group if self.rank in ranks else None
+
+    def fail(self, reason: str) -> None:
+        # What the survivors of a lost rank get from their collectives: a symptom.
+        if "gloo" in reason or "NCCL" in reason:
+            self.ranks.wait_for_loss(SYMPTOM_S)
+        self.ranks.fail(reason)
+
+    def close(self) -> None:
+        self.barrier()  # nobody leaves while another still needs it
+        self.ranks.close()
+        dist.destroy_process_group()
