@@ -41,7 +41,7 @@ lint: $(VENV)/.test
 	@for room in benchmarks common cosmoflow deepcam submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
 	@cd build/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p mlhpc
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
-	shellcheck -x .ci/run run_scripts/*.sbatch run_scripts/sites/*.sh; else echo '== shellcheck is not here: left out'; fi
+	shellcheck -x .ci/run run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shellcheck is not here: left out'; fi
 
 $(VENV)/.venv:
 	@test -n '$(PYTHON)' || { echo 'mlhpc needs Python 3.11 or 3.12 with venv; install it or say make PYTHON=/path/to/python'; exit 2; }

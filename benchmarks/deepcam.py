@@ -12,6 +12,11 @@ class Simulation(schema.Facts):
 
     seed: NonNegativeInt = 2021
     test_samples: NonNegativeInt = Field(0, description="samples of test/, which no run reads")
+    cyclones: float = Field(2.7, ge=0, description="tropical cyclones planted in a sample, on average")
+    rivers: float = Field(6.5, ge=0, description="atmospheric rivers planted in a sample, on average")
+    storm_size: PositiveFloat = Field(
+        1.0, description="factor on the storms' sizes, that small grids may see them"
+    )
 
 
 class Data(schema.Data):

@@ -17,15 +17,16 @@ BENCHMARKS: dict[str, type[Run]] = {"cosmoflow": CosmoFlow, "deepcam": DeepCam}
 
 def presets(benchmark: str) -> dict[str, str]:
     """Name and one-line description of each preset of ``benchmark``."""
-    return {name: preset["description"] for name, preset in _definition(benchmark)["presets"].items()}
+    return {name: preset["description"] for name, preset in definition_of(benchmark)["presets"].items()}
 
 
 def load(benchmark: str, preset: str, settings: Iterable[str] = ()) -> Run:
     """The fully resolved run of a preset, with ``settings`` (``table.key=value``) laid over it.
 
-    Raises UserError for an unknown benchmark, preset or key, and for a value that is not valid.
+    Raises UserError for an unknown benchmark, preset or key, and for a value that is not valid. Whether a run
+    that calls itself closed is so, ``benchmarks/rules.py`` says.
     """
-    definition = _definition(benchmark)
+    definition = definition_of(benchmark)
     if preset not in definition["presets"]:
         raise UserError(
             f"{benchmark} has no preset {preset!r}; {did_you_mean(preset, definition['presets'])}"
@@ -34,12 +35,9 @@ def load(benchmark: str, preset: str, settings: Iterable[str] = ()) -> Run:
     for setting in settings:
         facts = _over(facts, _parse(setting))
     try:
-        run = BENCHMARKS[benchmark](benchmark=benchmark, preset=preset, **facts)
+        return BENCHMARKS[benchmark](benchmark=benchmark, preset=preset, **facts)
     except ValidationError as error:
         raise UserError(_first_problem(error, BENCHMARKS[benchmark])) from None
-    if run.division == "closed":
-        _hold_to(definition["closed_fixes"], run)
-    return run
 
 
 def dumps(run: Run) -> str:
@@ -53,19 +51,8 @@ def loads(text: str) -> Run:
     return BENCHMARKS.get(facts.get("benchmark", ""), Run)(**facts)
 
 
-def _hold_to(fixed: dict[str, Any], run: Run) -> None:
-    """Nothing is called closed that is not. Raises UserError for the first key that differs."""
-    for key, value in fixed.items():
-        table, _, name = key.partition(".")
-        given = run.model_dump(mode="json")[table][name]
-        if given != value:
-            raise UserError(
-                f"the closed division fixes {key} = {_toml_value(value)}, not {_toml_value(given)}; "
-                "leave it, or run with --set division=open"
-            )
-
-
-def _definition(benchmark: str) -> dict[str, Any]:
+def definition_of(benchmark: str) -> dict[str, Any]:
+    """The benchmark's TOML file as it stands. Raises UserError for an unknown benchmark."""
     if benchmark not in BENCHMARKS:
         raise UserError(f"no benchmark {benchmark!r}; {did_you_mean(benchmark, BENCHMARKS)}")
     return tomllib.loads(resources.files("mlhpc.benchmarks").joinpath(f"{benchmark}.toml").read_text("utf-8"))
@@ -120,18 +107,19 @@ def _is_model(annotation: Any) -> bool:
 def _toml_table(name: str, table: dict[str, Any]) -> list[str]:
     plain = {k: v for k, v in table.items() if not isinstance(v, dict)}
     lines = [f"\n[{name}]"] if name and plain else []
-    lines += [f"{key} = {_toml_value(value)}" for key, value in plain.items()]
+    lines += [f"{key} = {toml_value(value)}" for key, value in plain.items()]
     for key, value in table.items():
         if isinstance(value, dict):
             lines += _toml_table(f"{name}.{key}" if name else key, value)
     return lines
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """One value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     return repr(value)

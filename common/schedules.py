@@ -1,5 +1,6 @@
-"""The learning rate as a function of the epoch."""
+"""The learning rate as a function of the epoch, or of the step."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -41,3 +42,44 @@ def learning_rate(
         if epoch > boundary:
             factor = share
     return peak * factor
+
+
+def step_learning_rate(
+    step: int,
+    *,
+    base: float,
+    warmup_steps: int = 0,
+    warmup_factor: float = 1.0,
+    schedule: Literal["multistep", "cosine_annealing"] = "multistep",
+    milestones: Sequence[int] = (),
+    decay_rate: float = 1.0,
+    t_max: int = 1,
+    eta_min: float = 0.0,
+) -> float:
+    """The rate of update ``step``, counted from 0, by the schedules of the MLPerf HPC reference that counts
+    in steps (mlcommons/hpc, utils/schedulers.py), which give each rate from the one before it.
+
+    Warm-up with a factor of 1 rises from 0 towards ``base``, with a larger one from ``base`` towards
+    ``base * warmup_factor``, in ``warmup_steps`` equal steps. What the reference does after it, and so do we:
+    the rate of the last step of warm-up is kept, one step short of the top.
+
+    ``multistep``: times ``decay_rate`` from each milestone on; one within warm-up has no effect.
+    ``cosine_annealing``: half a cosine from there to ``eta_min`` in ``t_max`` steps after warm-up, and up and
+    down again between ``eta_min`` and ``base`` in as many (Loshchilov and Hutter 2017, without restarts).
+
+    Raises ``ValueError`` for a negative step.
+    """
+    if step < 0:
+        raise ValueError(f"steps count from 0, got {step}")
+    if warmup_steps:
+        share = min(step, warmup_steps - 1) / warmup_steps
+        top = base * (share if warmup_factor == 1 else 1 + (warmup_factor - 1) * share)
+        if step < warmup_steps:
+            return top
+    else:
+        top = base
+    if schedule == "multistep":
+        return float(top * decay_rate ** sum(warmup_steps <= milestone <= step for milestone in milestones))
+    after = step - warmup_steps
+    height = top if after <= t_max else base
+    return eta_min + (height - eta_min) * (1 + math.cos(math.pi * after / t_max)) / 2

@@ -8,8 +8,9 @@ import numpy as np
 
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.data.manifest import Manifest, describe, take
-from mlhpc.common.data.sharding import Pool, local_batch_size, steps_per_epoch
-from mlhpc.common.data.staging import part, stage
+from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
+from mlhpc.common.data.share import share_of
+from mlhpc.common.data.staging import stage
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import track
 from mlhpc.common.ranks.world import World, mean
@@ -116,39 +117,19 @@ def train(
 def _open_loader(
     run: CosmoFlow, dataset: Manifest, staged: Path | None, local_batch: int, seed: int, world: World
 ) -> Loader:
-    """Which samples this rank reads: its share of all, or of the shard that was staged to its node."""
-    for folder, wanted in (("train", run.data.train_samples), ("validation", run.data.eval_samples)):
-        if (found := len(dataset.folder(folder))) != wanted:
-            raise UserError(
-                f"{dataset.root / folder}: {found} files, but the manifest counts the {wanted} samples "
-                f"of this run, one a file; see: mlhpc data verify {dataset.root}"
-            )
-    mode = run.staging.mode if staged else "replicate"
-    if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
-        raise UserError(
-            "staging.mode=shard gives nodes equal numbers of samples, and theirs of ranks are unequal: "
-            "start as many on each, or replicate"
-        )
-    files = part(dataset.files, world.node, world.nodes, mode)
-    train_files, eval_files = (
-        [(staged or dataset.root) / file.path for file in files if file.path.startswith(folder)]
-        for folder in ("train/", "validation/")
-    )
-    sharded = mode == "shard"
-    ranks, place = (world.local_size, world.local_rank) if sharded else (world.size, world.rank)
-    number = world.node if sharded else 0
-    train_pool = Pool(len(train_files), ranks, number)
+    samples = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
+    mine = share_of(dataset, staged, run.staging.mode, world, **samples)
     return Loader(
-        train_files,
-        eval_files,
-        train_pool,
-        Pool(len(eval_files), ranks, number),
-        place=place,
+        mine.train_files,
+        mine.eval_files,
+        mine.train_pool,
+        mine.eval_pool,
+        place=mine.place,
         sample_shape=run.data.sample_shape,
         targets=run.network.targets,
         local_batch=local_batch,
         eval_batch=run.training.eval_batch_size,
-        steps=steps_per_epoch(world.gather(train_pool), local_batch),
+        steps=steps_per_epoch(world.gather(mine.train_pool), local_batch),
         seed=seed,
         augment=run.training.augment,
         readers=run.loading.workers,

@@ -7,16 +7,20 @@ import secrets
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlhpc
-from mlhpc.benchmarks import load
+from mlhpc.benchmarks import load, rules
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common import checkpoint
 from mlhpc.common.data import manifest, pagecache, staging
+from mlhpc.common.data.filesystem import filesystem_of
+from mlhpc.common.data.together import together
 from mlhpc.common.errors import UserError
 from mlhpc.common.evidence import accelerators, evidence
 from mlhpc.common.ranks import launch
@@ -24,7 +28,7 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.breakdown import breakdown, read_events
 from mlhpc.common.timing.runlog import RunLog
 
-BACKENDS: dict[str, Literal["horovod"]] = {"cosmoflow": "horovod"}
+BACKENDS: dict[str, launch.Framework] = {"cosmoflow": "horovod", "deepcam": "torch"}
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,8 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
 def _execute(
     run: Run, places: Places, seed: int | None, evict: bool, world: World
 ) -> tuple[dict[str, Any], Path]:
+    _warn(together(world, lambda: rules.hold(known_of(run, places, evict)))[0], world)
     if places.resume:
-        if run.division == "closed":
-            raise UserError("a resumed run is no closed-division result; add --set division=open")
         seed = _seed_of(places.resume, run)
     out = world.broadcast(_make_out(run, places.out) if world.rank == 0 else Path())
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
@@ -74,12 +77,33 @@ def _execute(
         try:
             train(run, places.data, places.stage, seed, places.resume, world, log)
         finally:
-            result = summarize(run, read_events(out / f"events.rank{world.rank}.jsonl"))
+            events = read_events(out / f"events.rank{world.rank}.jsonl")
+            result = summarize(run, events)
             if world.rank == 0:
                 _write(out / "result.json", json.dumps(result, indent=1) + "\n")
     if places.stage:
         _remove_staged(places.stage, world)
+    init_s = next((e["seconds"] for e in events if e["event"] == "end" and e["name"] == "init"), None)
+    _warn(rules.findings(rules.Known(run, init_s=init_s, evicted=evicted if evict else None)), world)
     return result, out
+
+
+def known_of(run: Run, places: Places, evict: bool) -> rules.Known:
+    """What the rules can know of a run before it starts. The data set is neither opened nor listed."""
+    stage = places.stage
+    return rules.Known(
+        run,
+        resumed=places.resume is not None,
+        data_on=filesystem_of(places.data).type,
+        staged_before=stage is not None and (stage / manifest.NAME).exists() and not staging.in_use(stage),
+        evicted=evict,
+    )
+
+
+def _warn(findings: Sequence[Finding], world: World) -> None:
+    """What speaks against a run that could start all the same, or has ended."""
+    for finding in findings if world.rank == 0 else ():
+        print(f"mlhpc: {finding.severity}: {rules.sentence(finding)}", file=sys.stderr)
 
 
 def summarize(run: Run, events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -93,7 +117,7 @@ def summarize(run: Run, events: list[dict[str, Any]]) -> dict[str, Any]:
             metrics.setdefault(event["epoch"], {})[event["name"]] = event["value"]
     ended_well = any(e["event"] == "end" and e["name"] == "run" and "error" not in e for e in events)
     status = noted["finish"]["status"] if "finish" in noted and ended_well else "aborted"
-    values = [m[run.target.metric] for m in metrics.values() if run.target.metric in m]
+    values = [e["value"] for e in events if e["event"] == "metric" and e["name"] == run.target.metric]
     best = (max if run.target.higher_is_better else min)(values) if values else None
     try:
         times = breakdown(events)

@@ -1,35 +1,164 @@
 """Whether a run counts: the official compliance checker, and what a run directory says about itself."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.errors import UserError
+from mlhpc.common.progress import progress
 from mlhpc.submission.findings import Finding, passes, print_findings, verdict
-from mlhpc.submission.official import RULESETS, official_findings, target_in
-from mlhpc.submission.parse import Log, parse
+from mlhpc.submission.official import (
+    RULESETS,
+    official_findings,
+    package_findings,
+    rules_of,
+    seed_findings,
+    target_in,
+)
+from mlhpc.submission.parse import Log
 from mlhpc.submission.rundir import Result, RunDirectory, read
+from mlhpc.submission.score import Strong, Weak
+from mlhpc.submission.sets import compare_set, division_of, has_own_target, score_set, set_findings
+from mlhpc.submission.tree import MLPERF_NAMES, PRUNED, ResultSet, result_sets
 
-__all__ = ["RULESETS", "Finding", "check", "check_run", "passes", "print_findings", "verdict"]
+__all__ = [
+    "RULESETS",
+    "Finding",
+    "SetCheck",
+    "check",
+    "check_run",
+    "check_set",
+    "check_sets",
+    "passes",
+    "print_findings",
+    "verdict",
+]
+
+
+@dataclass(frozen=True)
+class SetCheck:
+    """A set and what was found against it. ``rules``: those of its benchmark, ``hpc_2.0.0`` for example;
+    ``complying``: how many of its logs the official compliance checker passes, each on its own."""
+
+    results: ResultSet
+    rules: str
+    score: Strong | Weak
+    findings: tuple[Finding, ...]
+    complying: int
+
+    @property
+    def passes(self) -> bool:
+        return passes(self.findings)
 
 
 def check(path: Path, ruleset: str = "2.0.0") -> list[Finding]:
-    """The findings against one run directory or one MLLOG file, under the HPC ruleset ``ruleset``.
+    """The findings against all that lies at ``path``: a log, a run, a campaign, a submission tree.
 
-    Nothing is written. ``passes(findings)`` is the verdict.
+    ``ruleset`` is the HPC ruleset; resnet has one of its own, training 4.0.0. Nothing is written.
+    ``passes(findings)`` is the verdict.
 
     Raises:
-        UserError: ``path`` is neither, or there is no such ruleset.
+        UserError: there is no run at ``path``, or no such ruleset.
     """
+    return [f for checked in check_sets(path, ruleset) for f in checked.findings]
+
+
+def check_sets(path: Path, ruleset: str = "2.0.0") -> Iterator[SetCheck]:
+    """As :func:`check`, set by set; none is kept after it was taken, so that many logs need little memory."""
     if ruleset not in RULESETS:
         raise UserError(f"no HPC ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
-    if path.is_dir():
-        return check_run(read(path), ruleset)
-    log = parse(path)
-    return [*official_findings(log, ruleset), *_log_rules(log), *_bare_log_rules(log)]
+    sets = result_sets(path)
+    scored = {(s.org, s.benchmark) for s in sets if s.metric == "strong"}
+    while sets:
+        results = sets.pop(0)
+        checked = check_set(results, ruleset)
+        if results.is_tree and results.metric == "weak" and (results.org, results.benchmark) not in scored:
+            checked = replace(checked, findings=(*checked.findings, _throughput_alone(results)))
+        yield checked
+
+
+def check_set(results: ResultSet, ruleset: str = "2.0.0") -> SetCheck:
+    """All that speaks against one set: run by run, as a set, and by the official checkers for sets."""
+    rules = rules_of(results.benchmark, ruleset)
+    score = score_set(results)
+    one = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))
+    missed = {run.path for run in score.runs if not run.converged}
+    excused = isinstance(score, Strong) and score.minutes is not None  # then at most one run missed
+    findings, complying = list(results.problems), 0
+    with progress(len(results.log_paths), "checking", "logs", show=len(results.log_paths) > 20) as advance:
+        for path, found in _run_by_run(results, ruleset, one):
+            complying += not any(
+                f.source == f"mlperf-logging {rules}" and f.severity != "warning" for f in found
+            )
+            findings += map(_tolerated, found) if excused and path in missed else found
+            advance(1)
+    if not one:
+        for log in results.pruned:
+            found = [*official_findings(log, ruleset), *_log_rules(log)]
+            findings += [_prefixed(f, f"{PRUNED}/") for f in found]
+        findings += set_findings(results, score)
+        if results.system_json is not None and results.log_paths:
+            findings += package_findings(results, ruleset)
+        elif division_of(results) == "closed" and not has_own_target(results):
+            findings += seed_findings(results.logs, results.benchmark, ruleset)
+        if division_of(results) == "closed":
+            findings += _convergence(results, score, rules)
+    return SetCheck(results, rules, score, tuple(findings), complying)
+
+
+def _run_by_run(results: ResultSet, ruleset: str, one: bool) -> Iterator[tuple[Path, list[Finding]]]:
+    """Every log with the findings against it, and against the run directory that it lies in."""
+    for path in results.runs:
+        prefix = "" if one else f"{path.name}/"
+        yield path / "run.log", [_prefixed(f, prefix) for f in check_run(read(path), ruleset)]
+    for log in results.logs if not results.runs else ():
+        yield log.path, [*official_findings(log, ruleset), *_log_rules(log), *_bare_log_rules(log)]
+
+
+def _throughput_alone(results: ResultSet) -> Finding:
+    return Finding(
+        "set/throughput",
+        "warning",
+        f"{results.path.name}/",
+        f"a time to solution of {results.benchmark} beside its throughput",
+        "no strong/ set of this submitter",
+        "throughput may not be reported on its own (MLPerf HPC training rules 3.0, Throughput)",
+    )
+
+
+def _prefixed(finding: Finding, prefix: str) -> Finding:
+    return replace(finding, where=prefix + finding.where)
+
+
+def _tolerated(finding: Finding) -> Finding:
+    """What speaks against the one run that a score may do without."""
+    if finding.severity != "error":
+        return finding
+    why = f"expected of a run that missed the target; one may, as the slowest. Otherwise: {finding.remedy}"
+    return replace(finding, severity="expected", remedy=why)
+
+
+def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterator[Finding]:
+    """Our comparison with the reference; package_checker's stands beside it."""
+    comparison = compare_set(results, score, rules)
+    if comparison is None or comparison.passes or comparison.why.startswith("too few"):
+        return
+    actual = comparison.why
+    if comparison.epochs is not None and comparison.bound is not None:
+        p_value = "" if comparison.p_value is None else f", p = {comparison.p_value:.2g}"
+        actual = f"{comparison.epochs:.2f}, reference {comparison.reference:.2f}{p_value}"
+    bound = "a reference point" if comparison.bound is None else f"at least {comparison.bound:.2f} epochs"
+    yield Finding(
+        "set/rcp",
+        "error",
+        f"{results.path.name}/",
+        f"{bound} ({rules}, {comparison.how or 'not compared'})",
+        actual,
+        "a closed result may not converge faster than the reference: see the rules on hyperparameters",
+    )
 
 
 def check_run(run: RunDirectory, ruleset: str = "2.0.0") -> list[Finding]:
@@ -99,6 +228,15 @@ def _log_rules(log: Log) -> Iterator[Finding]:
             "times that never go back",
             f"{len(backwards)} steps back, the largest {largest:g} ms",
             "several ranks wrote into one file, or a clock was set: log from rank 0",
+        )
+    if log.repeated:
+        yield Finding(
+            "log/repeated",
+            "error",
+            f"{name}:{', '.join(map(str, log.repeated[:4]))}",
+            "every key of a record once",
+            f"{len(log.repeated)} with a key twice",
+            "which of the two counts is left to the reader: mend what writes the log, and run again",
         )
     starts, stops = len(log.all("staging_start")), len(log.all("staging_stop"))
     if starts != stops:
@@ -254,7 +392,7 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
         ("run/samples", "train_samples", result.samples.train),
         ("run/samples", "eval_samples", result.samples.eval),
         ("run/division", "submission_division", result.division),
-        ("run/division", "submission_benchmark", result.benchmark),
+        ("run/division", "submission_benchmark", MLPERF_NAMES.get(result.benchmark, result.benchmark)),
     ):
         logged_value = log.value(key)
         if value is not None and logged_value != value:

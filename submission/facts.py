@@ -7,7 +7,7 @@ from statistics import median
 from mlhpc.submission.findings import Finding
 from mlhpc.submission.rundir import RunDirectory, Target
 
-TITLES = {"cosmoflow": "CosmoFlow", "deepcam": "DeepCAM", "resnet50": "ResNet-50"}
+TITLES = {"cosmoflow": "CosmoFlow", "deepcam": "DeepCAM", "resnet50": "ResNet-50", "resnet": "ResNet-50"}
 
 PARTS = {
     "staging": ("Staging", "copying the data set to where training reads it"),
@@ -41,9 +41,9 @@ class Part:
 def parts(run: RunDirectory) -> list[Part]:
     """The breakdown, in the order told; shares are of the sum, so that they add up. Empty without one."""
     seconds = (run.result.breakdown_s if run.result else None) or {}
-    whole = sum(max(value or 0.0, 0.0) for value in seconds.values())
+    total = sum(max(value or 0.0, 0.0) for value in seconds.values())
     return [
-        Part(key, *PARTS.get(key, (key, "")), value, max(value or 0.0, 0.0) / whole if whole else 0.0)
+        Part(key, *PARTS.get(key, (key, "")), value, max(value or 0.0, 0.0) / total if total else 0.0)
         for key, value in seconds.items()
     ]
 
@@ -130,3 +130,22 @@ def size(count: float, per: str = "") -> str:
 
 def rate(samples_per_s: float) -> str:
     return f"{samples_per_s:,.0f}".replace(",", " ") if samples_per_s >= 100 else f"{samples_per_s:.3g}"
+
+
+def whole(value: float | None) -> str:
+    """``262 144``, with a space at which no line breaks."""
+    return "not logged" if value is None else f"{value:,.0f}".replace(",", "\xa0")
+
+
+def decimals(value: float) -> int:
+    """How many to write ``value`` with about four digits."""
+    return 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3
+
+
+def plain(value: float | None) -> str:
+    """About four digits, never in powers of ten."""
+    if value is None:
+        return ""
+    if 0 < value < 0.001:
+        return "< 0.001"
+    return f"{value:,.{decimals(value)}f}".replace(",", "\xa0")

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 HEIGHT = 200
+HEIGHT_PLANE = 300
 
 T = TypeVar("T")
 
@@ -31,23 +32,61 @@ class Piece(NamedTuple):
     title: str
 
 
-def stacked_bar(pieces: Sequence[Piece], says: str) -> str:
+class Mark(NamedTuple):
+    """A point of a plane: the letter beside it, its style class, what the pointer shows, and its spread."""
+
+    x: float
+    y: float
+    letter: str
+    style: str
+    title: str
+    x_range: tuple[float, float] | None = None
+
+
+class Axis(NamedTuple):
+    """A logarithmic axis; see :func:`log_axis`."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    title: str
+    label: Callable[[float], str]
+
+    def place(self, value: float) -> float:
+        """0 at the low end, 1 at the high one; what lies outside is held at the edge."""
+        inside = min(max(value, self.low), self.high)
+        return math.log(inside / self.low) / math.log(self.high / self.low)
+
+
+class Level(NamedTuple):
+    """The line y = ``constant`` · x."""
+
+    constant: float
+    label: str
+
+    def inside(self, x: Axis, y: Axis) -> tuple[float, float] | None:
+        """Where on x it enters and leaves the axes; None where it does not pass."""
+        left, right = max(x.low, y.low / self.constant), min(x.high, y.high / self.constant)
+        return (left, right) if left < right else None
+
+
+def stacked_bar(pieces: Sequence[Piece], says: str, height: int = 44) -> str:
     """One horizontal bar whose pieces' shares add up to 1; pieces from 7% on carry their percentage."""
     drawn, left = [], 0.0
     for piece in pieces:
         middle = left + piece.amount / 2
         text = (
-            _text(f"{middle:.2%}", 28, f"{piece.amount:.0%}", f"on {piece.style}")
+            _text(f"{middle:.2%}", height // 2 + 6, f"{piece.amount:.0%}", f"on {piece.style}")
             if piece.amount >= 0.07
             else ""
         )
         drawn.append(
             f'<g><title>{escape(piece.title)}</title><rect class="{piece.style}" x="{left:.2%}" '
-            f'width="{piece.amount:.2%}" height="44"/>{text}</g>'
+            f'width="{piece.amount:.2%}" height="{height}"/>{text}</g>'
         )
         left += piece.amount
-    label = escape(says)
-    return f'<svg class="bar" role="img" aria-label="{label}" width="100%" height="44">{"".join(drawn)}</svg>'
+    kind = f'class="bar" role="img" aria-label="{escape(says)}"'
+    return f'<svg {kind} width="100%" height="{height}">{"".join(drawn)}</svg>'
 
 
 def curve(
@@ -123,6 +162,142 @@ def bars(columns: Sequence[tuple[str, Sequence[Piece]]], says: str, y_label: Cal
         if name in shown:
             body.append(_text(f"{middle:.2%}", HEIGHT + 18, name))
     return _plot(body, says)
+
+
+def plane(
+    marks: Sequence[Mark],
+    lines: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    says: str,
+    *,
+    x_axis: Axis,
+    y_axis: Axis,
+    levels: Sequence[Level] = (),
+) -> str:
+    """Points on two logarithmic axes, each with a letter; ``lines`` are a style class and the points they
+    join; on each of ``levels`` the ratio of the two axes is constant."""
+
+    across = x_axis.place
+
+    def down(value: float) -> float:
+        return HEIGHT_PLANE * (1 - y_axis.place(value))
+
+    body = _y_axis(y_axis.ticks, lambda value: f"{down(value):.1f}", y_axis.label)
+    for tick in x_axis.ticks:
+        at = f"{across(tick):.2%}"
+        body.append(f'<line class="grid" x1="{at}" x2="{at}" y1="0" y2="{HEIGHT_PLANE}"/>')
+        body.append(_text(at, HEIGHT_PLANE + 18, x_axis.label(tick)))
+    body.append(_text("50%", HEIGHT_PLANE + 38, x_axis.title, "axis"))
+    body.append(f'<text class="axis" x="-48" y="-12">{escape(y_axis.title)}</text>')
+    for level in levels:
+        ends = level.inside(x_axis, y_axis)
+        if ends is None:
+            continue
+        left, right = (f"{across(x):.2%}" for x in ends)
+        low, high = (down(level.constant * x) for x in ends)
+        body.append(
+            f'<line class="level" x1="{left}" x2="{right}" y1="{low:.1f}" y2="{high:.1f}"/>'
+            f'<text class="level" x="{right}" y="{high + 13:.1f}" dx="-4" text-anchor="end">'
+            f"{escape(level.label)}</text>"
+        )
+    for style, points in lines:
+        body += [
+            f'<line class="join {style}" x1="{across(a[0]):.2%}" y1="{down(a[1]):.1f}" '
+            f'x2="{across(b[0]):.2%}" y2="{down(b[1]):.1f}"/>'
+            for a, b in pairwise(points)
+        ]
+    for mark in marks:
+        x, y = f"{across(mark.x):.2%}", f"{down(mark.y):.1f}"
+        whiskers = ""
+        if mark.x_range:
+            left, right = (f"{across(end):.2%}" for end in mark.x_range)
+            whiskers += f'<line x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>'
+        radius = 7 if "hollow" in mark.style else 5  # a ring is seen around a dot at the same place
+        body.append(
+            f'<g class="mark {mark.style}">{whiskers}<circle cx="{x}" cy="{y}" r="{radius}"/>'
+            f"<title>{escape(mark.title)}</title></g>"
+        )
+    body += _letters(marks, levels, x_axis, y_axis)
+    return (
+        f'<div class="plot plane"><svg role="img" aria-label="{escape(says)}" width="100%" '
+        f'height="{HEIGHT_PLANE}">{"".join(body)}</svg></div>'
+    )
+
+
+_NOMINAL = 430
+"""Pixels that a plane is about wide, to keep its letters apart; places are in percent of the real width."""
+
+
+def _letters(marks: Sequence[Mark], levels: Sequence[Level], x_axis: Axis, y_axis: Axis) -> list[str]:
+    """The letters beside their marks: on the first of four sides where nothing else is."""
+    places: dict[tuple[float, float], list[str]] = {}
+    for mark in marks:
+        x, y = x_axis.place(mark.x), HEIGHT_PLANE * (1 - y_axis.place(mark.y))
+        # Marks that lie on one another share a place: whose letter is whose could not be told.
+        near = ((a, b) for a, b in places if abs(a - x) * _NOMINAL < 9 and abs(b - y) < 9)
+        places.setdefault(next(near, (x, y)), []).append(mark.letter)
+    taken = [(x * _NOMINAL - 6, y - 6, x * _NOMINAL + 6, y + 6) for x, y in places]
+    for level in levels:
+        if ends := level.inside(x_axis, y_axis):
+            right = x_axis.place(ends[1]) * _NOMINAL
+            top = HEIGHT_PLANE * (1 - y_axis.place(level.constant * ends[1]))
+            taken.append((right - 6.5 * len(level.label), top, right, top + 16))
+    drawn = []
+    # Single letters first, for they are to be found.
+    for (x, y), letters in sorted(places.items(), key=lambda place: (len(place[1][0]), place[0])):
+        known = list(dict.fromkeys(letters))
+        text = " ".join(known if len(known) <= 4 else [*known[:3], f"+{len(known) - 3}"])
+        width, across = 9 * len(text), x * _NOMINAL
+        sides = []
+        for dy in (-8, 19):
+            sides.append(("start", 9, dy, (across + 9, y + dy - 11, across + 9 + width, y + dy + 2)))
+            sides.append(("end", -9, dy, (across - 9 - width, y + dy - 11, across - 9, y + dy + 2)))
+        free = [
+            side for side in sides if side[3][2] <= _NOMINAL and not any(_meet(side[3], t) for t in taken)
+        ]
+        anchor, dx, dy, box = (free or sides)[0]
+        taken.append(box)
+        drawn.append(
+            f'<text class="letter" x="{x:.2%}" y="{y + dy:.1f}" dx="{dx}" text-anchor="{anchor}">'
+            f"{escape(text)}</text>"
+        )
+    return drawn
+
+
+def _meet(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def levels(x: Axis, y: Axis, label: Callable[[float], str], unit: float = 1.0) -> list[Level]:
+    """At most five level lines that cross a good part of the plane: y/x is ``unit`` times a round number,
+    which ``label`` writes."""
+    first, last = y.low / x.high / unit, y.high / x.low / unit
+    decades = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
+    found = []
+    for factor in [f * 10.0**n for n in decades for f in (1, 2, 5)]:
+        level = Level(factor * unit, label(factor))
+        ends = level.inside(x, y)
+        if ends and x.place(ends[1]) - x.place(ends[0]) > 0.3:
+            found.append(level)
+    return list(_thinned(found, 5))
+
+
+def log_axis(
+    values: Sequence[float], title: str, label: Callable[[float], str], base: int = 10, room: float = 1.5
+) -> Axis:
+    """A logarithmic axis around positive ``values``, with a factor of ``room`` on either side, and ticks at
+    powers of two (``base`` 2) or at 1, 2 and 5 times powers of ten."""
+    low, high = min(values) / room, max(values) * room
+    if base == 2:
+        marks = [2.0**n for n in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
+    else:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        marks = [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
+        if high / low > 300:
+            marks = [10.0**n for n in decades]
+        marks = [mark for mark in marks if low <= mark <= high]
+        if len(marks) < 3:
+            marks = [mark for mark in ticks(low, high) if mark > 0]
+    return Axis(low, high, tuple(_thinned(marks, 6)), title, label)
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:

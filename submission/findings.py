@@ -1,35 +1,18 @@
 """Findings: what a rule has against a run, who says so, and what to do about it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-Severity = Literal["error", "expected", "warning"]
+from mlhpc.benchmarks.findings import Finding, Severity
+
+__all__ = ["Finding", "Severity", "grouped", "passes", "print_findings", "verdict"]
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "expected": "cyan", "warning": "yellow"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one rule has against a run.
-
-    ``severity`` is ``error`` (no score), ``expected`` (an error of the official checker that this run could
-    not avoid, with the reason in ``remedy``) or ``warning`` (worth a look). ``where`` is ``file:line``, or a
-    file. ``source`` is ``mlhpc`` or the official checker with its ruleset.
-    """
-
-    rule: str
-    severity: Severity
-    where: str
-    expected: str
-    actual: str
-    remedy: str
-    source: str = "mlhpc"
 
 
 def passes(findings: Sequence[Finding]) -> bool:
@@ -48,6 +31,25 @@ def verdict(findings: Sequence[Finding]) -> str:
     return f"passes{warnings}"
 
 
+def grouped(findings: Sequence[Finding]) -> list[Finding]:
+    """What is the same but for its place and what was found there, told once: of a hundred logs that lack one
+    key, one finding. The order is that of the first of each."""
+    groups: dict[Finding, list[Finding]] = {}
+    for f in findings:
+        groups.setdefault(replace(f, where="", actual=""), []).append(f)
+    return [
+        replace(key, where=_some([f.where for f in same], ", "), actual=_some([f.actual for f in same], "; "))
+        for key, same in groups.items()
+    ]
+
+
+def _some(texts: Sequence[str], between: str, shown: int = 3) -> str:
+    """The first few of the different ones."""
+    different = list(dict.fromkeys(texts))
+    more = len(different) - shown
+    return between.join(different[:shown]) + (f" and {more} more" if more > 0 else "")
+
+
 def print_findings(findings: Sequence[Finding], console: Console) -> int:
     """Prints the findings as a table, and the verdict as the last line.
 
@@ -60,7 +62,7 @@ def print_findings(findings: Sequence[Finding], console: Console) -> int:
         table.add_column("found", overflow="fold")
         table.add_column("what to do", overflow="fold", ratio=1)
         # Text, not markup: a log's values may hold square brackets.
-        for f in findings:
+        for f in grouped(findings):
             head = Text.assemble(
                 (f.severity, _STYLES[f.severity]), f" {f.rule}\n{f.where}\n", (f.source, "dim")
             )

@@ -2,7 +2,37 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib import resources
 from typing import Any
+
+from mlhpc import __version__
+
+
+def document(title: str, body: str, foot: str) -> str:
+    """A whole page, its style sheet inside: no script, no network, no file beside it. ``body``, ``foot``
+    are HTML."""
+    style = resources.files("mlhpc.submission").joinpath("report.css").read_text("utf-8")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+<footer>
+<p>{foot} Made by mlhpc {escape(__version__)}. MLPerf is a trademark of MLCommons;
+nothing here is verified by MLCommons.</p>
+</footer>
+</main>
+</body>
+</html>
+"""
 
 
 def section(title: str, about: str, body: str) -> str:

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 
-from mlhpc import __version__
 from mlhpc.submission import conditions, timings
 from mlhpc.submission.facts import (
     TITLES,
@@ -18,13 +16,12 @@ from mlhpc.submission.facts import (
     throughput,
 )
 from mlhpc.submission.findings import Finding, passes, verdict
-from mlhpc.submission.markup import count, pair, section
+from mlhpc.submission.markup import count, document, pair, section
 from mlhpc.submission.rundir import RunDirectory
 
 
 def page(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
     """The whole HTML text. What the directory lacks is left out, and named in a section of its own."""
-    style = resources.files("mlhpc.submission").joinpath("report.css").read_text("utf-8")
     sections = [
         _missing(run),
         timings.breakdown(run),
@@ -36,29 +33,10 @@ def page(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
         conditions.provenance(run),
         _check(findings, ruleset),
     ]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(_title(run))}</title>
-<link rel="icon" href="data:,">
-<style>
-{style}</style>
-</head>
-<body>
-<main>
-{_header(run, findings, ruleset)}
-{"".join(sections)}
-<footer>
-<p>Time to train is run_stop − run_start on one monotonic clock over all ranks, staging included (MLPerf HPC
-training rules up to round 2.0). Made by mlhpc {escape(__version__)}. MLPerf is a trademark of MLCommons;
-nothing here is verified by MLCommons.</p>
-</footer>
-</main>
-</body>
-</html>
-"""
+    foot = """Time to train is run_stop − run_start on one monotonic clock over all ranks, staging included
+(MLPerf HPC training rules up to round 2.0)."""
+    body = _header(run, findings, ruleset) + "\n" + "".join(sections)
+    return document(_title(run), body, foot)
 
 
 def _title(run: RunDirectory) -> str:

@@ -6,6 +6,8 @@ raises for what a line says, and what could not be read is kept as a ``Problem``
 """
 
 import json
+import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +19,7 @@ from mlhpc.common.errors import UserError
 TOKEN = ":::MLLOG "
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """One MLLOG line. ``time_ms``: milliseconds since the epoch; ``line``: in the file, counted from 1."""
 
@@ -64,13 +66,16 @@ class Log:
     """All that one file says.
 
     ``mllog_lines`` holds the line number of every line with the token, readable or not: the official
-    checker counts lines in that list, not in the file.
+    checker counts lines in that list, not in the file. ``repeated``: lines of records that name a key twice,
+    of which the last is taken; ``longest``: characters of the longest line with the token.
     """
 
     path: Path
     records: tuple[Record, ...]
     problems: tuple[Problem, ...]
     mllog_lines: tuple[int, ...]
+    repeated: tuple[int, ...] = ()
+    longest: int = 0
 
     def all(self, key: str) -> tuple[Record, ...]:
         return self._by_key.get(key, ())
@@ -110,6 +115,13 @@ class Log:
         """The intervals between epoch_start and epoch_stop of the run, in the file's order."""
         return tuple(self._intervals("epoch_start", "epoch_stop"))
 
+    @property
+    def first_epoch(self) -> int:
+        """The number of the first epoch: 0 in the TensorFlow reference's logs of round 0.7, 1 elsewhere."""
+        keys = ("epoch_num", "first_epoch_num")
+        numbers = (r.metadata[key] for r in self.records for key in keys if key in r.metadata)
+        return 0 if next(numbers, 1) == 0 else 1
+
     def evaluations(self, metric: str) -> tuple[Evaluation, ...]:
         """The values of ``metric`` (``eval_error``, ``eval_accuracy``) between run_start and run_stop.
 
@@ -122,7 +134,7 @@ class Log:
         return tuple(
             Evaluation(_integer(r.metadata.get("epoch_num")), float(r.value), r.time_ms, r.line)
             for r in self.all(metric)
-            if start.line < r.line <= last and isinstance(r.value, int | float)
+            if start.line < r.line <= last and _is_number(r.value)
         )
 
     @cached_property
@@ -151,6 +163,8 @@ def parse(path: Path) -> Log:
     records: list[Record] = []
     problems: list[Problem] = []
     mllog_lines: list[int] = []
+    repeated: list[int] = []
+    longest = 0
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(file, 1):
@@ -159,19 +173,26 @@ def parse(path: Path) -> Log:
                 if not token:
                     continue
                 mllog_lines.append(number)
-                read = _record(payload, number, cut=not text.endswith("\n"))
+                longest = max(longest, len(text))
+                read = _record(payload, number, repeated, cut=not text.endswith("\n"))
                 if isinstance(read, Record):
                     records.append(read)
                 else:
                     problems.append(read)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a log file or a run directory") from None
-    return Log(path, tuple(records), tuple(problems), tuple(mllog_lines))
+    return Log(path, tuple(records), tuple(problems), tuple(mllog_lines), tuple(repeated), longest)
 
 
-def _record(payload: str, line: int, *, cut: bool) -> Record | Problem:
+def _record(payload: str, line: int, repeated: list[int], *, cut: bool) -> Record | Problem:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs) and line not in repeated[-1:]:
+            repeated.append(line)
+        return found
+
     try:
-        fields = json.loads(payload.strip())
+        fields = json.loads(payload.strip(), object_pairs_hook=once)
         return Record(
             time_ms=float(fields["time_ms"]),
             event_type=str(fields.get("event_type", "")),
@@ -180,7 +201,7 @@ def _record(payload: str, line: int, *, cut: bool) -> Record | Problem:
             metadata=fields["metadata"] if isinstance(fields["metadata"], dict) else {},
             line=line,
         )
-    except ValueError as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         return Problem(line, "cut before its end" if cut else f"no JSON object: {error}")
     except KeyError as error:
         return Problem(line, f"has no {error.args[0]!r}")
@@ -189,4 +210,11 @@ def _record(payload: str, line: int, *, cut: bool) -> Record | Problem:
 
 
 def _integer(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
+    return int(value) if _is_number(value) and math.isfinite(value) else None
+
+
+def _is_number(value: Any) -> bool:
+    """JSON's true and false are no numbers, though Python counts with them; nor is what no float can hold."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float)

@@ -1,4 +1,4 @@
-"""``mlhpc report``: a run told as a table, and as one page to hand on."""
+"""``mlhpc report``: a run, or a comparison of many, told as a table, and as one page to hand on."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,25 +11,57 @@ from rich.text import Text
 from mlhpc.common.data.atomic import write_bytes
 from mlhpc.common.errors import UserError
 from mlhpc.submission.check import check_run
+from mlhpc.submission.compare import Comparison, compare
+from mlhpc.submission.compare_page import page as comparison_page
 from mlhpc.submission.facts import (
     TITLES,
     data_rates,
     duration,
     no_score,
     parts,
+    plain,
     quality,
     rate,
     size,
     standing,
     throughput,
+    whole,
 )
 from mlhpc.submission.findings import Finding, passes, verdict
+from mlhpc.submission.markup import count
 from mlhpc.submission.page import page
 from mlhpc.submission.rundir import RunDirectory, read
 
 
-def report(run_dir: Path, console: Console, ruleset: str = "2.0.0") -> Path:
-    """Prints what the run directory says and writes it as ``report.html`` into it; returns that path.
+def report_on(
+    paths: Sequence[Path],
+    console: Console,
+    out: Path | None = None,
+    asked: Sequence[tuple[int, int | None]] = (),
+) -> Path:
+    """One run directory: :func:`report`. Else a comparison of all sets of runs below ``paths``, printed and
+    written to ``out`` (``comparison.html`` in the current folder); returns that path. ``asked``:
+    configurations to predict, (compute units, global batch size or None).
+
+    Raises:
+        UserError: there is nothing to report on, or the page cannot be written, or would lie among the logs.
+    """
+    first = paths[0]
+    if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
+        if asked:
+            raise UserError(
+                "--predict is for a comparison: give the folder of several runs, or several paths"
+            )
+        return report(first, console, out=out)
+    out = out or Path("comparison.html")
+    _refuse_inside(out, paths)
+    comparison = compare(paths, asked)
+    _print_comparison(comparison, console)
+    return _written(out, comparison_page(comparison))
+
+
+def report(run_dir: Path, console: Console, ruleset: str = "2.0.0", out: Path | None = None) -> Path:
+    """Prints what the run directory says and writes it to ``out`` (``report.html`` in it); returns that path.
 
     A run that was resumed, did not meet its target or does not pass its check gets no score.
 
@@ -39,14 +71,29 @@ def report(run_dir: Path, console: Console, ruleset: str = "2.0.0") -> Path:
     run = read(run_dir)
     findings = check_run(run, ruleset)
     _print(run, findings, ruleset, console)
-    path = run_dir / "report.html"
+    return _written(out or run_dir / "report.html", page(run, findings, ruleset))
+
+
+def _written(path: Path, html: str) -> Path:
     try:
-        write_bytes(path, page(run, findings, ruleset).encode())
+        if path.exists() and not path.read_bytes().startswith(html[:15].encode()):
+            raise UserError(
+                f"{path}: is there already and is no page of a report; say another --out FILE.html"
+            )
+        write_bytes(path, html.encode())
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be written ({error.strerror}); make room or copy the run directory"
+            f"{path}: cannot be written ({error.strerror}); say another --out FILE.html"
         ) from None
     return path
+
+
+def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
+    """Trees of others are read alone, and a file among the logs of one's own would be packed with them."""
+    place = out.resolve().parent
+    for path in paths:
+        if path.is_dir() and (place == path.resolve() or path.resolve() in place.parents):
+            raise UserError(f"{out}: lies inside {path}, where nothing is written; say --out FILE elsewhere")
 
 
 def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console: Console) -> None:
@@ -68,8 +115,8 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console
             else:
                 table.add_row(part.label, f"{part.seconds:.2f}", f"{part.share:.1%}")
         table.add_section()
-        whole = sum(part.seconds or 0.0 for part in told)
-        table.add_row("sum, from run_start to run_stop", f"{whole:.2f}", "100.0%")
+        total = sum(part.seconds or 0.0 for part in told)
+        table.add_row("sum, from run_start to run_stop", f"{total:.2f}", "100.0%")
         console.print(table)
     facts = _facts(run)
     if reasons:
@@ -113,3 +160,56 @@ def _facts(run: RunDirectory) -> dict[str, str]:
     if env.get("date"):
         facts["date"] = str(env["date"])
     return facts
+
+
+def _print_comparison(comparison: Comparison, console: Console) -> None:
+    for group in comparison.by_problem:
+        console.print(Text(group[0].title, style="bold"))
+        if group[0].official is False:
+            console.print(Text("Not the official data set: no result of the benchmark.", style="yellow"))
+        for e in group:
+            what = ", ".join(text for text in (e.made_from, e.machine, e.software) if text)
+            console.print(Text.assemble((f"{e.letter} ", "bold"), e.name, (f"  {what}", "dim")))
+            if e.score is not None and e.score.why:
+                console.print(Text(f"  no score: {e.score.why}", style="yellow"))
+        measured = _grid("set", "runs", "units", "batch", "score", "staging", "excess", "epochs", "rate")
+        for e in group:
+            seconds = e.parts_s
+            total = sum(seconds.values())
+            staging, excess = (seconds.get(key, 0.0) for key in ("staging", "first_epoch_excess"))
+            measured.add_row(
+                e.letter,
+                f"{len(e.runs)}/{e.logs}",
+                whole(e.scale),
+                whole(e.batch),
+                "none" if e.score is None or e.score.minutes is None else f"{e.score.minutes:.4f}",
+                *(f"{part / total:.1%}" if total else "" for part in (staging, excess)),
+                plain(e.epochs and e.epochs.mean),
+                plain(e.train_rate and e.train_rate.mean),
+            )
+        console.print(measured)
+        new = [p for p in comparison.predictions if p.problem == group[0].problem and p.measured_min is None]
+        if new:
+            predicted = _grid("prediction for", "units", "batch", "min", "range")
+            for p in new:
+                said, time = p.prediction, p.prediction.seconds
+                predicted.add_row(
+                    Text(f"{p.org}, {p.machine}, {p.division}"),
+                    whole(said.units),
+                    whole(said.batch),
+                    plain(time.value / 60),
+                    f"{plain(time.low / 60)} to {plain(time.high / 60)}",
+                )
+            console.print(predicted)
+    told = "score: minutes; staging, first epoch's excess: share of the time; rate: training samples/s a unit"
+    console.print(Text(told, style="dim"))
+    if comparison.problems:
+        console.print(Text(f"{count(len(comparison.problems), 'finding')} against the sets: see the page"))
+
+
+def _grid(first: str, *others: str) -> Table:
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid.add_column(first, overflow="fold")
+    for name in others:
+        grid.add_column(name, justify="right", no_wrap=True)
+    return grid

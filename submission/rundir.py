@@ -28,9 +28,17 @@ class Target(_Read):
     best: float | None = None
     reached: bool = False
 
+    @property
+    def higher_is_better(self) -> bool:
+        return self.metric == "eval_accuracy"
+
     def met_by(self, value: float) -> bool:
-        """Whether ``value`` meets the target; accuracies have to reach it, errors to fall to it."""
-        return value >= self.value if self.metric == "eval_accuracy" else value <= self.value
+        """Whether ``value`` meets the target; accuracies have to reach it, errors to fall to it.
+
+        An error of zero or less, or an accuracy above 1, is none (mlperf-logging, hpc_2.0.0/closed_*.yaml):
+        some published logs hold the error twice, the second time with its sign turned.
+        """
+        return self.value <= value <= 1 if self.higher_is_better else 0 < value <= self.value
 
 
 class Epoch(_Read):
@@ -148,7 +156,8 @@ def read(path: Path) -> RunDirectory:
             problems.append((name, "is missing"))
         except ValidationError as error:
             problems.append((name, _first(error)))
-        except (ValueError, TypeError, OSError, UserError) as error:  # JSON and TOML errors are ValueErrors
+        # JSON and TOML errors are ValueErrors; nested a thousand deep they are RecursionErrors.
+        except (ValueError, TypeError, OSError, UserError, RecursionError) as error:
             problems.append((name, f"cannot be read: {error}"))
         return None
 

@@ -36,6 +36,11 @@ def filesystem_of(path: Path) -> FileSystem:
     return FileSystem(kind, mount_point, is_ram, min(limits, default=0))
 
 
+def memory_left() -> int:
+    """Bytes that this process may still take of the machine's and its control group's memory."""
+    return min(_memory_left(), default=0)
+
+
 def _mount(path: Path) -> tuple[Path, str]:
     """Mount point and type: of the mounts above ``path`` the deepest, of those on one point the last."""
     found = (Path("/"), "unknown")

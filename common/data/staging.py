@@ -6,7 +6,8 @@ more than 1 TB uncompressed, and a metric summed over ranks is as exact on parts
 the node's files, and each copies several at a time.
 
 Where nodes turn out to see one and the same target (a shared scratch folder), their ranks share the work of
-``replicate`` instead of doing it once a node, and ``shard`` is refused.
+``replicate`` instead of doing it once a node, and ``shard`` is refused. Runs at the same time may share a
+target too: one copies, the others wait for it and find the files there; the last to end removes them.
 
 The record of what was staged is the manifest in the target. It is written before the first file, so whatever
 has a name in it and the right size was put there by staging: files get their name only when they are complete
@@ -18,6 +19,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import random
 import secrets
 import time
 from collections import Counter
@@ -33,11 +35,11 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from mlhpc.common.data import atomic
+from mlhpc.common.data import atomic, users
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.filesystem import FileSystem, filesystem_of
 from mlhpc.common.data.manifest import File, Manifest
-from mlhpc.common.data.together import first, together
+from mlhpc.common.data.together import agree, attempt, first, together
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
@@ -51,9 +53,9 @@ _FILE_OVERHEAD = 4096
 class StagingReport:
     """What staging did, summed over all ranks; the same on every rank.
 
-    ``files`` and ``bytes`` were copied, ``kept`` files were there from an interrupted staging. ``seconds`` is
-    the time of the slowest rank, ``rank_seconds`` that of each. ``verified``: every file was held against a
-    checksum.
+    ``files`` and ``bytes`` were copied, ``kept`` files were there: left by an interrupted staging or,
+    ``shared`` of them, in use by another run at that time. ``seconds`` is the time of the slowest rank,
+    ``rank_seconds`` that of each. ``verified``: every file was held against a checksum.
     """
 
     files: int
@@ -66,6 +68,7 @@ class StagingReport:
     kept: int
     verified: bool
     rank_seconds: tuple[float, ...]
+    shared: int = 0
 
     @property
     def megabytes_per_second(self) -> float:
@@ -135,8 +138,6 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
     team = _team(source, target, world, mode)
     all_of_team = part(manifest.files, world.node, world.nodes, mode)
     mine = _share(all_of_team, team.members.index(world.rank), len(team.members))
-    prepared = together(world, lambda: _prepare(manifest, target, all_of_team, team))
-    known = prepared[team.members[0]]
     todo: list[File] = []
 
     def survey() -> _Need:
@@ -144,16 +145,19 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
         size = sum(file.size + _FILE_OVERHEAD for file in todo)
         return _Need(size, team.members[0], target, filesystem_of(target) if team.leads else None)
 
-    _check_room(together(world, survey))
-    together(world, lambda: _record(manifest, target, all_of_team, team, mode))
-
-    def copy() -> tuple[int, int, int, float]:
+    def copy() -> tuple[int, int, int, int, float]:
         with progress(len(todo), "staging", "files", show=world.rank == 0) as advance:
             _copy_all(todo, source, target, workers, advance)
+        kept = len(mine) - len(todo)
         seconds = time.monotonic() - started
-        return len(todo), sum(file.size for file in todo), len(mine) - len(todo), seconds
+        return len(todo), sum(file.size for file in todo), kept, kept if in_use else 0, seconds
 
-    files, sizes, kept, seconds = zip(*together(world, copy), strict=True)
+    with _alone(target, world, team) as in_use:
+        prepared = together(world, lambda: _prepare(manifest, target, all_of_team, team, in_use))
+        known = prepared[team.members[0]]
+        _check_room(together(world, survey))
+        together(world, lambda: _record(manifest, target, all_of_team, team, mode))
+        files, sizes, kept, shared, seconds = zip(*together(world, copy), strict=True)
     there = first(world, lambda: filesystem_of(target))
     return StagingReport(
         files=sum(files),
@@ -164,24 +168,47 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
         target_filesystem=there.type,
         target_is_ram=there.is_ram,
         kept=sum(kept),
+        shared=sum(shared),
         verified=manifest.checked,
         rank_seconds=seconds,
     )
 
 
 def remove(target: Path) -> None:
-    """Take away what staging put into ``target``, and the folders this leaves empty; nothing else.
+    """Take away what staging put into ``target``, and the folders this leaves empty; nothing else. What
+    another run uses stays: the last one takes it away.
 
     Called by one rank a node. Raises UserError when ``target`` was not made by staging.
     """
-    staged = manifests.load(target)
-    if "staged" not in staged.facts:
-        raise UserError(f"{target}: not put there by staging, so nothing was removed; remove it by hand")
-    _unlink(target, (file.path for file in staged.files))
-    (target / manifests.NAME).unlink()
-    if staged.facts["staged"]["made_folder"]:
-        with contextlib.suppress(OSError):  # something of the user's is in it
+    users.leave(target)
+    try:
+        while (fd := users.try_change(target)) is None:
+            if users.others(target):
+                return
+            time.sleep(0.05)
+    except FileNotFoundError:
+        return  # the other run was the last, and has done it
+    made_folder = False
+    try:
+        if not users.others(target) and (target / manifests.NAME).exists():
+            staged = manifests.load(target)
+            if "staged" not in staged.facts:
+                raise UserError(
+                    f"{target}: not put there by staging, so nothing was removed; remove it by hand"
+                )
+            _unlink(target, (file.path for file in staged.files))
+            (target / manifests.NAME).unlink()
+            made_folder = staged.facts["staged"]["made_folder"]
+    finally:
+        users.changed(target, fd)
+    if made_folder:
+        with contextlib.suppress(OSError):  # something of the user's is in it, or the next run
             target.rmdir()
+
+
+def in_use(target: Path) -> bool:
+    """Whether another run uses what is staged in ``target``."""
+    return users.others(target)
 
 
 @dataclass(frozen=True)
@@ -235,14 +262,61 @@ def _team(source: Path, target: Path, world: World, mode: Mode) -> _Team:
     return _Team(members, world.rank == members[0], any(made[rank] for rank in members))
 
 
+@contextlib.contextmanager
+def _alone(target: Path, world: World, team: _Team) -> Iterator[bool]:
+    """While no other run changes the target, on any node; yields whether another uses it.
+
+    Called by all ranks. A run that cannot have the targets of all its nodes lets go of those it has, so that
+    two cannot wait for each other; the pause differs by chance.
+    """
+
+    def take() -> tuple[int | None, bool]:
+        if not team.leads:
+            return None, False
+        with _blame(target, "cannot be written", "choose another --stage"):
+            target.mkdir(parents=True, exist_ok=True)  # the last run may just have removed it
+            try:
+                fd = users.try_change(target)
+            except FileNotFoundError:
+                return None, False
+            return fd, users.others(target)
+
+    def changed(fd: int | None) -> None:
+        if fd is not None:
+            users.changed(target, fd)
+
+    while True:
+        got, error = attempt(take)
+        fd, used = got or (None, False)
+        try:
+            outcomes = agree(world, (fd is not None or not team.leads, used), error)
+        except BaseException:
+            changed(fd)
+            raise
+        if all(had for had, _ in outcomes):
+            break
+        changed(fd)
+        time.sleep(random.uniform(0.02, 0.2))
+    try:
+        if team.leads:
+            users.enter(target)
+        yield outcomes[team.members[0]][1]
+    except BaseException:
+        if team.leads:
+            users.leave(target)
+        raise
+    finally:
+        changed(fd)
+
+
 def _share(files: list[File], index: int, size: int) -> list[File]:
     hands = deal([file.size for file in files], size)
     return [files[i] for i in np.flatnonzero(hands == index)]
 
 
-def _prepare(manifest: Manifest, target: Path, files: list[File], team: _Team) -> bool:
+def _prepare(manifest: Manifest, target: Path, files: list[File], team: _Team, in_use: bool) -> bool:
     """By the first of a team: whether the target holds a staging of this data set. Takes away what of it is
-    not wanted any more, because the nodes are others now."""
+    not wanted any more, because the nodes are others now; refuses where another run may want it."""
     if not team.leads or not (target / manifests.NAME).exists():
         return False
     before = manifests.load(target)
@@ -255,6 +329,10 @@ def _prepare(manifest: Manifest, target: Path, files: list[File], team: _Team) -
         )
     atomic.sweep({(target / file.path).parent for file in before.files})
     wanted = {file.path for file in files}
+    if in_use and wanted != {file.path for file in before.files}:
+        raise UserError(
+            f"{target}: another run uses another part of the data set there; choose another --stage"
+        )
     _unlink(target, (file.path for file in before.files if file.path not in wanted))
     return True
 

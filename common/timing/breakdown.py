@@ -108,7 +108,12 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
 
 
 def _seconds(events: list[dict[str, Any]], name: str) -> dict[Any, float]:
-    return {e.get("epoch"): e["seconds"] for e in events if e["event"] == "end" and e["name"] == name}
+    """By epoch, summed: an epoch that is evaluated on its way is trained in several spans."""
+    seconds: dict[Any, float] = {}
+    for event in events:
+        if event["event"] == "end" and event["name"] == name:
+            seconds[event.get("epoch")] = seconds.get(event.get("epoch"), 0.0) + event["seconds"]
+    return seconds
 
 
 def _without_excess(seconds: list[float]) -> tuple[float, float]:

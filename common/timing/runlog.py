@@ -106,20 +106,24 @@ class RunLog:
                 self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
 
     def timed(self, items: Iterable[T], name: str, **tags: Any) -> Iterator[T]:
-        """Yield ``items``, and record as one event how long the loop waited for them."""
+        """Yield ``items``, and record as one event how long the loop waited for them; also when it leaves
+        before their end and closes this."""
         count, waited, longest = 0, 0.0, 0.0
         iterator = iter(items)
-        while True:
-            before = time.perf_counter()
-            try:
-                item = next(iterator)
-            except StopIteration:
-                waited += time.perf_counter() - before
-                break
-            wait = time.perf_counter() - before
-            waited, longest, count = waited + wait, max(longest, wait), count + 1
-            yield item
-        self._event("timed", name, count=count, seconds=waited, max=longest, **tags)
+        try:
+            while True:
+                before = time.perf_counter()
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    waited += time.perf_counter() - before
+                    break
+                wait = time.perf_counter() - before
+                waited, longest, count = waited + wait, max(longest, wait), count + 1
+                yield item
+        finally:
+            if not self._events.closed:  # an iterator that an error left behind may end after the log
+                self._event("timed", name, count=count, seconds=waited, max=longest, **tags)
 
     def metric(self, name: str, value: float, **tags: Any) -> None:
         """A measured value, such as ``eval_error``; with ``epoch`` where the rules want ``epoch_num``."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from ranks.need import need, search_path
-from smoke.conftest import tiny_data
+from smoke.conftest import climate, tiny_data
 
-__all__ = ["tiny_data"]  # the fixture of the smoke tests
+__all__ = ["climate", "tiny_data"]  # the fixtures of the smoke tests
 
 # linuxproc and no task plugin: what needs neither root's cgroups nor a second kernel. AuthInfo and the ports
 # keep it apart from a Slurm that this machine may belong to. Nodes without names in any name service, as on

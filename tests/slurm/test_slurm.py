@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from smoke.conftest import result, settings
+from smoke.conftest import climate_settings, result, settings
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
 pytestmark = pytest.mark.system
@@ -18,19 +18,22 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "ranks" / "program.py"
 
 
+@pytest.mark.parametrize("framework", ["horovod", "torch"])
 @pytest.mark.parametrize(("tasks", "last"), [(2, "rank 1/2 node 1/2"), (4, "rank 3/4 node 1/2")])
-def test_ranks_of_two_nodes_find_each_other_and_do_every_collective(slurm, tasks, last):
-    done = slurm.run("srun", "-N2", f"-n{tasks}", sys.executable, PROGRAM, "well")
+def test_ranks_of_two_nodes_find_each_other_and_do_every_collective(slurm, tasks, last, framework):
+    done = slurm.run("srun", "-N2", f"-n{tasks}", sys.executable, PROGRAM, "well", FRAMEWORK=framework)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == tasks
     assert f"{last} by srun is done" in done.stdout and "rank 0/" in done.stdout
 
 
-def test_two_jobs_on_the_same_two_nodes_do_not_mix(slurm):
+@pytest.mark.parametrize("framework", ["horovod", "torch"])
+def test_two_jobs_on_the_same_two_nodes_do_not_mix(slurm, framework):
     jobs = [
         subprocess.Popen(
             ["srun", "-N2", "-n2", sys.executable, PROGRAM, "well"],
-            env=slurm.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=slurm.env | {"FRAMEWORK": framework},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for _ in range(2)
     ]  # fmt: skip
@@ -71,11 +74,11 @@ def test_a_lost_rank_ends_the_job_within_a_minute_and_is_named(slurm, how, who, 
     assert done.stdout.count(f"callback: {line}") == 1, done.stdout
 
 
-def submit(slurm, data, folder, *more, wait):
+def submit(slurm, data, folder, *more, wait, benchmark="cosmoflow", settings=settings):
     """The script of the repository, as a user submits it: from the top of the checkout."""
     return slurm.run(
-        "sbatch", *["--wait"] * wait, "--parsable", "-o", folder / "job.out", "run_scripts/cosmoflow.sbatch",
-        "--seed", "7", *settings(*more),
+        "sbatch", *["--wait"] * wait, "--parsable", "-o", folder / "job.out",
+        f"run_scripts/{benchmark}.sbatch", "--seed", "7", *settings(*more),
         DATA=str(data), OUT=str(folder / "out"), STAGE=str(folder / "stage"), PWD=str(ROOT),
     )  # fmt: skip
 
@@ -87,6 +90,15 @@ def test_the_batch_script_of_the_repository(slurm, tiny_data, tmp_path, monkeypa
     told = result(tmp_path / "out")
     assert (told["status"], told["ranks"], told["nodes"], told["launcher"]) == ("success", 2, 2, "srun")
     assert told["staging"]["files"] == 27 + 7
+
+
+def test_the_batch_script_of_deepcam(slurm, climate, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    low = "target.value=0.01"
+    done = submit(slurm, climate, tmp_path, low, wait=True, benchmark="deepcam", settings=climate_settings)
+    assert done.returncode == 0, (tmp_path / "job.out").read_text()
+    told = result(tmp_path / "out")
+    assert (told["status"], told["ranks"], told["nodes"], told["launcher"]) == ("success", 2, 2, "srun")
 
 
 def test_a_rank_killed_in_the_job_is_named_and_the_log_is_closed(slurm, tiny_data, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A tiny data set and a quick way to run the command line, for tests of whole runs."""
+"""Tiny data sets and a quick way to run the command line, for tests of whole runs."""
 
 import json
 import os
@@ -22,8 +22,30 @@ TINY = [
 ]
 
 
+TINY_CLIMATE = [
+    "data.train_samples=13",
+    "data.eval_samples=5",
+    "data.sample_shape=[32,48,16]",
+    "data.simulation.test_samples=1",
+    "network.width=0.1",
+    "network.middle_blocks=1",
+    "hyperparameters.global_batch_size=4",
+    "training.max_epochs=3",
+    "training.eval_batch_size=2",
+    "training.device=cpu",
+    # Large beside most gradients: an update is then a smooth function of them, and rounding stays rounding.
+    "hyperparameters.opt_eps=0.01",
+]
+
+
 def settings(*more: str) -> list[str]:
+    """Options of a tiny run of CosmoFlow."""
     return [word for setting in (*TINY, *more) for word in ("--set", setting)]
+
+
+def climate_settings(*more: str) -> list[str]:
+    """Options of a tiny run of DeepCAM."""
+    return [word for setting in (*TINY_CLIMATE, *more) for word in ("--set", setting)]
 
 
 def mlhpc(
@@ -52,6 +74,14 @@ def trace(out: Path) -> list[float]:
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("data") / "tiny"
     made = mlhpc("data", "make", "cosmoflow", "--out", out, *settings())
+    assert made.returncode == 0, made.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def climate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "climate"
+    made = mlhpc("data", "make", "deepcam", "--out", out, *climate_settings())
     assert made.returncode == 0, made.stderr
     return out
 

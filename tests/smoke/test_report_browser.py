@@ -13,9 +13,10 @@ from typing import Any
 import matplotlib.image
 import pytest
 from golden.make_run import make_run
+from golden.make_tree import make_set
 from rich.console import Console
 
-from mlhpc.submission.report import report
+from mlhpc.submission.report import report, report_on
 
 pytestmark = pytest.mark.system
 
@@ -101,6 +102,22 @@ def test_a_failed_run_with_findings_fits_a_phone(chromium: str, tmp_path: Path) 
     assert seen["big"] == ["No score"]
     assert "hpc_2.0.0/cache_clear" in seen["text"]
     assert (seen["out"], seen["fetched"]) == ([], [])
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_comparison_fits_and_fetches_nothing(chromium: str, width: int, tmp_path: Path) -> None:
+    for nodes in (2, 8):
+        make_set(
+            tmp_path / "tree" / "a_submitter_of_a_long_name", nodes=nodes, system=f"system_of_{nodes}_nodes"
+        )
+    make_run(tmp_path / "mine" / "1")
+    page = report_on([tmp_path / "tree", tmp_path / "mine"], Console(file=StringIO()), tmp_path / "page.html")
+    seen = probe(chromium, tmp_path, page.read_text("utf-8"), width)
+    for text in ("14.5000", "Not the official data set.", "no score", "b) Epoch scaling", "Prediction of"):
+        assert text in seen["text"]
+    assert (seen["out"], seen["fetched"]) == ([], [])
+    assert seen["scroll"] <= width
+    assert seen["font"] >= 12
 
 
 def test_the_probe_sees_what_it_looks_for(chromium: str, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_a_data_set_indexed_again_with_fewer_files_is_not_taken_for_whole(tiny_d
     claims["files"] = [file for file in claims["files"] if (data / file[0]).exists()]
     (data / "manifest.json").write_text(json.dumps(claims))
     claimed = mlhpc("run", "cosmoflow", "--data", data, "--out", tmp_path / "b", *settings())
-    assert claimed.returncode == 2 and "18 files" in claimed.stderr
+    assert claimed.returncode == 2 and "18 sample files" in claimed.stderr
 
 
 def test_a_batch_that_the_ranks_cannot_share(tiny_data, tmp_path):

@@ -72,7 +72,7 @@ BROKEN: dict[str, tuple[Callable[[Lines], Lines], str, str]] = {
     "dropout of one": (changed("dropout", "0.5", "1.0"), "hpc_2.0.0/dropout", ":22"),
     "dropout is a word": (changed("dropout", "0.5", '"half"'), "hpc_2.0.0/dropout", ":22"),
     "unknown status": (changed("submission_status", "research", "x"), "hpc_2.0.0/submission_status", ":6"),
-    "unknown benchmark": (changed("submission_benchmark", "cosmoflow", "resnet"), "hpc_2.0.0/crash", ""),
+    "unknown benchmark": (changed("submission_benchmark", "cosmoflow", "oc21"), "hpc_2.0.0/crash", ""),
     "no status": (changed("run_stop", ', "status": "success"', ""), "hpc_2.0.0/run_stop", ":43"),
     "no epoch_num": (changed("eval_stop", ', "epoch_num": 1', ""), "hpc_2.0.0/eval_stop", ":30"),
     "init of 31 min": (changed("init_start", "1700000000001", "1699998140001"), "hpc_2.0.0/init_stop", ":24"),

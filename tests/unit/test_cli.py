@@ -11,12 +11,16 @@ from mlhpc import cli
 OPTIONS = {
     "run": ["--preset", "--set", "--data", "--stage", "--out", "--ranks", "--seed", "--evict", "--resume"],
     "data make": ["--preset", "--set", "--out", "--raw", "--workers"],
-    "data convert": ["--sample", "--plain", "--validation", "--workers"],
+    "data convert": ["--workers", "--sample", "--plain", "--validation", "--float16"],
+    "data bench": ["--samples", "--batch", "--workers", "--rounds", "--evict"],
     "data index": ["--workers"],
     "data verify": ["--workers"],
     "data show": ["--out"],
     "check": ["--ruleset"],
-    "report": [],
+    "report": ["--out", "--predict"],
+    "doctor": ["--data", "--stage", "--out", "--ranks", "--system", "--set"],
+    "pack": ["--org", "--system", "--out", "--ruleset", "--weak", "--prune", "--despite-errors"],
+    "unpack": [],
     "presets": [],
 }
 
@@ -53,8 +57,16 @@ def test_the_options_are_these_and_no_more():
         (["data", "verify", "nowhere"], "nowhere"),
         (["data", "index", "nowhere"], "nowhere"),
         (["data", "show", "nowhere.tfrecord"], "nowhere.tfrecord"),
+        (["pack", "nowhere", "--org", "Lab", "--system", "nowhere.json"], "nowhere.json"),
+        (["unpack", "nowhere.tar.gz", "there"], "nowhere.tar.gz"),
         (["data", "make", "cosmoflow", "--preset", "closed"], "official"),
         (["data", "convert", "cosmoflow", "nowhere", "out"], "nowhere"),
+        (["data", "convert", "deepcam", "nowhere", "out"], "nowhere"),
+        (["data", "convert", "deepcam", "nowhere", "out", "--sample", "32"], "--sample is for cosmoflow"),
+        (["data", "convert", "cosmoflow", "nowhere", "out", "--float16"], "--float16 is for deepcam"),
+        (["data", "bench", "cosmoflow", "nowhere"], "data bench is for deepcam"),
+        (["data", "bench", "deepcam", "nowhere"], "nowhere"),
+        (["data", "bench", "deepcam", "nowhere", "--batch", "0"], "--batch 0"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(argv, said, capsys, tmp_path, monkeypatch):

@@ -34,37 +34,6 @@ def test_no_small_preset_is_called_closed():
             assert run.division == "open", preset
 
 
-@pytest.mark.parametrize(
-    ("setting", "key"),
-    [
-        ("training.augment=true", "training.augment"),
-        ("hyperparameters.opt_name=adam", "opt_name"),
-        ("hyperparameters.opt_momentum=0.8", "opt_momentum"),
-        ("data.train_samples=1024", "data.train_samples"),
-        ("network.conv_kernel=2", "network.conv_kernel"),
-        ("target.value=0.2", "target.value"),
-        ("target.higher_is_better=true", "target.higher_is_better"),
-        ("network.targets=3", "network.targets"),
-    ],
-)
-def test_a_closed_run_that_is_not_closed_is_refused_and_may_be_open(setting, key):
-    with pytest.raises(UserError) as error:
-        load.load("cosmoflow", "closed", [setting])
-    assert key in str(error.value) and "division=open" in str(error.value)
-    assert load.load("cosmoflow", "closed", [setting, "division=open"]).division == "open"
-
-
-def test_what_the_closed_division_leaves_free_is_free():
-    free = ["global_batch_size=512", "opt_base_learning_rate=0.006", "dropout=0.0", "opt_weight_decay=0.01"]
-    run = load.load("cosmoflow", "closed", [f"hyperparameters.{setting}" for setting in free])
-    assert run.division == "closed" and run.hyperparameters.opt_weight_decay == 0.01
-
-
-def test_a_small_preset_cannot_be_called_closed():
-    with pytest.raises(UserError, match="closed division fixes"):
-        load.load("cosmoflow", "smoke", ["division=closed"])
-
-
 def test_set_changes_one_key_and_leaves_the_rest():
     before = load.load("cosmoflow", "smoke")
     after = load.load("cosmoflow", "smoke", ["training.max_epochs=3", "hyperparameters.opt_name=sgd"])

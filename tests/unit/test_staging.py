@@ -8,6 +8,8 @@ import threading
 import time
 import zlib
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in root.rglob("*")
-        if path.is_file() and path.name != "manifest.json"
+        if path.is_file() and path.name != "manifest.json" and not path.name.startswith((".use.", ".lock"))
     }
 
 
@@ -301,6 +303,114 @@ def test_remove_refuses_a_data_set_that_was_not_staged(source: Manifest) -> None
     with pytest.raises(UserError, match="not put there by staging"):
         remove(source.root)
     assert contents(source.root) == before
+
+
+# Runs that share a target
+
+SHARER = """\
+import sys, time
+from pathlib import Path
+from mlhpc.common.data import atomic, manifest, staging
+from mlhpc.common.ranks.world import Solo
+source, target, pause = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+real = atomic.write_all
+def slow(fd, data):
+    real(fd, data); print('writing', flush=True); time.sleep(pause)
+if pause:
+    atomic.write_all = slow
+report = staging.stage(manifest.load(source), target, Solo(), 'replicate', workers=1)
+print('staged', report.files, report.kept, report.shared, flush=True)
+sys.stdin.readline()
+staging.remove(target)
+print('removed', flush=True)
+"""
+
+
+@contextmanager
+def sharer(source: Manifest, target: Path, pause: float = 0) -> Iterator[subprocess.Popen[str]]:
+    """A run that stages, uses what it staged until it is told to end, and removes it."""
+    words = [sys.executable, "-c", SHARER, str(source.root), str(target), str(pause)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        yield run
+        run.kill()
+
+
+def said(run: subprocess.Popen[str], word: str) -> str:
+    assert run.stdout is not None
+    while line := run.stdout.readline():
+        if line.startswith(word):
+            return line.strip()
+    raise AssertionError(f"it ended without saying {word!r}")
+
+
+def end(run: subprocess.Popen[str]) -> None:
+    assert run.stdin is not None
+    run.stdin.write("\n")
+    run.stdin.flush()
+    said(run, "removed")
+    assert run.wait() == 0
+
+
+def test_of_runs_that_share_a_target_one_copies_and_the_last_removes(source: Manifest, target: Path) -> None:
+    with sharer(source, target, pause=0.02) as one:
+        said(one, "writing")
+        with sharer(source, target) as other:  # it comes while the first copies
+            assert said(one, "staged") == "staged 17 0 0"
+            assert said(other, "staged") == "staged 0 17 17"
+            end(one)
+            assert contents(target) == contents(source.root)
+            end(other)
+    assert not target.exists()
+
+
+def test_a_run_that_dies_does_not_keep_the_target_for_ever(source: Manifest, target: Path) -> None:
+    with sharer(source, target) as one, sharer(source, target) as other:
+        said(one, "staged")
+        said(other, "staged")
+        one.kill()
+        one.wait()
+        end(other)
+    assert not target.exists()
+
+
+def test_what_no_run_uses_any_more_is_kept_and_not_shared(source: Manifest, target: Path) -> None:
+    with sharer(source, target) as one:
+        said(one, "staged")
+        one.kill()
+        one.wait()
+    report = stage(source, target, Solo(), "replicate")
+    assert (report.files, report.kept, report.shared) == (0, 17, 0)
+
+
+def test_a_part_that_another_run_uses_is_not_taken_from_it(source: Manifest, tmp_path: Path) -> None:
+    with sharer(source, tmp_path / "node0") as one:
+        said(one, "staged")
+        outcomes = on_ranks(2, 1, lambda w: stage(source, tmp_path / f"node{w.node}", w, "shard"))
+        fails_alike(outcomes, "node0: another run uses another part of the data set")
+        assert contents(tmp_path / "node0") == contents(source.root)
+        end(one)
+
+
+def test_many_runs_that_share_two_nodes_all_come_through(source: Manifest, tmp_path: Path) -> None:
+    """Each takes both nodes' targets, in different orders: none may wait for another for ever."""
+    program = (
+        SHARER.split("real =")[0]
+        + """
+from thread_world import on_ranks
+flip = int(pause)
+def work(world):
+    return staging.stage(manifest.load(source), target / f"node{world.node ^ flip}", world, "replicate")
+reports = on_ranks(2, 1, work)
+print('staged', *(report.files + report.kept for report in reports), flush=True)
+"""
+    )
+    words = [sys.executable, "-c", program, str(source.root), str(tmp_path)]
+    path = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    runs = [
+        subprocess.Popen([*words, str(n % 2)], stdout=subprocess.PIPE, text=True, env=path) for n in range(4)
+    ]
+    assert [run.communicate(timeout=120)[0].strip() for run in runs] == ["staged 34 34"] * 4
+    assert contents(tmp_path / "node0") == contents(tmp_path / "node1") == contents(source.root)
 
 
 # What goes wrong

@@ -1,0 +1,146 @@
+"""The published HDF5 samples to .npy pairs: ``data-*.npy`` with the field, ``label-*.npy`` with the mask.
+
+A .npy file has no library in the way and its mask has a byte a pixel, where the published one has eight.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlhpc.common.data import atomic, manifest
+from mlhpc.common.data.together import first, together
+from mlhpc.common.errors import UserError
+from mlhpc.common.progress import progress
+from mlhpc.common.ranks.world import World
+from mlhpc.deepcam import hdf5, npy
+from mlhpc.deepcam.sample import Reader, list_samples
+
+FOLDERS = ("train", "validation", "test")
+
+
+def convert(source: Path, out: Path, float16: bool, world: World, workers: int) -> None:
+    """Write the data set at ``source`` to ``out`` as .npy pairs, with its statistics and a manifest.
+
+    Fields keep their float32 values, masks become uint8. With ``float16``, fields are normalised and rounded
+    to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the statistics
+    become 0 and 1, and the manifest says so: that is another preprocessing than the reference's, for the
+    open division alone.
+
+    The ranks share the samples, ``workers`` threads in each; the same files come out for any number of
+    them. What is complete is kept, so that an interrupted conversion can be started again. Each thread
+    holds a sample in memory, 54 MiB at the published size.
+
+    Called by all ranks. Raises UserError, the same on all ranks, when a sample or the statistics are not as
+    expected, or ``out`` cannot be written or holds files of another kind.
+    """
+    samples = first(world, lambda: _samples(source, out))
+    shape, statistics = first(world, lambda: _kind(source, samples[0][1]))
+    dtype = np.dtype(np.float16 if float16 else np.float32)
+    reader = Reader(shape, statistics if float16 else None)
+    mine = samples[world.rank :: world.size]
+    for folder in {folder for folder, _ in samples}:
+        together(world, partial(_make_folder, out / folder))
+
+    with progress(len(mine), "convert", "samples", show=world.rank == 0) as advance:
+        one = partial(_convert_sample, out, reader, dtype, advance)
+        together(world, lambda: _in_threads(one, mine, workers))
+
+    def write_statistics() -> None:
+        if float16:
+            zero, one = np.zeros(shape[2], np.float32), np.ones(shape[2], np.float32)
+            hdf5.write_statistics(out / "stats.h5", hdf5.Statistics(zero, one))
+        else:
+            _copy(hdf5.find_statistics(source), out / "stats.h5")
+
+    first(world, write_statistics)
+    facts: dict[str, Any] = first(world, lambda: _facts_of(source)) | {
+        "benchmark": "deepcam",
+        "samples": dict(Counter(folder for folder, _ in samples)),
+        "sample_shape": list(shape),
+        "format": "npy",
+        "dtype": dtype.name,
+        "converted_from": source.resolve().name,
+    }
+    if float16:
+        facts["normalised_by"] = {name: values.tolist() for name, values in statistics._asdict().items()}
+    expected = 2 * len(samples) + 1
+    with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
+        made = manifest.index(out, facts, world, workers, lambda size: advance(1))
+    if len(made.files) != expected:
+        raise UserError(
+            f"{out}: {len(made.files)} files, {expected} were converted; "
+            "files of another origin are among them: convert into an empty folder"
+        )
+    if world.rank == 0:
+        print(f"{out}: {len(samples)} samples in {dtype.name}")
+
+
+def _samples(source: Path, out: Path) -> list[tuple[str, Path]]:
+    """Every sample to convert and the folder it is in."""
+    if not source.is_dir():
+        raise UserError(f"{source}: no such folder; give the folder with train/ and validation/ in it")
+    if out.resolve() == source.resolve():
+        raise UserError(f"{out}: is the data set to convert; give another folder to write to")
+    folders = [folder for folder in FOLDERS if (source / folder).is_dir()]
+    if not folders:
+        raise UserError(f"{source}: has none of {', '.join(FOLDERS)}; give the folder of a DeepCAM data set")
+    samples = [(folder, path) for folder in folders for path in list_samples(source / folder)]
+    for _, path in samples:
+        if path.suffix != ".h5":
+            raise UserError(f"{path}: is converted already; give the folder of the HDF5 samples")
+    return samples
+
+
+def _kind(source: Path, sample: Path) -> tuple[tuple[int, int, int], hdf5.Statistics]:
+    shape = hdf5.sample_shape(sample)
+    return shape, hdf5.read_statistics(source, shape[2])
+
+
+def _facts_of(source: Path) -> dict[str, Any]:
+    return manifest.load(source).facts if (source / manifest.NAME).exists() else {}
+
+
+def _make_folder(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.sweep([folder])
+
+
+def _convert_sample(
+    out: Path, reader: Reader, dtype: np.dtype[Any], advance: Callable[[int], None], sample: tuple[str, Path]
+) -> None:
+    folder, path = sample
+    data = out / folder / path.with_suffix(".npy").name
+    mask = npy.label_path(data)
+    there = [made for made in (data, mask) if made.exists()]
+    for made, size in ((data, npy.size(dtype, reader.shape)), (mask, npy.size(np.uint8, reader.shape[:2]))):
+        if made in there and made.stat().st_size != size:
+            raise UserError(f"{made}: is of another shape or type; convert into an empty folder")
+    if len(there) < 2:
+        x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
+        reader.read(path, x, y)
+        npy.write(data, x.astype(dtype, copy=False))
+        npy.write(mask, y)
+    advance(1)
+
+
+def _in_threads(
+    work: Callable[[tuple[str, Path]], None], samples: list[tuple[str, Path]], workers: int
+) -> None:
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            for _ in pool.map(work, samples):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as file, atomic.writing(target) as fd, open(fd, "wb", closefd=False) as made:
+        shutil.copyfileobj(file, made)

@@ -1,0 +1,79 @@
+"""Batches normalised by an NVIDIA DALI pipeline: on its threads, or on the GPU where there is one.
+
+The samples are read and checked as for the loader of threads, as they are stored; DALI takes them from there
+(an external source), so that every layout of files can be read and every error names its file. On the GPU
+the field travels as it is stored and is normalised there.
+"""
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.utils.dlpack
+
+from mlhpc.common.errors import UserError
+from mlhpc.deepcam import threads
+from mlhpc.deepcam.hdf5 import Statistics
+from mlhpc.deepcam.sample import Reader, shift_and_scale
+from mlhpc.deepcam.threads import Item
+
+
+def batches(
+    reader: Reader,
+    statistics: Statistics,
+    batches: Sequence[Sequence[Path]],
+    readers: int,
+    ahead: int,
+    device: str,
+    memory: threads.Memory,
+) -> Generator[Item, None, None]:
+    """``batches`` in order, read by ``readers`` threads and normalised by as many of DALI's; on the GPU, and
+    handed out there, when ``device`` is not "cpu". ``reader`` is one that does not normalise.
+
+    Raises UserError when DALI is not installed, and naming the file when one cannot be read.
+    """
+    try:
+        dali, fn, types = (import_module(f"nvidia.dali{part}") for part in ("", ".fn", ".types"))
+    except ImportError as error:
+        raise UserError(
+            f"loading.loader=dali: NVIDIA DALI cannot be loaded ({error}); install it with "
+            "pip install 'mlhpc[dali]', or set loading.loader=threads"
+        ) from error
+    if not batches:
+        return
+    source = threads.batches(reader, batches, readers, ahead, memory)
+    taken: deque[Item] = deque()  # by DALI, which reads them where they are: kept until it is done
+
+    def feed() -> Iterator[list[npt.NDArray[np.float32]]]:
+        for item in source:
+            taken.append(item)
+            yield [field.reshape(len(field), -1) for field in item[0].numpy()]  # a row is one axis
+
+    gpu = device != "cpu"
+    pipeline: Any = dali.Pipeline(
+        batch_size=max(map(len, batches)),
+        num_threads=readers,
+        device_id=torch.cuda.current_device() if gpu else None,
+        exec_dynamic=True,  # what it hands out is ours to keep
+    )
+    with pipeline:
+        field = fn.external_source(source=feed, batch=True, dtype=types.FLOAT, ndim=2, no_copy=True)
+        shift, scale = (
+            types.Constant(row[None], device="gpu" if gpu else "cpu")
+            for row in shift_and_scale(statistics, reader.shape[1])
+        )
+        pipeline.set_outputs(((field.gpu() if gpu else field) - shift) * scale)
+    try:
+        for _ in batches:
+            (fields,) = pipeline.run()
+            x = torch.utils.dlpack.from_dlpack(fields.as_tensor())
+            _, y, size = taken.popleft()
+            yield x.view(-1, *reader.shape), y.to(x.device, non_blocking=True), size
+    finally:
+        pipeline._shutdown()  # what DALI still works on must not be freed under it
+        source.close()

@@ -1,0 +1,171 @@
+"""LAMB (You et al. 2020, arXiv:1904.00962) with the mathematics of NVIDIA Apex's FusedLAMB."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CACHE = 2**20
+"""Numbers of weights worked on at once on a CPU: with gradients and state they stay in its caches."""
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB over the tensors of ``parameters``, which are on one device and in float32.
+
+    As in Apex (apex/optimizers/fused_lamb.py, csrc/multi_tensor_lamb.cu, ``adam_w_mode``, not ``use_nvlamb``):
+    with the gradients g divided by max(1, |g| / max_grad_norm), |g| being the norm over all tensors,
+    m = b1 m + b3 g and v = b2 v + (1 - b2) g^2, b3 being 1 - b1 with gradient averaging and 1 without it. With
+    bias correction m' = m / (1 - b1^t) and v' = v / (1 - b2^t). The update of a tensor is
+    u = m' / (sqrt(v') + eps) + weight_decay w, and w = w - lr |w| / |u| u. Where a norm is zero, and
+    everywhere when ``weight_decay`` is zero, that ratio of norms is 1.
+
+    ``step`` leaves the gradients overwritten, as Apex does, and never waits for a GPU: all that depends on
+    values stays on the device, loss scaling (``torch.amp.GradScaler``) included, under which a step whose
+    gradients are not finite changes nothing. A learning rate that is a tensor on the device may be changed
+    in place, under a captured CUDA graph too. With ``compiled`` the update is compiled (GPUs).
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        lr: float | Tensor,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        bias_correction: bool = True,
+        grad_averaging: bool = True,
+        max_grad_norm: float = 1.0,
+        compiled: bool = False,
+    ) -> None:
+        facts = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "grad_averaging": grad_averaging,
+            "max_grad_norm": max_grad_norm,
+        }
+        super().__init__(parameters, facts)
+        self._step_supports_amp_scaling = True  # the GradScaler then leaves grad_scale and found_inf here
+        self._update: Callable[..., None] = torch.compile(update, dynamic=False) if compiled else update
+        for group in self.param_groups:
+            first = group["params"][0]
+            group["step"] = torch.zeros((), dtype=torch.float64, device=first.device)
+            for parameter in group["params"]:
+                zeros = (torch.zeros_like(parameter, memory_format=torch.preserve_format) for _ in range(2))
+                self.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self._step_group(group, parameters, scale, found_inf)
+        return result
+
+    def _step_group(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        beta1, beta2 = group["betas"]
+        beta3 = 1 - beta1 if group["grad_averaging"] else 1.0
+        step: Tensor = group["step"]
+        go = torch.ones_like(step) if found_inf is None else 1 - found_inf.to(step)
+        unscale = torch.ones_like(step) if scale is None else 1 / scale.to(step)
+        step += go
+        norm = torch.stack(torch._foreach_norm(gradients)).to(step).norm() * unscale
+        shrink = (norm / group["max_grad_norm"]).clamp(min=1)
+        correction1 = 1 - beta1**step if group["bias_correction"] else torch.ones_like(step)
+        correction2 = 1 - beta2**step if group["bias_correction"] else torch.ones_like(step)
+        factors = [
+            torch.where(go > 0, value, idle).float()
+            for value, idle in (
+                (beta3 * unscale / shrink, 0.0),
+                (torch.full_like(step, beta1), 1.0),
+                (torch.full_like(step, beta2), 1.0),
+                (correction1 / correction2.sqrt(), 1.0),
+                (group["eps"] * correction1, 1.0),
+                (torch.as_tensor(group["lr"], dtype=step.dtype, device=step.device), 0.0),
+            )
+        ]
+        for part in _parts(parameters, CACHE if step.device.type == "cpu" else None):
+            self._update(
+                parameters[part],
+                gradients[part],
+                [self.state[parameter]["exp_avg"] for parameter in parameters[part]],
+                [self.state[parameter]["exp_avg_sq"] for parameter in parameters[part]],
+                factors,
+                square=(1 - beta2) / beta3**2,
+                weight_decay=group["weight_decay"],
+                finite=found_inf is None,
+            )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group["step"] = group["step"].to(group["params"][0].device)
+
+
+def update(
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    factors: list[Tensor],
+    *,
+    square: float,
+    weight_decay: float,
+    finite: bool,
+) -> None:
+    """One step of these tensors, in place; ``gradients`` are used up.
+
+    ``factors`` are scalars: of the gradients (with b3 in it, for which ``square`` makes up), b1, b2, of
+    sqrt(v), added to it (both with the correction of m in them), and the rate.
+    """
+    of_gradient, beta1, beta2, of_root, to_root, rate = factors
+    torch._foreach_mul_(gradients, of_gradient)
+    if not finite:
+        for gradient in gradients:
+            gradient.nan_to_num_(0.0, 0.0, 0.0)
+    torch._foreach_mul_(means, beta1)
+    torch._foreach_add_(means, gradients)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, square)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_mul_(roots, of_root)
+    torch._foreach_add_(roots, to_root)
+    torch._foreach_copy_(gradients, means)
+    torch._foreach_div_(gradients, roots)
+    if weight_decay:
+        torch._foreach_add_(gradients, weights, alpha=weight_decay)
+        of_weights = torch.stack(torch._foreach_norm(weights))
+        of_updates = torch.stack(torch._foreach_norm(gradients))
+        ratios = torch.where((of_weights > 0) & (of_updates > 0), of_weights / of_updates, 1.0)
+        torch._foreach_mul_(gradients, list((rate * ratios).unbind()))
+    else:
+        torch._foreach_mul_(gradients, rate)
+    torch._foreach_sub_(weights, gradients)
+
+
+def _parts(parameters: list[Tensor], limit: int | None) -> Iterator[slice]:
+    """Neighbours of together at most ``limit`` numbers, or one tensor; without a limit all."""
+    begin, held = 0, 0
+    for end, parameter in enumerate(parameters):
+        held += parameter.numel()
+        if limit is not None and held > limit and end > begin:
+            yield slice(begin, end)
+            begin, held = end, parameter.numel()
+    yield slice(begin, len(parameters))

@@ -1,0 +1,173 @@
+"""The DeepCAM network: DeepLabv3+ (Chen et al. 2018) with a modified Xception encoder and a deconvolutional
+decoder (Kurth et al. 2018), as fixed by the MLPerf HPC reference, rounds 0.7 to 3.0."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mlhpc.benchmarks.deepcam import Network
+from mlhpc.deepcam.batchnorm import BatchNorm
+
+RATES = (6, 12, 18)  # dilations of the pyramid at output stride 16 (Chen et al. 2018, section 3.1)
+
+
+def build_model(network: Network, channels: int) -> nn.Module:
+    """Fields ``[b, channels, H, W]`` to logits ``[b, classes, H, W]``, for H and W divisible by 16, at least 32.
+
+    With ``width`` 1 and 16 middle blocks it is the reference's network, 56 454 720 parameters for 16 channels
+    and 3 classes. A smaller ``width`` takes that share of the filters of every layer, rounded to a multiple
+    of 8. The initial weights are drawn from torch's random state.
+    """
+    return DeepLab(network, channels)
+
+
+class DeepLab(nn.Module):
+    """Encoder at strides 2, 4 (kept for the decoder), 8 and 16; pyramid; decoder back to stride 1."""
+
+    def __init__(self, network: Network, channels: int) -> None:
+        super().__init__()
+
+        def filters(count: int) -> int:
+            return max(8, round(count * network.width / 8) * 8)
+
+        def block(inputs: int, *widths: int, **options: int | bool) -> Block:
+            return Block(filters(inputs), [filters(width) for width in widths], **options)
+
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, filters(32), 3, stride=2, padding=1, bias=False),
+            BatchNorm(filters(32), relu=True),
+            nn.Conv2d(filters(32), filters(64), 3, padding=1, bias=False),
+            BatchNorm(filters(64), relu=True),
+        )
+        # The reference rectifies what block 1 gives in place, after it has put it by for the decoder: the
+        # decoder sees it rectified. Hence the ReLU of this block, which the paper's figure does not have.
+        self.fine = block(64, 128, 128, stride=2)
+        self.coarse = nn.Sequential(
+            block(128, 256, 256, stride=2),
+            block(256, 728, 728, stride=2),
+            *(block(728, 728, 728, 728) for _ in range(network.middle_blocks)),
+            block(728, 728, 1024, closing=True, relu=False),
+            *separable(filters(1024), filters(1536), dilation=2),
+            BatchNorm(filters(1536), relu=True),
+            *separable(filters(1536), filters(1536), dilation=2),
+            BatchNorm(filters(1536), relu=True),
+            *separable(filters(1536), filters(2048), dilation=2),
+            BatchNorm(filters(2048), relu=True),
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
+        self.pyramid = Pyramid(filters(2048), filters(256))
+        self.decoder = Decoder(filters(256), filters(128), filters(48), network.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.fine(self.stem(x))
+        logits: Tensor = self.decoder(self.pyramid(self.coarse(fine)), fine)
+        return logits
+
+
+def separable(inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1) -> tuple[nn.Conv2d, nn.Conv2d]:
+    """A 3 x 3 convolution of every channel by itself, then a 1 x 1 convolution over channels."""
+    depthwise = nn.Conv2d(
+        inputs, inputs, 3, stride=stride, padding=dilation, dilation=dilation, groups=inputs, bias=False
+    )
+    return depthwise, nn.Conv2d(inputs, outputs, 1, bias=False)
+
+
+class Block(nn.Module):
+    """Separable convolutions of these ``widths`` with batch norm after each and a ReLU between them; a closing
+    one without batch norm, which takes the stride; plus what came in, through a 1 x 1 convolution and batch
+    norm where the shape changes; and a ReLU over the sum where ``relu`` says so."""
+
+    def __init__(
+        self, inputs: int, widths: Sequence[int], *, stride: int = 1, closing: bool = False, relu: bool = True
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        last = inputs
+        for number, width in enumerate(widths, 1):
+            layers += [*separable(last, width), BatchNorm(width, relu=number < len(widths))]
+            last = width
+        if closing or stride > 1:
+            layers += separable(last, last, stride=stride)
+        self.layers = nn.Sequential(*layers)
+        self.shortcut = nn.Sequential()
+        if stride > 1 or last != inputs:
+            self.shortcut.extend([nn.Conv2d(inputs, last, 1, stride=stride, bias=False), BatchNorm(last)])
+        self.relu = relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        y += self.shortcut(x)
+        return y.relu_() if self.relu else y
+
+
+class Affine(nn.Module):
+    """A factor and an offset for every channel, learned; batch norm has nothing to average over in the one
+    pixel that is left."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(features, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x + self.bias
+
+
+class Pyramid(nn.Module):
+    """Atrous spatial pyramid pooling: a 1 x 1 convolution, three dilated ones and the mean over the picture,
+    side by side, joined by a 1 x 1 convolution."""
+
+    def __init__(self, inputs: int, filters: int) -> None:
+        super().__init__()
+        self.levels = nn.ModuleList(
+            nn.Sequential(convolution, BatchNorm(filters, relu=True))
+            for convolution in (
+                nn.Conv2d(inputs, filters, 1, bias=False),
+                *(nn.Conv2d(inputs, filters, 3, padding=rate, dilation=rate, bias=False) for rate in RATES),
+            )
+        )
+        for level in self.levels:
+            nn.init.kaiming_normal_(level[0].weight)
+        self.mean = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, filters, 1, bias=False), Affine(filters), nn.ReLU()
+        )
+        self.join = nn.Sequential(nn.Conv2d(5 * filters, filters, 1, bias=False), BatchNorm(filters, relu=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = [level(x) for level in self.levels]
+        levels.append(self.mean(x).expand_as(levels[0]))
+        y: Tensor = self.join(torch.cat(levels, 1))
+        return y
+
+
+class Decoder(nn.Module):
+    """From stride 16 to 4, joined there with the encoder's features of that stride, and on to 1."""
+
+    def __init__(self, filters: int, fine: int, reduced: int, classes: int) -> None:
+        super().__init__()
+        self.reduce = nn.Sequential(nn.Conv2d(fine, reduced, 1, bias=False), BatchNorm(reduced, relu=True))
+        self.rise = nn.Sequential(*doubling(filters), *doubling(filters))
+        self.blend = nn.Sequential(
+            nn.Conv2d(filters + reduced, filters, 3, padding=1, bias=False),
+            BatchNorm(filters, relu=True),
+            nn.Conv2d(filters, filters, 3, padding=1, bias=False),
+            BatchNorm(filters, relu=True),
+            nn.Conv2d(filters, filters, 1),
+        )
+        self.finish = nn.Sequential(
+            *doubling(filters),
+            nn.ConvTranspose2d(filters, classes, 3, stride=2, padding=1, output_padding=1, bias=False),
+        )
+
+    def forward(self, x: Tensor, fine: Tensor) -> Tensor:
+        y: Tensor = self.finish(self.blend(torch.cat((self.rise(x), self.reduce(fine)), 1)))
+        return y
+
+
+def doubling(filters: int) -> tuple[nn.Module, nn.Module]:
+    """A deconvolution to twice the rows and columns."""
+    deconvolution = nn.ConvTranspose2d(filters, filters, 3, stride=2, padding=1, output_padding=1, bias=False)
+    return deconvolution, BatchNorm(filters, relu=True)

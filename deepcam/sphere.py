@@ -1,0 +1,153 @@
+"""The planet's grid: places, distances, derivatives, and random fields that know no pole.
+
+Rows are latitudes from south to north, columns longitudes eastward from 0; a cell is known by its centre, so
+no row lies on a pole. All fields are float32 ``[rows, columns]``, lengths metres, angles radians.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy import fft
+
+RADIUS = 6.371e6
+"""Of the earth, metres."""
+
+ROTATION = 7.292e-5
+"""Of the earth, radians a second."""
+
+Field = npt.NDArray[np.float32]
+T = TypeVar("T", float, Field)
+
+
+@dataclass(frozen=True)
+class Grid:
+    rows: int
+    columns: int
+    latitude: Field
+    """``[rows, 1]``"""
+    longitude: Field
+    """``[1, columns]``"""
+
+    @property
+    def spacing(self) -> float:
+        """The larger side of a cell at the equator, metres."""
+        return float(RADIUS * max(np.pi / self.rows, 2 * np.pi / self.columns))
+
+    @property
+    def weight(self) -> Field:
+        """The share of each row's cells in the planet's surface, ``[rows, 1]``; its mean is 1."""
+        cosine = np.cos(self.latitude)
+        weight: Field = cosine / cosine.mean()
+        return weight
+
+    def gradient(self, field: Field) -> tuple[Field, Field]:
+        """The eastward and the northward derivative, per metre, by central differences."""
+        east = np.empty_like(field)
+        np.subtract(field[:, 2:], field[:, :-2], out=east[:, 1:-1])
+        np.subtract(field[:, 1], field[:, -1], out=east[:, 0])
+        np.subtract(field[:, 0], field[:, -2], out=east[:, -1])
+        east /= 2 * (2 * np.pi / self.columns) * RADIUS * np.cos(self.latitude)
+        north = np.empty_like(field)
+        step = np.float32(RADIUS * np.pi / self.rows)
+        np.subtract(field[2:], field[:-2], out=north[1:-1])
+        north[1:-1] /= 2 * step
+        north[0] = (field[1] - field[0]) / step
+        north[-1] = (field[-1] - field[-2]) / step
+        return east, north
+
+    def vorticity(self, u: Field, v: Field) -> Field:
+        """The vertical component of the curl of the wind ``u`` eastward, ``v`` northward; 1/s."""
+        cosine = np.cos(self.latitude)
+        east, _ = self.gradient(v)
+        _, north = self.gradient(u * cosine)
+        curl: Field = east - north / cosine
+        return curl
+
+    def offsets(self, latitude: float, longitude: float, rows: slice) -> tuple[Field, Field]:
+        """How far east and north of a place the cells of ``rows`` are: great-circle distance and bearing from
+        it, as components; metres."""
+        there = self.latitude[rows]
+        turn = self.longitude - np.float32(longitude)
+        # The unit vector of the cell in the frame east, north, up of the place.
+        east = np.cos(there) * np.sin(turn)
+        along = np.cos(there) * np.cos(turn)
+        north = np.sin(there) * np.cos(latitude) - along * np.sin(latitude)
+        up = np.sin(there) * np.sin(latitude) + along * np.cos(latitude)
+        across = np.hypot(east, north)
+        stretch = RADIUS * np.arctan2(across, up) / np.maximum(across, 1e-12)
+        return (east * stretch).astype(np.float32), (north * stretch).astype(np.float32)
+
+    def reach(self, latitude: float, distance: float) -> slice:
+        """The rows that have cells within ``distance`` metres of ``latitude``."""
+        row = (np.array([-1, 1]) * distance / RADIUS + latitude + np.pi / 2) / np.pi * self.rows
+        return slice(max(0, int(row[0])), min(self.rows, int(row[1]) + 1))
+
+
+def coriolis(latitude: T) -> T:
+    """f = 2Ω sin φ, 1/s."""
+    return 2 * ROTATION * np.sin(latitude)  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=4)
+def grid(rows: int, columns: int) -> Grid:
+    """The whole planet in ``rows`` by ``columns`` cells of equal angles."""
+    latitude = ((np.arange(rows) + 0.5) / rows - 0.5) * np.pi
+    longitude = np.arange(columns) / columns * 2 * np.pi
+    return Grid(rows, columns, latitude.astype(np.float32)[:, None], longitude.astype(np.float32)[None])
+
+
+@lru_cache(maxsize=4)
+def legendre(rows: int, degree: int) -> tuple[Field, ...]:
+    """Associated Legendre functions at the grid's latitudes: for each order m, ``[degree + 1 - m, rows]``.
+
+    Geodesy's normalisation: the mean over the sphere of (P cos mλ)² is 1. Recurrence in the degree after
+    Holmes and Featherstone 2002 (J. Geodesy 76, 279), equations 11 to 13.
+    """
+    latitude = ((np.arange(rows) + 0.5) / rows - 0.5) * np.pi
+    sine, cosine = np.sin(latitude), np.cos(latitude)
+    sectoral = np.ones(rows)
+    orders = []
+    for m in range(degree + 1):
+        if m:
+            sectoral = sectoral * cosine * np.sqrt((2 * m + 1) / (2 * m) if m > 1 else 3.0)
+        functions = np.empty((degree + 1 - m, rows))
+        functions[0] = sectoral
+        before = np.zeros(rows)
+        for n in range(m + 1, degree + 1):
+            a = np.sqrt((4 * n * n - 1) / (n * n - m * m))
+            b = np.sqrt(((n - 1) ** 2 - m * m) / (4 * (n - 1) ** 2 - 1))
+            functions[n - m] = a * (sine * functions[n - m - 1] - b * before)
+            before = functions[n - m - 1]
+        orders.append(functions.astype(np.float32))
+    return tuple(orders)
+
+
+def random_fields(
+    rows: int, columns: int, spectra: npt.NDArray[np.float64], rng: np.random.Generator
+) -> Field:
+    """Gaussian fields ``[fields, rows, columns]``, the same in every direction at every place of the sphere.
+
+    ``spectra[field, n]`` is the variance that the waves of degree n (2π·RADIUS/n long) have together; degrees
+    that the grid cannot hold are left out.
+    """
+    degree = min(spectra.shape[1], rows // 2, columns // 2) - 1
+    fields = len(spectra)
+    n = np.arange(degree + 1)
+    size = np.sqrt(spectra[:, : degree + 1] / (2 * n + 1)).astype(np.float32)
+    half = rows // 2
+    waves = np.zeros((fields, rows, columns // 2 + 1), np.complex64)
+    for m, functions in enumerate(legendre(rows, degree)):
+        drawn = rng.standard_normal((2, fields, degree + 1 - m), np.float32) * size[:, m:]
+        if m == 0:
+            drawn[1] = 0
+        # P(-φ) = (-1)^(n-m) P(φ): the south comes with the north. einsum, not BLAS: a matrix product may
+        # round otherwise with another number of threads.
+        even = np.einsum("cfn,nr->cfr", drawn[..., ::2], functions[::2, half:])
+        odd = np.einsum("cfn,nr->cfr", drawn[..., 1::2], functions[1::2, half:])
+        north, south = even + odd, (even - odd)[..., ::-1]
+        both = np.concatenate((south, north), axis=-1)
+        waves[..., m] = (both[0] - 1j * both[1]) * (1 if m == 0 else 0.5)
+    return fft.irfft(waves * np.float32(columns), n=columns, axis=-1, overwrite_x=True)  # type: ignore[no-any-return]

@@ -1,0 +1,188 @@
+"""DeepCAM, trained to target. The clock runs inside ``with log.span("run")``, and nowhere else."""
+
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mlhpc.benchmarks.deepcam import DeepCam
+from mlhpc.common.data.manifest import Manifest, describe, take
+from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
+from mlhpc.common.data.share import share_of
+from mlhpc.common.data.staging import stage
+from mlhpc.common.data.together import together
+from mlhpc.common.errors import UserError
+from mlhpc.common.progress import track
+from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.schedules import step_learning_rate
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.deepcam.batchnorm import average_statistics, group_batchnorm
+from mlhpc.deepcam.data import Loader
+from mlhpc.deepcam.hdf5 import read_statistics
+from mlhpc.deepcam.model import build_model
+from mlhpc.deepcam.optimizer import make_optimizer, set_rate
+from mlhpc.deepcam.sample import is_sample
+from mlhpc.deepcam.state import restore, save
+from mlhpc.deepcam.step import make_eval_step, make_scaler, make_train_step, pick_device, share, warm_up
+
+
+def train(
+    run: DeepCam, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
+) -> None:
+    """Train until an evaluation meets the target, or the epochs run out; what happened is in ``log``.
+
+    ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it where it lies),
+    ``resume`` the folder of a run to go on from. Raises UserError for what the user can mend.
+    """
+    hparams, training = run.hyperparameters, run.training
+    accumulated = hparams.gradient_accumulation_frequency
+    local_batch = local_batch_size(hparams.global_batch_size, world.size * accumulated)
+
+    # Before the clock: network, optimizer, compilation on synthetic samples. The data set is not touched.
+    with log.span("init"):
+        device = pick_device(training.device, world.local_rank)
+        torch.manual_seed(seed)
+        model = build_model(run.network, channels=run.data.sample_shape[-1])
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        if run.network.parameters not in (None, parameters):
+            raise UserError(f"the network has {parameters} parameters, not {run.network.parameters}")
+        group_batchnorm(model, world, hparams.batchnorm_group_size)
+        layout = torch.channels_last if training.channels_last else torch.contiguous_format
+        model = model.to(device, memory_format=layout)
+        optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
+        scaler = make_scaler(training.precision, device)
+        last_epoch = restore(resume, model, optimizer, scaler, world) if resume else 0
+        network = share(model, world)
+        how = {"precision": training.precision, "compiled": training.compile}
+        train_step = make_train_step(network, optimizer, scaler, accumulate=accumulated, **how)
+        eval_step = make_eval_step(network, **how)
+        sizes = {
+            "train_batch": local_batch,
+            "eval_batch": training.eval_batch_size,
+            "accumulate": accumulated,
+        }
+        warm_up(network, optimizer, scaler, train_step, eval_step, run.data.sample_shape, **sizes)
+        rate_of = partial(
+            step_learning_rate,
+            base=hparams.opt_lr,
+            warmup_steps=hparams.scheduler_lr_warmup_steps,
+            warmup_factor=hparams.scheduler_lr_warmup_factor,
+            schedule=hparams.scheduler_type,
+            milestones=hparams.scheduler_milestones,
+            decay_rate=hparams.scheduler_decay_rate,
+            t_max=hparams.scheduler_t_max,
+            eta_min=hparams.scheduler_eta_min,
+        )
+
+    with log.span("run"):
+        needed = {"train": run.data.train_samples, "validation": run.data.eval_samples}
+        if staged:
+            with log.span("staging"):
+                dataset = take(describe(data, world), **needed)
+                report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+            log.note("staging", **asdict(report))
+        else:
+            dataset = take(describe(data, world), **needed)
+        loader = _open_loader(run, dataset, staged, local_batch, seed, world, device)
+        updates = loader.steps // accumulated
+
+        for epoch in range(last_epoch + 1, training.max_epochs + 1):
+            bytes_before, losses = loader.bytes_read, []
+            with (
+                log.span("epoch", epoch=epoch),
+                closing(log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)) as batches,
+            ):
+                for first, last in _between_evaluations(updates, training.eval_steps):
+                    with log.span("train", epoch=epoch):
+                        for update in track(range(first, last), last - first, f"epoch {epoch}", world):
+                            rate = rate_of((epoch - 1) * updates + update)
+                            set_rate(optimizer, rate)
+                            losses += [train_step(*next(batches)) for _ in range(accumulated)]
+                        local = torch.stack(losses).double().cpu().numpy()
+                        (loss,) = mean(world, local.mean(), weight=1)
+                        bytes_read = loader.bytes_read - bytes_before
+                    _require_finite(local, loader, epoch, world)
+                    with log.span("eval", epoch=epoch):
+                        average_statistics(model, world)
+                        evaluated = [eval_step(x, y) for x, y in loader.evaluation()]
+                        iou_sum, count = world.sum(
+                            [sum(float(s) for s, _ in evaluated), sum(n for _, n in evaluated)]
+                        )
+                        iou = iou_sum / count
+                    log.metric(run.target.metric, iou, epoch=epoch)
+                    if run.target.met_by(iou):
+                        break
+
+            log.metric("samples", len(losses) * local_batch * world.size, epoch=epoch)
+            log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
+            log.metric("learning_rate", rate, epoch=epoch)
+            log.metric("train_loss", loss, epoch=epoch)
+            log.say(
+                f"epoch {epoch}: loss {loss:.4f}, {run.target.label} {iou:.4f} (target {run.target.value})"
+            )
+            if run.target.met_by(iou):
+                log.finish("success")
+                return
+            if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
+                with log.span("checkpoint", epoch=epoch):
+                    save(log.out, run, seed, epoch, model, optimizer, scaler, world)
+        log.finish("failed")
+
+
+def _between_evaluations(updates: int, every: int) -> list[tuple[int, int]]:
+    """The stretches of an epoch's updates after each of which the network is evaluated."""
+    starts = range(0, updates, every or updates)
+    return [(start, min(start + (every or updates), updates)) for start in starts]
+
+
+def _require_finite(losses: npt.NDArray[np.float64], loader: Loader, epoch: int, world: World) -> None:
+    """Raise UserError on all ranks when a loss of one is not finite: of which step, made from which files."""
+
+    def check() -> None:
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if len(bad):
+            files = ", ".join(str(path) for path in loader.files_of(epoch - 1, int(bad[0])))
+            raise UserError(
+                f"the loss became {losses[bad[0]]} in step {bad[0] + 1} of epoch {epoch}, on {files}; "
+                "look at them with mlhpc data show, or lower hyperparameters.opt_lr"
+            )
+
+    together(world, check)
+
+
+def _open_loader(
+    run: DeepCam,
+    dataset: Manifest,
+    staged: Path | None,
+    local_batch: int,
+    seed: int,
+    world: World,
+    device: torch.device,
+) -> Loader:
+    samples = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
+    mine = share_of(dataset, staged, run.staging.mode, world, is_sample=is_sample, **samples)
+    accumulated = run.hyperparameters.gradient_accumulation_frequency
+    updates = steps_per_epoch(world.gather(mine.train_pool), local_batch * accumulated)
+    return Loader(
+        mine.train_files,
+        mine.eval_files,
+        mine.train_pool,
+        mine.eval_pool,
+        place=mine.place,
+        sample_shape=run.data.sample_shape,
+        statistics=read_statistics(staged or dataset.root, run.data.sample_shape[-1]),
+        local_batch=local_batch,
+        eval_batch=run.training.eval_batch_size,
+        steps=updates * accumulated,
+        seed=seed,
+        readers=run.loading.workers,
+        batches_ahead=run.loading.prefetch,
+        loader=run.loading.loader,
+        cache=run.loading.cache,
+        ranks_on_node=world.local_size,
+        device=device.type,
+    )

@@ -1,0 +1,547 @@
+"""``mlhpc campaign``: the runs that one score is made from, one after the other or several at once.
+
+The folder is the record: a run is done when its directory says so, and a second start goes on from there.
+``campaign.json`` is made anew from the directories after every run; nothing is read back from it.
+"""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import mlhpc
+from mlhpc.benchmarks import load, rules
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.data import atomic, manifest
+from mlhpc.common.errors import UserError
+from mlhpc.common.evidence import accelerators
+from mlhpc.common.ranks.hostlist import expand_hosts
+from mlhpc.common.ranks.launch import identify
+from mlhpc.common.timing.breakdown import read_events
+from mlhpc.submission.parse import Log, parse
+from mlhpc.submission.rundir import Target
+from mlhpc.submission.score import Strong, Weak, instance_scale, score_strong, score_weak
+
+GRACE_S = 60.0
+"""How long runs may take to end in good order when the campaign is ended."""
+ABORTS_IN_A_ROW = 2
+"""So many runs that end without a result say that the next will too."""
+
+State = Literal["converged", "missed", "aborted", "to do"]
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What is to be made: ``runs`` runs of ``run`` in ``out``, ``instances`` of them at a time, of ``ranks``
+    ranks each (0: as many as the launcher gives). ``words``: the options that each run is started with."""
+
+    run: Run
+    words: tuple[str, ...]
+    data: Path
+    out: Path
+    runs: int
+    instances: int = 1
+    ranks: int = 0
+
+    @property
+    def metric(self) -> Literal["strong", "weak"]:
+        return "strong" if self.instances == 1 else "weak"
+
+    @property
+    def names(self) -> list[str]:
+        return [f"run_{number:02}" for number in range(1, self.runs + 1)]
+
+
+@dataclass(frozen=True)
+class Made:
+    """One run as its directory tells. ``why``: why it is not what was hoped for; ``aborted``: how many
+    attempts were set aside."""
+
+    name: str
+    state: State
+    seed: int | None = None
+    seconds: float | None = None
+    without_staging_s: float | None = None
+    epochs: int | None = None
+    evicted: bool | None = None
+    init_s: float | None = None
+    why: str = ""
+    aborted: int = 0
+
+
+def make(campaign: Campaign, number: int | None, console: Console) -> int:
+    """Make the runs that are not made yet, or the one of ``number`` alone (a task of a job array), and print
+    how the campaign stands.
+
+    Returns the exit status: 0 when all runs were made and a score can be made from them, 1 when not, 130 when
+    it was ended from outside. Raises UserError when another campaign is at work in the folder, when it holds
+    runs with other settings, or the rules of the closed division keep the runs from starting.
+    """
+    _check_launcher(campaign)
+    if number is not None and campaign.metric == "weak":
+        raise UserError("--number is for runs one after the other; --instances are made by one start")
+    if number is not None and not 1 <= number <= campaign.runs:
+        raise UserError(f"--number {number}: this campaign has the runs 1 to {campaign.runs}")
+    for finding in rules.hold(_known(campaign)):
+        console.print(Text(f"{finding.severity}: {rules.sentence(finding)}", style="yellow"), soft_wrap=True)
+    names = campaign.names if number is None else [campaign.names[number - 1]]
+    with _locked(campaign.out, names[0] if number else None) as locks:
+        _check_settings(campaign)
+        interrupted = False
+        try:
+            with _sigterm_as_ctrl_c():
+                why = _make_all(campaign, names, locks, console)
+        except KeyboardInterrupt:
+            interrupted, why = True, "ended from outside; start it again to go on"
+        made = [_read(campaign, name) for name in campaign.names]
+        score = _score(campaign, made)
+        _save(campaign, made, score, why)
+    _print(campaign, made, score, why, console)
+    if interrupted:
+        return 128 + signal.SIGINT
+    if number is not None:
+        return 0 if made[number - 1].state == "converged" else 1
+    # Of fewer runs than a score needs nobody expects one.
+    few = campaign.runs < rules.runs_needed(campaign.run.benchmark)
+    asked_for = all(m.state == "converged" for m in made) if few else score.minutes is not None
+    return 0 if asked_for else 1
+
+
+def _make_all(campaign: Campaign, names: Sequence[str], locks: list[int], console: Console) -> str:
+    """Keep ``instances`` runs going until all of ``names`` are made. Returns why it stopped before."""
+    everything = [_read(campaign, name) for name in campaign.names]
+    waiting = [name for name in names if _read(campaign, name).state in ("to do", "aborted")]
+    if campaign.metric == "weak" and 0 < len(waiting) < campaign.runs:
+        # Throughput is measured from the first start to the last end: its runs belong to one start.
+        console.print("throughput is of runs made together: all are made anew, the earlier set aside")
+        waiting = list(names)
+    seeds = {made.seed for made in everything if made.seed is not None}
+    running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
+    aborted = 0
+    try:
+        while waiting or running:
+            why = _hopeless(campaign) if campaign.metric == "strong" else ""
+            if aborted >= ABORTS_IN_A_ROW:
+                why = f"{aborted} runs in a row were aborted: mend what ended them, then start again"
+            if why:
+                waiting.clear()
+            while waiting and len(running) < campaign.instances:
+                slot = min(set(range(campaign.instances)) - set(running))
+                name = waiting.pop(0)
+                _set_aside(campaign.out, name)
+                seed = _clock_seed(seeds)
+                seeds.add(seed)
+                running[slot] = name, _start(campaign, name, slot, seed, locks)
+                told = f"{name} of {campaign.runs} starts, seed {seed}"
+                console.print(told if campaign.instances == 1 else f"{told}, output in {name}.out")
+            if not running:
+                return why
+            time.sleep(0.1)
+            for slot, (name, process) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[slot]
+                made = _read(campaign, name)
+                aborted = aborted + 1 if made.state == "aborted" else 0
+                console.print(Text(f"{name}: {made.state}" + (f": {made.why}" if made.why else "")))
+                everything = [_read(campaign, each) for each in campaign.names]
+                _save(campaign, everything, _score(campaign, everything), why)
+    finally:
+        _end([process for _, process in running.values()])
+    return ""
+
+
+def _hopeless(campaign: Campaign) -> str:
+    """Why no score can come of the runs any more: one may miss the target, as the slowest (MLPerf training
+    rules, "Benchmark Results")."""
+    missed = [name for name in campaign.names if _read(campaign, name).state == "missed"]
+    if len(missed) < 2:
+        return ""
+    return f"{' and '.join(missed)} missed the target; one may, so no score can come of these runs"
+
+
+# One run.
+
+
+def _start(campaign: Campaign, name: str, slot: int, seed: int, locks: list[int]) -> subprocess.Popen[bytes]:
+    """Start a run in a session of its own: Ctrl-C is for the campaign, which ends its runs in good order. It
+    keeps the campaign's locks, so that nobody starts a second one while an orphaned run goes on."""
+    words = [
+        *(sys.executable, "-m", "mlhpc", "run", campaign.run.benchmark, *campaign.words),
+        *("--data", str(campaign.data), "--out", str(campaign.out / name)),
+        *("--seed", str(seed), "--evict"),
+    ]
+    env = dict(os.environ)
+    cores: set[int] = set()
+    if _in_slurm(os.environ):
+        words = ["srun", "--wait=60", "--kill-on-bad-exit=0", *_step(campaign, slot, os.environ), *words]
+    else:
+        words += ["--ranks", str(campaign.ranks)] if campaign.ranks > 1 else []
+        cores = _cores_of(campaign, slot)
+        env |= _gpus_of(campaign, slot)
+    output: IO[bytes] | None = None
+    if campaign.instances > 1:
+        output = (campaign.out / f"{name}.out").open("ab")
+    try:
+        return subprocess.Popen(
+            words,
+            env=env,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=locks,
+            preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
+        )
+    finally:
+        if output:
+            output.close()
+
+
+def _step(campaign: Campaign, slot: int, env: Mapping[str, str]) -> list[str]:
+    """What tells srun where an instance runs: on nodes of its own; where there are more instances than nodes,
+    on its own part of a node."""
+    if campaign.instances == 1:
+        return [f"--ntasks={campaign.ranks}"] if campaign.ranks else []
+    hosts = expand_hosts(env["SLURM_JOB_NODELIST"])
+    share = max(1, len(hosts) // campaign.instances)
+    mine = [hosts[(slot * share + i) % len(hosts)] for i in range(share)]
+    whole = campaign.instances <= len(hosts)
+    # Without --ranks, what the allocation has for these nodes.
+    tasks = campaign.ranks or max(1, int(env.get("SLURM_NTASKS", len(hosts))) * share // len(hosts))
+    words = [f"--nodes={share}", f"--ntasks={tasks}", f"--nodelist={','.join(mine)}", "--exact"]
+    if not whole and env.get("SLURM_GPUS_ON_NODE", "0") not in ("", "0"):
+        words.append(f"--gres=gpu:{tasks}")
+    return words
+
+
+def _cores_of(campaign: Campaign, slot: int) -> set[int]:
+    """The cores of an instance on this machine; empty where there are not enough to give each its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // campaign.instances
+    return set(cores[slot * share : (slot + 1) * share]) if campaign.instances > 1 else set()
+
+
+def _gpus_of(campaign: Campaign, slot: int) -> dict[str, str]:
+    """The GPUs of an instance on this machine, one a rank, where there are GPUs."""
+    if campaign.instances == 1:
+        return {}
+    gpus, ranks = _visible_gpus(), max(1, campaign.ranks)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[slot * ranks : (slot + 1) * ranks])} if gpus else {}
+
+
+def _visible_gpus() -> list[str]:
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+    return [str(i) for i in range(len(accelerators()))]
+
+
+def _clock_seed(taken: set[int]) -> int:
+    """A seed from the clock that no run of the campaign has (MLPerf training rules, "Random numbers")."""
+    while (seed := time.time_ns() // 1000 % (2**31 - 1) + 1) in taken:
+        time.sleep(1e-5)
+    return seed
+
+
+def _set_aside(out: Path, name: str) -> None:
+    """What an attempt left that came to no end is kept, where nobody takes it for a run."""
+    if (out / name).exists():
+        (out / ".aborted").mkdir(exist_ok=True)
+        (out / name).rename(out / ".aborted" / f"{name}-{_attempts(out, name) + 1}")
+
+
+def _attempts(out: Path, name: str) -> int:
+    return len(list((out / ".aborted").glob(f"{name}-*")))
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for send, patience in ((subprocess.Popen.terminate, GRACE_S), (subprocess.Popen.kill, 5.0)):
+        deadline = time.monotonic() + patience
+        for process in processes:
+            send(process)
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+
+
+# Before the first run.
+
+
+def _in_slurm(env: Mapping[str, str]) -> bool:
+    """Whether this is the shell of a Slurm job, from which srun starts the ranks."""
+    return "SLURM_JOB_ID" in env and identify(env).launcher == "none" and shutil.which("srun") is not None
+
+
+def _check_launcher(campaign: Campaign) -> None:
+    around = identify(os.environ)
+    if around.size > 1:
+        raise UserError(f"{around.launcher} started {around.size} campaigns: start one, it starts the ranks")
+    for option, value in (("--runs", campaign.runs), ("--instances", campaign.instances)):
+        if value < 1:
+            raise UserError(f"{option} {value}: give 1 or more")
+    if campaign.ranks < 0:
+        raise UserError(f"--ranks {campaign.ranks}: give a number of ranks of 1 or more")
+    if campaign.runs < campaign.instances:
+        raise UserError(
+            f"--instances {campaign.instances} at a time of --runs {campaign.runs} in all; give as many runs"
+        )
+    if _in_slurm(os.environ):
+        nodes = len(expand_hosts(os.environ["SLURM_JOB_NODELIST"]))
+        if campaign.instances < nodes and nodes % campaign.instances:
+            raise UserError(
+                f"--instances {campaign.instances} cannot share {nodes} nodes equally; "
+                "take a number that divides them"
+            )
+    elif campaign.instances > 1 and (gpus := len(_visible_gpus())):
+        ranks = max(1, campaign.ranks)
+        if gpus < campaign.instances * ranks:
+            raise UserError(
+                f"{campaign.instances} instances of {ranks} ranks want a GPU a rank, and there are {gpus}; "
+                "start fewer, or set CUDA_VISIBLE_DEVICES= to use none"
+            )
+
+
+def _known(campaign: Campaign) -> rules.Known:
+    """What the rules can know of the campaign before its first run. The manifest is read here, by a process
+    that is no run; the runs themselves open it inside their clocks."""
+    has_manifest = (campaign.data / manifest.NAME).exists()
+    facts = manifest.load(campaign.data).facts if has_manifest else None
+    made = [_read(campaign, name) for name in campaign.names]
+    return rules.Known(
+        campaign.run, facts=facts, runs=campaign.runs, seeds=[m.seed for m in made if m.seed is not None]
+    )
+
+
+@contextlib.contextmanager
+def _locked(out: Path, name: str | None) -> Iterator[list[int]]:
+    """The folder, made and locked: for this process alone, or for one run of it while tasks of the same job
+    array make the others. The kernel drops the locks with the last process that has them."""
+    files = [(out / ".lock", fcntl.LOCK_EX if name is None else fcntl.LOCK_SH)]
+    files += [(out / f".lock.{name}", fcntl.LOCK_EX)] if name else []
+    fds: list[int] = []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path, kind in files:
+            fds.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
+            try:
+                fcntl.flock(fds[-1], kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                what = f" on {name}" if name and kind == fcntl.LOCK_EX else ""
+                raise UserError(
+                    f"{out}: another campaign is at work there{what}; wait for it, or choose another --out"
+                ) from None
+            except OSError:  # a file system without locks: nobody can be told apart
+                pass
+        yield fds
+    except OSError as error:
+        raise UserError(f"{out}: {error.strerror}; choose another --out") from None
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _check_settings(campaign: Campaign) -> None:
+    """The runs of a score have one configuration."""
+    wanted = tomllib.loads(load.dumps(campaign.run))
+    for name in campaign.names:
+        path = campaign.out / name / "config.toml"
+        if not path.exists():
+            continue
+        try:
+            found = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read: {error}; move {path.parent} away") from None
+        if found != wanted:
+            a, b = _flat(found), _flat(wanted)
+            key = next(key for key in {**a, **b} if a.get(key) != b.get(key))
+            raise UserError(
+                f"{path.parent} was run with {key} = {a.get(key)!r}, not {b.get(key)!r}; choose another --out"
+            )
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# How it stands.
+
+
+def _read(campaign: Campaign, name: str) -> Made:
+    """A run as its directory tells. A run whose loss is no number any more has missed its target: to make it
+    again would be to choose among runs."""
+    folder = campaign.out / name
+    aborted = _attempts(campaign.out, name)
+    if not (folder / "run.log").exists():
+        return Made(name, "to do", aborted=aborted)
+    result: dict[str, Any] = {}
+    events: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError, ValueError):
+        result = json.loads((folder / "result.json").read_text("utf-8"))
+    with contextlib.suppress(OSError):
+        events = read_events(folder / "events.rank0.jsonl")
+    ends = {e["name"]: e for e in events if e["event"] == "end"}
+    noted = next((e for e in events if e["event"] == "note" and e["name"] == "facts"), {})
+    losses = [e["value"] for e in events if e["event"] == "metric" and e["name"] == "train_loss"]
+    diverged = bool(losses) and not math.isfinite(losses[-1])
+    target = result.get("target", {})
+    state: State = "aborted"
+    why = ends.get("run", ends.get("init", {})).get(
+        "error", "it did not end: killed, or out of time or memory?"
+    )
+    if result.get("status") == "success":
+        state, why = "converged", ""
+    elif result.get("status") == "failed":
+        best = target.get("best")
+        state = "missed"
+        why = f"best {target.get('label')} {best:.6g}" if best is not None else "nothing was evaluated"
+    elif diverged:
+        state, why = "missed", "the loss became infinite or no number"
+    return Made(
+        name,
+        state,
+        seed=result.get("seed", noted.get("seed")),
+        seconds=result.get("time_to_train_s"),
+        without_staging_s=result.get("time_to_train_without_staging_s"),
+        epochs=len(result.get("epochs", ())) or None,
+        evicted=result.get("source_evicted", noted.get("source_evicted")),
+        init_s=ends.get("init", {}).get("seconds"),
+        why=why,
+        aborted=aborted,
+    )
+
+
+def _score(campaign: Campaign, made: Sequence[Made]) -> Strong | Weak:
+    target = Target(
+        metric=campaign.run.target.metric,
+        label=campaign.run.target.label,
+        value=campaign.run.target.value,
+    )
+    needed = rules.runs_needed(campaign.run.benchmark)
+    logs = [parse(campaign.out / m.name / "run.log") for m in made if m.state in ("converged", "missed")]
+    if campaign.metric == "strong":
+        return score_strong(logs, target, needed)
+    return score_weak(logs, target, needed, _total_scale(campaign, logs))
+
+
+def _total_scale(campaign: Campaign, logs: Sequence[Log]) -> int | None:
+    """T, in the units of S (``instance_scale``): accelerators, or nodes where they have none. Instances that
+    share nodes without accelerators use no more than these nodes."""
+    scales = {instance_scale(log) for log in logs}
+    if len(scales) != 1 or (scale := scales.pop()) is None:
+        return None
+    shared = _nodes() < campaign.instances and not any(log.value("accelerators_per_node") for log in logs)
+    return _nodes() if shared else scale * campaign.instances
+
+
+def _nodes() -> int:
+    return len(expand_hosts(os.environ["SLURM_JOB_NODELIST"])) if _in_slurm(os.environ) else 1
+
+
+def _save(campaign: Campaign, made: Sequence[Made], score: Strong | Weak, why: str) -> None:
+    run = campaign.run
+    content = {
+        "mlhpc": mlhpc.__version__,
+        "benchmark": run.benchmark,
+        "preset": run.preset,
+        "division": run.division,
+        "metric": campaign.metric,
+        "runs": campaign.runs,
+        "runs_needed": rules.runs_needed(run.benchmark),
+        "instances": campaign.instances,
+        "stopped": why,
+        "made": [asdict(each) for each in made],
+        "score": {
+            "minutes": score.minutes,
+            "without_staging_minutes": score.without_staging_minutes,
+            "why": score.why,
+            **({"T": score.T, "S": score.S, "M": score.M} if isinstance(score, Weak) else {}),
+        },
+        "findings": [asdict(finding) for finding in _findings(campaign, made)],
+    }
+    text = json.dumps(content, indent=1) + "\n"
+    atomic.write_bytes(campaign.out / "campaign.json", text.encode())
+
+
+def _findings(campaign: Campaign, made: Sequence[Made]) -> list[rules.Finding]:
+    """What the rules have against the runs as they are: seeds, their number, caches, the time of init."""
+    seeds = [m.seed for m in made if m.seed is not None]
+    evicted = [m.evicted for m in made if m.evicted is not None]
+    init_s = max((m.init_s for m in made if m.init_s is not None), default=None)
+    return rules.findings(
+        rules.Known(
+            campaign.run,
+            runs=campaign.runs,
+            seeds=seeds,
+            evicted=all(evicted) if evicted else None,
+            init_s=init_s,
+        )
+    )
+
+
+def _print(
+    campaign: Campaign, made: Sequence[Made], score: Strong | Weak, why: str, console: Console
+) -> None:
+    dropped = {run.path.parent.name: run.dropped for run in score.runs if run.dropped}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("run", "state", "seed", "minutes", "without staging", "epochs", "caches dropped", ""):
+        table.add_column(
+            name, justify="right" if name in ("minutes", "without staging", "epochs") else "left"
+        )
+    styles = {"converged": "green", "missed": "yellow", "aborted": "red", "to do": "dim"}
+    for m in made:
+        minutes = ("" if s is None else f"{s / 60:.4f}" for s in (m.seconds, m.without_staging_s))
+        notes = [m.why, f"not in the score: {dropped[m.name]}" if m.name in dropped else ""]
+        notes += [f"{m.aborted} aborted before" if m.aborted else ""]
+        table.add_row(
+            m.name,
+            Text(m.state, style=styles[m.state]),
+            "" if m.seed is None else str(m.seed),
+            *minutes,
+            "" if m.epochs is None else str(m.epochs),
+            "" if m.evicted is None else "yes" if m.evicted else "no",
+            Text("; ".join(filter(None, notes))),
+        )
+    console.print(table)
+    for finding in _findings(campaign, made):
+        console.print(Text(f"{finding.severity}: {rules.sentence(finding)}", style="yellow"), soft_wrap=True)
+    if why:
+        console.print(Text(f"stopped: {why}", style="bold red"), soft_wrap=True)
+    if score.minutes is None or score.without_staging_minutes is None:
+        told = f"no score: {score.why}"
+    elif isinstance(score, Weak):
+        told = f"(T, S, M', TTTa) = ({score.T}, {score.S}, {score.M}, {score.minutes:.4f} min)"
+    else:
+        told = f"{score.minutes:.4f} min, without staging {score.without_staging_minutes:.4f} min"
+    console.print(Text(f"{told}; see: mlhpc score {campaign.out}"), soft_wrap=True)

@@ -1,0 +1,135 @@
+"""``mlhpc rules``: the rules of the closed division, and what speaks against a run that is to be made."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mlhpc.benchmarks.load import BENCHMARKS, definition_of, load, toml_value
+from mlhpc.benchmarks.rules import (
+    RULES,
+    Known,
+    asks,
+    bounds,
+    default_ruleset,
+    findings,
+    name_of,
+    runs_needed,
+    source,
+)
+from mlhpc.common.data import manifest
+from mlhpc.common.data.filesystem import filesystem_of
+from mlhpc.common.data.staging import in_use
+from mlhpc.common.errors import UserError
+from mlhpc.submission.findings import print_findings
+
+
+def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
+    """The rules of a benchmark as tables: what is asked, what is fixed, what may be chosen."""
+    definition = definition_of(benchmark)
+    ruleset = _known_ruleset(benchmark, ruleset)
+    for when, rules in RULES.items():
+        table = Table("rule", "what it asks", "source", title=when, box=box.SIMPLE_HEAD, pad_edge=False)
+        table.title_justify = "left"
+        for rule in rules:
+            table.add_row(
+                Text(name_of(rule), style="bold"), Text(asks(rule)), Text(source(rule), style="dim")
+            )
+        console.print(table)
+    fixed = Table("fixed", "to", box=box.SIMPLE_HEAD, pad_edge=False)
+    for key, value in (definition["closed_fixes"] | definition["closed_data"]).items():
+        fixed.add_row(Text(key), Text(toml_value(value)))
+    free = Table("may be chosen", "bounds", box=box.SIMPLE_HEAD, pad_edge=False)
+    for key, condition in definition["closed_free"].items():
+        free.add_row(Text(key), Text(bounds(condition)))
+    console.print(fixed, free)
+    timed = "timed" if ruleset in definition["closed_results"]["staging_timed"] else "not timed"
+    console.print(f"{runs_needed(benchmark)} runs to a score; under ruleset {ruleset} staging is {timed}")
+
+
+def against(
+    benchmark: str,
+    preset: str,
+    settings: Sequence[str],
+    *,
+    ruleset: str | None,
+    data: Path | None,
+    stage: Path | None,
+    console: Console,
+) -> int:
+    """Prints what speaks against a run that is to be made, by its settings and the data set's manifest.
+
+    Returns the exit status: 0 when nothing keeps the run from starting. Raises UserError for settings that
+    are not valid, and for a ruleset that the benchmark does not have.
+    """
+    run = load(benchmark, preset, settings)
+    _known_ruleset(benchmark, ruleset)
+    if run.division == "open":
+        console.print(f"{benchmark} {preset}: open division, held to none of these rules")
+        return 0
+    has_manifest = data is not None and (data / manifest.NAME).exists()
+    known = Known(
+        run,
+        ruleset=ruleset,
+        data_on=filesystem_of(data).type if data else None,
+        staged_before=stage is not None and (stage / manifest.NAME).exists() and not in_use(stage),
+        facts=manifest.load(data).facts if data and has_manifest else None,
+    )
+    return print_findings(findings(known), console)
+
+
+def document() -> str:
+    """``docs/rules.md``."""
+    lines = [
+        "# Rules of the closed division",
+        "",
+        "Made by `mlhpc rules > docs/rules.md` from `benchmarks/rules.py` and the tables `closed_*` of the",
+        "benchmarks' TOML files; a test holds it up to date. `mlhpc rules BENCHMARK --ruleset 2.0.0` shows",
+        "the rules of one benchmark. With `--preset`, and `--set`, `--data` and `--stage` as for `run`, it",
+        "shows what speaks against that run.",
+        "",
+        "A run of a closed preset is held to them before it reads a byte. One that breaks a rule does not",
+        "start; what is worth a look is printed as a warning. HPC rules are the MLPerf HPC training rules",
+        "3.0, training rules the MLPerf training rules that they build on (mlcommons/training_policies).",
+        "",
+        "| rule | when | what it asks | source |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name_of(rule)} | {when} | {asks(rule)} | {source(rule)} |"
+        for when, rules in RULES.items()
+        for rule in rules
+    ]
+    for benchmark in BENCHMARKS:
+        lines += ["", f"## {benchmark}", "", *_page(benchmark)]
+    return "\n".join(lines) + "\n"
+
+
+def _page(benchmark: str) -> list[str]:
+    definition = definition_of(benchmark)
+    results = definition["closed_results"]
+    return [
+        f"{results['runs']} runs to a score. Rulesets {', '.join(results['rulesets'])}; staging is timed in "
+        f"{', '.join(results['staging_timed']) or 'none of them'}.",
+        "",
+        "| fixed | to |",
+        "|---|---|",
+        *(f"| `{key}` | `{toml_value(value)}` |" for key, value in definition["closed_fixes"].items()),
+        *(f"| `{key}` of the data set | `{toml_value(v)}` |" for key, v in definition["closed_data"].items()),
+        "",
+        "| may be chosen | bounds |",
+        "|---|---|",
+        *(f"| `{key}` | {bounds(condition)} |" for key, condition in definition["closed_free"].items()),
+    ]
+
+
+def _known_ruleset(benchmark: str, ruleset: str | None) -> str:
+    results = definition_of(benchmark)["closed_results"]
+    if ruleset is not None and ruleset not in results["rulesets"]:
+        raise UserError(
+            f"no ruleset {ruleset!r} of {benchmark}; choose from {', '.join(results['rulesets'])}"
+        )
+    return ruleset or default_ruleset(benchmark)

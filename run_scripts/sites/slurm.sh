@@ -1,0 +1,22 @@
+# shellcheck shell=bash
+# A generic Slurm cluster: a file system that all nodes share, a disk in every node, perhaps GPUs.
+# Copy it, edit what is marked EDIT, and choose yours with MLHPC_SITE=name. docs/sites.md goes through it.
+# Sourced at the top of the checkout by run_scripts/*.sbatch, which set BENCHMARK and PRESET; what is set stays.
+
+# EDIT: modules and environment, the same on all nodes.
+# module load gcc openmpi
+if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi
+
+# EDIT: the file system that all nodes share.
+SHARED=${SHARED:-${SCRATCH:-$PWD}}
+export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}
+export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
+
+# EDIT: the disk of a node. Whether it is one, or memory, and what is free: see mlhpc doctor.
+export STAGE=${STAGE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/mlhpc-$SLURM_JOB_ID}
+
+# A rank takes the GPU of its local rank, so it has to see all GPUs of its node.
+export SLURM_GPU_BIND=none
+
+# EDIT: the network of the collectives, where the first interface is not the fast one (ip -br addr).
+# export HOROVOD_GLOO_IFACE=ib0 GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0

@@ -1,0 +1,212 @@
+"""Time to solution where nothing was run: throughput and epoch scaling, joined on the batch size.
+
+T_solution = T_staging + T_epoch · epochs + T_extra (paper 001, section 4.1, equation 1). T_epoch is a matter
+of the system and of its size, the epochs to the target of the batch size (section 4.1.2), so each is carried
+over from what was measured along its own axis, and they are multiplied.
+
+Between two measured sizes a quantity is interpolated, straight in logarithms. Beyond them, and from one
+measurement alone, it lies between two limits: it stays as it is, or it changes in proportion to the size.
+T_epoch and staging are limited by no gain and ideal scaling; epochs by the same number of epochs and, where
+data parallelism stops helping, the same number of steps (the level lines of figure 2).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+Triple = tuple[float, float, float]
+"""A value with the ends of its range."""
+
+
+class Point(NamedTuple):
+    """What was measured at one size (units or batch size)."""
+
+    size: float
+    value: Triple
+    name: str
+
+
+class Estimate(NamedTuple):
+    """A value with the range that it is known to, and where it comes from in words."""
+
+    value: float
+    low: float
+    high: float
+    how: str
+
+    @property
+    def ends(self) -> Triple:
+        return self.value, self.low, self.high
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One set as the model sees it. Times are in seconds.
+
+    ``epoch_s`` is training and evaluation an epoch without the first one's excess; ``staging_s`` holds that
+    excess, because it is staging that no key shows; ``rest_s`` is everything else inside the clock.
+    """
+
+    name: str
+    units: int
+    batch: int
+    epochs: Triple
+    epoch_s: Triple
+    staging_s: Triple
+    rest_s: Triple
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of one run at ``units`` compute units and a global batch size of ``batch``."""
+
+    units: int
+    batch: int
+    seconds: Estimate
+    epochs: Estimate
+    epoch_s: Estimate
+    staging_s: Estimate
+    rest_s: Estimate
+
+
+# Exponents of the size: of one measurement carried over, and of the two limits.
+_IDEAL = (-1.0, (-1.0, 0.0))  # throughput per unit stays: weak scaling, paper 001 section 4.1.2 (b)
+_MIDWAY_DOWN = (-0.5, (-1.0, 0.0))
+_MIDWAY_UP = (0.5, (0.0, 1.0))
+_SAME = (0.0, (0.0, 0.0))
+
+
+def predict(
+    units: int, batch: int, system: Sequence[Measured], convergence: Sequence[Point]
+) -> Prediction | None:
+    """Joins the throughput scaling of ``system`` (sets of one machine) with the epoch scaling ``convergence``
+    (epochs by batch size, of one problem and division on any machine) at ``batch``.
+
+    Every end of the range takes all terms at that end. None when either has no measurement.
+    """
+    if not system or not convergence:
+        return None
+    # T_epoch depends on the share of the batch that a unit computes: sets with the asked share tell most.
+    share = batch / units
+    alike = [m for m in system if math.isclose(m.batch / m.units, share, rel_tol=0.01)]
+    if alike:
+        epoch_s = carried([Point(m.units, m.epoch_s, m.name) for m in alike], units, "units", *_IDEAL)
+    else:
+        epoch_s = _other_share(system, units, share)
+    epochs = carried(convergence, batch, "batch size", *_MIDWAY_UP)
+    staging_s = carried([Point(m.units, m.staging_s, m.name) for m in system], units, "units", *_MIDWAY_DOWN)
+    rest_s = carried([Point(m.units, m.rest_s, m.name) for m in system], units, "units", *_SAME)
+    value, low, high = (
+        staging + epoch * number + rest
+        for staging, epoch, number, rest in zip(
+            staging_s.ends, epoch_s.ends, epochs.ends, rest_s.ends, strict=True
+        )
+    )
+    seconds = Estimate(value, low, high, f"T_epoch {epoch_s.how}; epochs {epochs.how}")
+    return Prediction(units, batch, seconds, epochs, epoch_s, staging_s, rest_s)
+
+
+def carried(
+    points: Sequence[Point],
+    at: float,
+    axis: str,
+    exponent: float,
+    limits: tuple[float, float],
+) -> Estimate:
+    """A quantity at size ``at`` from ``points``; sizes are positive. ``axis`` names the size in words.
+
+    One measurement is carried over with ``exponent``, its range with both ``limits``. Between two, the value
+    is interpolated and the range spans what either would say alone. Beyond several, the value follows the
+    slope of the last two where that lies within the limits.
+    """
+    sizes = _by_size(points)
+    below = [p for p in sizes if p.size <= at]
+    above = [p for p in sizes if p.size >= at]
+    if below and above and below[-1] is above[0]:
+        return Estimate(*above[0].value, f"measured at {axis} {_number(at)} ({above[0].name})")
+    if below and above:
+        left, right = below[-1], above[0]
+        value = _on_line(left, right, at, 0)
+        said = [value, _on_line(left, right, at, 1), _on_line(left, right, at, 2)]
+        said += [_scaled(p, at, exponent, end) for p in (left, right) for end in (1, 2)]
+        ends = " and ".join(f"{_number(p.size)} ({p.name})" for p in (left, right))
+        how = f"interpolated between {axis} {ends}"
+        return Estimate(value, min(said), max(said), how)
+    near, beyond = (below[-1], sizes[-2:]) if below else (above[0], sizes[:2])
+    how = f"extrapolated from {axis} {_number(near.size)} ({near.name})"
+    if len(sizes) > 1:
+        slope = _slope(beyond[0], beyond[1])
+        if min(limits) <= slope <= max(limits):
+            exponent, how = slope, f"{how} along the slope to it"
+    said = [_scaled(near, at, limit, end) for limit in limits for end in (1, 2)]
+    value = _scaled(near, at, exponent, 0)
+    return Estimate(value, min(said), max(said), how)
+
+
+def _other_share(system: Sequence[Measured], units: int, share: float) -> Estimate:
+    """T_epoch where no set had this share of the batch a unit. A larger share is between as fast an epoch
+    (throughput bound) and as fast a step (the epoch shorter in proportion); a smaller one the other way
+    round. From the set with the nearest share, at ideal scaling to ``units``."""
+    near = min(
+        system, key=lambda m: (abs(math.log(m.batch / m.units / share)), abs(math.log(m.units / units)))
+    )
+    ideal = carried([Point(near.units, near.epoch_s, near.name)], units, "units", *_IDEAL)
+    factor = near.batch / near.units / share
+    how = (
+        f"extrapolated from {_number(near.batch / near.units)} samples a unit on {near.units} units "
+        f"({near.name}), at the same throughput a unit"
+    )
+    return Estimate(ideal.value, ideal.low * min(1.0, factor), ideal.high * max(1.0, factor), how)
+
+
+def _by_size(points: Sequence[Point]) -> list[Point]:
+    """One point a size, growing: the mean of the values measured there, and the widest range."""
+    sizes: dict[float, list[Point]] = {}
+    for point in points:
+        sizes.setdefault(point.size, []).append(point)
+    joined = []
+    for size, there in sorted(sizes.items()):
+        value = sum(p.value[0] for p in there) / len(there)
+        triple = value, min(p.value[1] for p in there), max(p.value[2] for p in there)
+        joined.append(Point(size, triple, ", ".join(p.name for p in there)))
+    return joined
+
+
+def _scaled(point: Point, at: float, exponent: float, end: int) -> float:
+    return point.value[end] * float((at / point.size) ** exponent)
+
+
+def _on_line(left: Point, right: Point, at: float, end: int) -> float:
+    a, b = left.value[end], right.value[end]
+    share = math.log(at / left.size) / math.log(right.size / left.size)
+    if a <= 0 or b <= 0:  # a system that stages nothing
+        return a + (b - a) * share
+    return math.exp(math.log(a) + share * math.log(b / a))
+
+
+def _slope(left: Point, right: Point) -> float:
+    a, b = left.value[0], right.value[0]
+    return math.log(b / a) / math.log(right.size / left.size) if a > 0 and b > 0 else 0.0
+
+
+def _number(value: float) -> str:
+    return (f"{value:.4g}" if value < 1000 else f"{value:,.0f}").replace(",", "\xa0")
+
+
+def neighbours(system: Sequence[Measured]) -> list[tuple[int, int]]:
+    """Configurations worth a prediction: half and double the size of each set, with its share of the batch a
+    unit, less those that were measured. (units, batch), growing."""
+    measured = {(m.units, m.batch) for m in system}
+    asked = set()
+    for m in system:
+        if m.units % 2 == 0 and m.batch % 2 == 0:
+            asked.add((m.units // 2, m.batch // 2))
+        asked.add((m.units * 2, m.batch * 2))
+    for a, b in pairwise(sorted(system, key=lambda m: m.units)):
+        # Halfway between two measured sizes, where they keep the share.
+        middle = round(math.sqrt(a.units * b.units))
+        if a.units < middle < b.units and a.batch * b.units == b.batch * a.units:
+            asked.add((middle, middle * a.batch // a.units))
+    return sorted(asked - measured)

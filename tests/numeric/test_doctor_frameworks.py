@@ -1,0 +1,12 @@
+"""What ``mlhpc doctor`` says of the frameworks, held against what is installed here."""
+
+from importlib import metadata
+
+from mlhpc import doctor
+
+
+def test_the_installed_frameworks_say_their_versions():
+    told = doctor._try_frameworks("none")
+    assert told["tensorflow"]["version"] == metadata.version("tensorflow-cpu") == doctor._horovod_built_for()
+    assert told["tensorflow"]["horovod"]["gloo"]
+    assert told["torch"]["version"].startswith(metadata.version("torch"))

@@ -1,0 +1,87 @@
+"""How long check and score take, and how much of it the official tools.
+
+    python tests/perf/submission.py [TREE]
+
+Makes a log of 1 MB and a thousand logs of published size (140 kB) in a temporary folder, and times: check of
+the one log; check of all sets of TREE, where given (the published results of MLPerf HPC, say); scores of the
+thousand, without and with the check that stands beside every score. One process, one thread.
+"""
+
+import io
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from golden.make_tree import make_set, records, write_log
+from rich.console import Console
+
+from mlhpc.submission import check, console, sets
+from mlhpc.submission.tree import result_sets
+
+official_s = 0.0
+
+
+def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, its time added to ``official_s``."""
+
+    def wrapper(*arguments: Any) -> Any:
+        global official_s
+        begin = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            official_s += time.perf_counter() - begin
+
+    return wrapper
+
+
+def measure(what: str, work: Callable[[], object]) -> None:
+    global official_s
+    official_s, begin = 0.0, time.perf_counter()
+    work()
+    took = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{what}: {took:.2f} s, of that {official_s:.2f} s in the official tools; peak {peak:.0f} MiB")
+
+
+def score_all(top: Path) -> None:
+    found = result_sets(top)
+    while found:
+        sets.score_set(found.pop(0))
+
+
+def main() -> None:
+    for module, names in (
+        (check, ("official_findings", "package_findings", "seed_findings")),
+        (console, ("summary", "rcp_verdict")),
+    ):
+        for name in names:
+            setattr(module, name, timed(getattr(module, name)))
+    quiet = Console(file=io.StringIO())
+    with tempfile.TemporaryDirectory() as scratch, redirect_stderr(io.StringIO()):
+        log = write_log(Path(scratch) / "one" / "result_1.txt", records(epochs=1100))
+        measure(f"check, one log of {log.stat().st_size / 1e6:.2f} MB", lambda: check.check(log))
+        if len(sys.argv) > 1:
+            tree = Path(sys.argv[1])
+            logs = sum(len(results.log_paths) for results in result_sets(tree))
+            measure(f"check, {logs} logs of {tree}", lambda: console.print_check(tree, "1.0.0", quiet))
+        for n in range(100):
+            make_set(Path(scratch) / "many" / f"org{n}", minutes=[10.0 + i for i in range(10)], epochs=150)
+        many = Path(scratch) / "many"
+        size = sum(path.stat().st_size for path in many.rglob("result_*.txt")) / 1e6
+        measure(f"score alone, 1000 logs in 100 sets, {size:.0f} MB", lambda: score_all(many))
+        measure("score with check, the same", lambda: console.print_score(many, "2.0.0", quiet))
+        instances = Path(scratch) / "instances" / "org"
+        make_set(instances, "deepcam", [10.0 + n / 100 for n in range(1000)], level="weak", epochs=150)
+        measure("score alone, 1000 instances in one set", lambda: score_all(instances))
+
+
+if __name__ == "__main__":
+    main()
