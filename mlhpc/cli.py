@@ -180,7 +180,9 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("runs", type=Path, nargs="*", help="folders of runs, campaigns, logs")
     pack.add_argument("--org", required=True, help="who submits")
     pack.add_argument("--system", type=Path, required=True, help="from mlhpc doctor --system --out FILE")
-    pack.add_argument("--out", type=Path, default=Path("submission"), help="default: submission")
+    pack.add_argument(
+        "--out", type=Path, default=Path("results/submission"), help="default: results/submission"
+    )
     pack.add_argument("--ruleset", default="2.0.0", choices=("1.0.0", "2.0.0", "3.0.0"))
     pack.add_argument(
         "--weak", type=Path, nargs="+", default=[], metavar="RUN", help="throughput's instances"

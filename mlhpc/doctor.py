@@ -400,7 +400,12 @@ def _gpus(node: Node, backend: Backend) -> Iterator[Line]:
     found = f"{len(gpus)} ({gpus[0]}), {ranks} rank{'s' * (ranks > 1)} on the node"
     if ranks > len(gpus):
         status: Status = "fail" if backend == "torch" else "warn"
-        yield Line(status, "GPUs", found, "start one rank a GPU, and let each see all of its node (srun --gpu-bind=none)")
+        yield Line(
+            status,
+            "GPUs",
+            found,
+            "start one rank a GPU, and let each see all of its node (srun --gpu-bind=none)",
+        )
     elif ranks < len(gpus):
         yield Line("warn", "GPUs", found, f"{len(gpus) - ranks} would be idle: start one rank a GPU")
     else:

@@ -316,16 +316,18 @@ def _about_sources(given: Sequence[ResultSet]) -> Iterator[Finding]:
     changed = any(env.get("dirty") for env in envs) or bool(packed["dirty"])
     if envs and commits == [str(packed["commit"])] and not changed:
         return
-    actual = "logs alone, which do not say"
+    actual, remedy = "logs alone, which do not say", "put the sources that made them into implementations/"
     if envs:
         actual = f"runs at {', '.join(c[:12] for c in commits)}, packed at {str(packed['commit'])[:12]}"
+        actual += ", with changes that are in no commit" * changed
+        remedy = "check out the commit of the runs, and pack from there"
     yield Finding(
         "pack/sources",
         "warning",
         f"implementations/{implementation.name()}",
         "the sources that the runs were made with",
-        actual + (", with changes that are in no commit" if changed else ""),
-        "check out the commit of the runs, and pack from there",
+        actual,
+        remedy,
     )
 
 

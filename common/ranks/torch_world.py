@@ -46,15 +46,10 @@ class TorchWorld(Placed):
         if store is None:
             store = dist.TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
         gpus = torch.cuda.device_count()
-        # A local rank that has no GPU of its own would share one, which NCCL refuses.
-        if nccl := 0 < place.local_size <= gpus and dist.is_nccl_available():
-            torch.cuda.set_device(place.local_rank)
-        elif gpus:
-            raise UserError(
-                f"{place.local_size} ranks on this node and {gpus} GPUs: start one rank a GPU, or hide them "
-                "with CUDA_VISIBLE_DEVICES="
-            )
-        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+        if gpus:
+            # Where the launcher shows every rank a GPU of its own, that is number 0 for each.
+            torch.cuda.set_device(place.local_rank % gpus)
+        backend = "cpu:gloo,cuda:nccl" if gpus and dist.is_nccl_available() else "gloo"
         dist.init_process_group(
             backend, store=store, rank=place.rank, world_size=place.size, timeout=PATIENCE
         )
@@ -62,7 +57,21 @@ class TorchWorld(Placed):
         world = cls(settled(place, ranks.roll), ranks, host)
         world.barrier()
         ranks.start_beating()
+        world._require_own_gpus()
         return world
+
+    def _require_own_gpus(self) -> None:
+        """Raise UserError, on all ranks, when two have one GPU: NCCL would refuse it in other words."""
+        mine = None
+        if torch.cuda.is_available():
+            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+            mine = (self.ranks.me.hostname, str(properties.uuid))
+        taken = [gpu for gpu in self.gather(mine) if gpu]
+        if shared := {gpu for gpu in taken if taken.count(gpu) > 1}:
+            raise UserError(
+                f"{self.local_size} ranks share a GPU of {min(shared)[0]}: start one rank a GPU, or hide them with "
+                "CUDA_VISIBLE_DEVICES="
+            )
 
     def barrier(self) -> None:
         self.sum(0.0)

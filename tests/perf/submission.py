@@ -4,7 +4,7 @@
 
 Makes a log of 1 MB and a thousand logs of published size (140 kB) in a temporary folder, and times: check of
 the one log; check of all sets of TREE, where given (the published results of MLPerf HPC, say); scores of the
-thousand, without and with the check that stands beside every score. One process, one thread.
+thousand, and with the check that stands beside a score, for one set. Times are of one processor core.
 """
 
 import io
@@ -33,22 +33,22 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def wrapper(*arguments: Any) -> Any:
         global official_s
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             return function(*arguments)
         finally:
-            official_s += time.perf_counter() - begin
+            official_s += time.process_time() - begin
 
     return wrapper
 
 
 def measure(what: str, work: Callable[[], object]) -> None:
     global official_s
-    official_s, begin = 0.0, time.perf_counter()
+    official_s, begin = 0.0, time.process_time()
     work()
-    took = time.perf_counter() - begin
+    took = time.process_time() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{what}: {took:.2f} s, of that {official_s:.2f} s in the official tools; peak {peak:.0f} MiB")
+    print(f"{what}: {took:.2f} s of processor, {official_s:.2f} s of that the official tools; peak {peak:.0f} MiB")
 
 
 def score_all(top: Path) -> None:
@@ -77,7 +77,8 @@ def main() -> None:
         many = Path(scratch) / "many"
         size = sum(path.stat().st_size for path in many.rglob("result_*.txt")) / 1e6
         measure(f"score alone, 1000 logs in 100 sets, {size:.0f} MB", lambda: score_all(many))
-        measure("score with check, the same", lambda: console.print_score(many, "2.0.0", quiet))
+        few = many / "org0"
+        measure("score with check, 10 logs of them", lambda: console.print_score(few, "2.0.0", quiet))
         instances = Path(scratch) / "instances" / "org"
         make_set(instances, "deepcam", [10.0 + n / 100 for n in range(1000)], level="weak", epochs=150)
         measure("score alone, 1000 instances in one set", lambda: score_all(instances))

@@ -5,7 +5,7 @@ import os
 import h5py
 import numpy as np
 import pytest
-from deepcam_files import CHANNELS, SHAPE, as_the_reference_reads, make_data_set, mask, write_sample
+from deepcam_files import CHANNELS, SHAPE, as_the_reference_reads, fields, make_data_set, mask, write_sample
 from thread_world import on_ranks
 
 from mlhpc.common.data.manifest import load, verify
@@ -14,6 +14,8 @@ from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam import hdf5
 from mlhpc.deepcam.convert import convert
 from mlhpc.deepcam.sample import Reader, list_samples
+
+LARGE = (64, 64, 16)
 
 
 @pytest.fixture
@@ -106,11 +108,11 @@ def test_what_is_known_of_the_source_goes_along(source, tmp_path):
             "data-0101.h5: climate/labels_0 is 3",
         ),
         (
-            lambda s: write_sample(s / "train/data-0002.h5", 1, np.ones((64, 64, 16), "f4"), np.ones((64, 64), int)),
+            lambda s: write_sample(s / "train/data-0002.h5", 1, fields(1, LARGE), mask(1, LARGE)),
             r"data-0002.h5: .* \[64, 64, 16\]",
         ),
     ],
-)  # fmt: skip
+)
 def test_every_rank_names_the_file_that_cannot_be_converted(source, tmp_path, spoil, words):
     spoil(source)
     errors = on_ranks(1, 3, lambda world: convert(source, tmp_path / "out", False, world, 2))

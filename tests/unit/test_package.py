@@ -238,8 +238,8 @@ def test_of_a_throughput_set_those_that_do_not_count_are_pruned(closed_set, syst
     runs.append(golden(tmp_path / "weak", 20, seed=1002))  # a seed that was there before
     runs.append(golden(tmp_path / "weak", 21, status="failed"))
     straggler = golden(tmp_path / "weak", 22, minutes=60)
-    made = pack([closed_set], weak=[*runs, straggler], org="Lab", system_file=system_file(), out=tmp_path / "out",
-                prune=[straggler])  # fmt: skip
+    made = pack([closed_set], weak=[*runs, straggler], prune=[straggler], org="Lab",
+                system_file=system_file(), out=tmp_path / "out")  # fmt: skip
     assert made.tree, made.findings
     folder = made.tree / "results" / "cluster_n4" / "weak" / "cosmoflow"
     assert {p.name for p in (folder / "pruned_results").iterdir()} == {f"result_{i}.txt" for i in (1, 2)}

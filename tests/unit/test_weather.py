@@ -381,10 +381,14 @@ def test_marked_cyclones_are_warm_lows_that_turn_as_their_hemisphere_does(
     for channels, mask in samples:
         value = {name: channels[..., number].astype(float) for name, number in NUMBER.items()}
         for part in parts(mask, 1):
-            around = ndimage.binary_dilation(part, iterations=6) & ~ndimage.binary_dilation(part, iterations=3)
+            around = ndimage.binary_dilation(part, iterations=6) & ~ndimage.binary_dilation(
+                part, iterations=3
+            )
             centre = np.unravel_index(np.argmin(np.where(part, value["PSL"], np.inf)), part.shape)
             assert value["PSL"][centre] < value["PSL"][around].mean() - 400
-            inside = np.hypot(*np.ogrid[-centre[0] : ROWS - centre[0], -centre[1] : COLUMNS - centre[1]]) < 1.5
+            inside = (
+                np.hypot(*np.ogrid[-centre[0] : ROWS - centre[0], -centre[1] : COLUMNS - centre[1]]) < 1.5
+            )
             for name in ("T200", "T500"):
                 assert value[name][inside].mean() > value[name][around].mean() + 0.3
             assert value["TMQ"][part].mean() > value["TMQ"][around].mean()
@@ -417,7 +421,9 @@ def test_marked_rivers_are_long_and_moist_and_flow_poleward(
             width = 111.2**2 * 180 / ROWS * 360 / COLUMNS * len(x) * math.cos(middle) / length
             assert length > 1800 and length > 1.8 * width
             shapes.append(np.sqrt(np.divide(*np.linalg.eigvalsh(np.cov(x, y))[::-1])))
-            around = ndimage.binary_dilation(part, iterations=8) & ~ndimage.binary_dilation(part, iterations=2)
+            around = ndimage.binary_dilation(part, iterations=8) & ~ndimage.binary_dilation(
+                part, iterations=2
+            )
             assert vapour[part].mean() > 1.15 * vapour[around].mean()
             poleward.append((v[part] * np.sign(LATITUDE[rows])).mean())
     assert len(shapes) > 50 and np.median(shapes) > 3  # standard deviations along and across
@@ -431,7 +437,7 @@ def test_class_frequencies_are_those_of_the_published_set() -> None:
     found = np.bincount(np.concatenate(masks, axis=None), minlength=3) / sum(mask.size for mask in masks)
     assert found[0] == pytest.approx(published[0], abs=0.004)
     assert found[1:] == pytest.approx(published[1:], rel=0.3)
-    # So nearly every sample holds all three classes, and a guess of nothing but background has an IoU of a third.
+    # Nearly every sample holds all classes, so that a guess of background alone has an IoU of a third.
     assert np.mean([len(np.unique(mask)) == 3 for mask in masks]) > 0.9
 
 
@@ -441,7 +447,11 @@ def test_a_sample_comes_from_its_seed_and_number_alone() -> None:
     again = simulate(Simulation(test_samples=7), 32, 48, 5)
     assert np.array_equal(first[0], again[0]) and np.array_equal(first[1], again[1])
     for other in (simulate(Simulation(), 32, 48, 6), simulate(Simulation(seed=1), 32, 48, 5)):
-        assert not np.isclose(first[0][..., NUMBER["PSL"]], other[0][..., NUMBER["PSL"]], rtol=1e-6).any(axis=1).all()
+        assert (
+            not np.isclose(first[0][..., NUMBER["PSL"]], other[0][..., NUMBER["PSL"]], rtol=1e-6)
+            .any(axis=1)
+            .all()
+        )
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(32, 32), (32, 48), (48, 32), (64, 128)])
