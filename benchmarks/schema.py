@@ -108,5 +108,5 @@ class Run(Facts):
     def hyperparameter_keys(cls) -> tuple[str, ...]:
         """The keys of the logging rules that runs of this benchmark choose."""
         chosen = cls.model_fields["hyperparameters"].annotation
-        assert chosen is not None and issubclass(chosen, Hyperparameters)
+        assert isinstance(chosen, type) and issubclass(chosen, Hyperparameters)
         return tuple(chosen.model_fields)

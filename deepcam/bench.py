@@ -74,7 +74,7 @@ def bench(
     cache = "evicted before each" if evict else "as it was"
     console.print(
         f"{len(files)} samples {list(shape)} from {data}, batch {batch}, {workers} workers, median of "
-        f"{rounds} rounds, page cache {cache}; cached: the second epoch",
+        f"{rounds} rounds, page cache {cache}; the second epoch",
         soft_wrap=True,
         highlight=False,
     )
@@ -120,8 +120,8 @@ def _epoch(
         device=device,
     )
     before = _memory()
-    # Once before the clock: libraries loaded, fork server and GPU started, or the cache filled.
-    for _ in loader.train_epoch(0) if loader.cache else loader.evaluation():
+    # An epoch before the clock: libraries loaded, fork server and GPU started, memory taken, cache filled.
+    for _ in loader.train_epoch(0):
         pass
     if evict:
         evict_files(path for path in data.rglob("*") if path.is_file())

@@ -70,7 +70,7 @@ def batches(
         pipeline.set_outputs(((field.gpu() if gpu else field) - shift) * scale)
     try:
         for _ in batches:
-            (fields,) = pipeline.run()
+            (fields,) = pipeline.run()  # waits until they are ready: what they were made from is free
             x = torch.utils.dlpack.from_dlpack(fields.as_tensor())
             _, y, size = taken.popleft()
             yield x.view(-1, *reader.shape), y.to(x.device, non_blocking=True), size

@@ -36,9 +36,9 @@ class Loader:
     dropped stops its threads or processes. What is wrong with a file is raised from the iterator, as
     ``Reader.read`` raises it.
 
-    ``cache`` keeps every sample that was read once in memory, ``ranks_on_node`` times on a node; it is for
-    the loader "threads". Where ranks share a pool, each comes to read all of it: with a pool of its own, a
-    rank keeps its part alone.
+    ``cache`` keeps every sample that was read once in memory; it is for the loader "threads". Where ranks
+    share a pool, each comes to read all of it: with a pool of its own, a rank keeps its part alone.
+    ``ranks_on_node`` says how many ask for memory at once.
     """
 
     train_files: Sequence[Path]
@@ -90,7 +90,9 @@ class Loader:
         if self.loader == "workers":
             from mlhpc.deepcam import workers
 
-            source = workers.batches(reader, paths, self.readers, self.batches_ahead, self.device)
+            source = workers.batches(
+                reader, paths, self.readers, self.batches_ahead, self.device, self.ranks_on_node
+            )
         elif self.loader == "dali":
             from mlhpc.deepcam import dali
 

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from mlhpc.benchmarks.deepcam import Network
 from mlhpc.deepcam.batchnorm import BatchNorm
+from mlhpc.deepcam.convolution import Deconvolution, Depthwise
 
 RATES = (6, 12, 18)  # dilations of the pyramid at output stride 16 (Chen et al. 2018, section 3.1)
 
 
-def build_model(network: Network, channels: int) -> nn.Module:
+def build_model(network: Network, channels: int) -> "DeepLab":
     """Fields ``[b, channels, H, W]`` to logits ``[b, classes, H, W]``, for H and W divisible by 16, at least 32.
 
     With ``width`` 1 and 16 middle blocks it is the reference's network, 56 454 720 parameters for 16 channels
@@ -61,17 +62,19 @@ class DeepLab(nn.Module):
         self.pyramid = Pyramid(filters(2048), filters(256))
         self.decoder = Decoder(filters(256), filters(128), filters(48), network.classes)
 
+    def blocks(self) -> list[nn.Module]:
+        """The parts that follow each other from the input to the pyramid; the decoder comes after them."""
+        return [self.stem, self.fine, *self.coarse, self.pyramid]
+
     def forward(self, x: Tensor) -> Tensor:
         fine = self.fine(self.stem(x))
         logits: Tensor = self.decoder(self.pyramid(self.coarse(fine)), fine)
         return logits
 
 
-def separable(inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1) -> tuple[nn.Conv2d, nn.Conv2d]:
+def separable(inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1) -> tuple[nn.Module, nn.Module]:
     """A 3 x 3 convolution of every channel by itself, then a 1 x 1 convolution over channels."""
-    depthwise = nn.Conv2d(
-        inputs, inputs, 3, stride=stride, padding=dilation, dilation=dilation, groups=inputs, bias=False
-    )
+    depthwise = Depthwise(inputs, stride=stride, dilation=dilation)
     return depthwise, nn.Conv2d(inputs, outputs, 1, bias=False)
 
 
@@ -159,7 +162,7 @@ class Decoder(nn.Module):
         )
         self.finish = nn.Sequential(
             *doubling(filters),
-            nn.ConvTranspose2d(filters, classes, 3, stride=2, padding=1, output_padding=1, bias=False),
+            Deconvolution(filters, classes),
         )
 
     def forward(self, x: Tensor, fine: Tensor) -> Tensor:
@@ -168,6 +171,5 @@ class Decoder(nn.Module):
 
 
 def doubling(filters: int) -> tuple[nn.Module, nn.Module]:
-    """A deconvolution to twice the rows and columns."""
-    deconvolution = nn.ConvTranspose2d(filters, filters, 3, stride=2, padding=1, output_padding=1, bias=False)
-    return deconvolution, BatchNorm(filters, relu=True)
+    """To twice the rows and columns."""
+    return Deconvolution(filters, filters), BatchNorm(filters, relu=True)

@@ -43,10 +43,8 @@ def show(sample_file: Path, out_png: Path) -> None:
     axis = above.subplots()
     image = _draw(axis, channel["TMQ"], "TMQ")
     above.colorbar(image, ax=axis, fraction=0.03, pad=0.01).set_label("water vapour, kg/m²")
-    latitude = ((np.arange(mask.shape[0]) + 0.5) / mask.shape[0] - 0.5) * 180
-    longitude = np.arange(mask.shape[1]) / mask.shape[1] * 360
     isobars = np.arange(900, 1100, 8)
-    axis.contour(longitude, latitude, channel["PSL"] / 100, isobars, colors="#404040", linewidths=0.5)
+    axis.contour(*_places(mask), channel["PSL"] / 100, isobars, colors="#404040", linewidths=0.5)
     _outline(axis, mask, 1.6)
     axis.set(xticks=range(0, 361, 60), yticks=range(-90, 91, 30), xlabel="longitude", ylabel="latitude")
     lines = [Line2D([], [], color="#404040", lw=0.8, label="sea-level pressure, every 8 hPa")]
@@ -104,8 +102,12 @@ def _draw(axis: Any, field: npt.NDArray[np.float32], name: str) -> Any:
 
 
 def _outline(axis: Any, mask: npt.NDArray[np.uint8], width: float) -> None:
-    latitude = ((np.arange(mask.shape[0]) + 0.5) / mask.shape[0] - 0.5) * 180
-    longitude = (np.arange(mask.shape[1]) + 0.5) / mask.shape[1] * 360
     for number, colour in _COLOURS.items():
         if (mask == number).any():
-            axis.contour(longitude, latitude, mask == number, [0.5], colors=colour, linewidths=width)
+            axis.contour(*_places(mask), mask == number, [0.5], colors=colour, linewidths=width)
+
+
+def _places(mask: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Longitudes and latitudes in degrees at which the picture has the middles of the cells."""
+    rows, columns = mask.shape
+    return (np.arange(columns) + 0.5) / columns * 360, ((np.arange(rows) + 0.5) / rows - 0.5) * 180

@@ -22,6 +22,7 @@ from mlhpc.common.schedules import step_learning_rate
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.deepcam.batchnorm import average_statistics, group_batchnorm
 from mlhpc.deepcam.data import Loader
+from mlhpc.deepcam.freeze import Freezer
 from mlhpc.deepcam.hdf5 import read_statistics
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optimizer import make_optimizer, set_rate
@@ -55,11 +56,14 @@ def train(
         model = model.to(device, memory_format=layout)
         optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
         scaler = make_scaler(training.precision, device)
-        last_epoch = restore(resume, model, optimizer, scaler, world) if resume else 0
-        network = share(model, world)
+        freezer = Freezer(model.blocks(), training.freeze_below, world)
+        last_epoch = restore(resume, model, optimizer, scaler, freezer, world) if resume else 0
         how = {"precision": training.precision, "compiled": training.compile}
-        train_step = make_train_step(network, optimizer, scaler, accumulate=accumulated, **how)
-        eval_step = make_eval_step(network, **how)
+        make_step = partial(
+            make_train_step, optimizer=optimizer, scaler=scaler, accumulate=accumulated, **how
+        )
+        network = share(model, world)
+        train_step, eval_step = make_step(network), make_eval_step(model, **how)
         sizes = {
             "train_batch": local_batch,
             "eval_batch": training.eval_batch_size,
@@ -92,6 +96,7 @@ def train(
 
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             bytes_before, losses = loader.bytes_read, []
+            freezer.begin_epoch()
             with (
                 log.span("epoch", epoch=epoch),
                 closing(log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)) as batches,
@@ -127,9 +132,12 @@ def train(
             if run.target.met_by(iou):
                 log.finish("success")
                 return
+            if freezer.end_epoch():
+                train_step = make_step(share(model, world))
+            log.metric("frozen_blocks", freezer.frozen, epoch=epoch)
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
-                    save(log.out, run, seed, epoch, model, optimizer, scaler, world)
+                    save(log.out, run, seed, epoch, model, optimizer, scaler, freezer, world)
         log.finish("failed")
 
 

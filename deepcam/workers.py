@@ -39,19 +39,26 @@ class _Samples(Dataset[Item | str]):
 
 
 def batches(
-    reader: Reader, batches: Sequence[Sequence[Path]], workers: int, ahead: int, device: str
+    reader: Reader,
+    batches: Sequence[Sequence[Path]],
+    workers: int,
+    ahead: int,
+    device: str,
+    ranks_on_node: int,
 ) -> Generator[Item, None, None]:
     """``batches`` in order, read by ``workers`` processes; ``ahead`` of them, or one each, before they are
     asked for.
 
-    Raises UserError naming the file when one cannot be read, and when the shared memory cannot hold what the
-    workers read ahead.
+    Raises UserError naming the file when one cannot be read, and when the shared memory of the node cannot
+    hold what the workers of all its ranks read ahead.
     """
     if not batches:
         return
     workers = min(workers, len(batches))
     each = -(-ahead // workers)
-    _require_shared_memory(reader, len(batches[0]), batches_shown=min(len(batches), each * workers + 2))
+    # With what waits: the batch that the training step has, and the one before it.
+    shown = min(len(batches), each * workers + 2) * ranks_on_node
+    _require_shared_memory(len(batches[0]) * reader.nbytes, shown)
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.utils.data", __name__])
     iterator: Any = iter(
@@ -81,14 +88,13 @@ def batches(
         iterator._shutdown_workers()
 
 
-def _require_shared_memory(reader: Reader, batch: int, batches_shown: int) -> None:
+def _require_shared_memory(batch_bytes: int, batches: int) -> None:
     """Raise UserError where a worker would die of a bus error, writing to shared memory that is not there."""
-    need = batches_shown * batch * reader.nbytes
     free = filesystem_of(SHARED).free_bytes
-    if need > free:
+    if batches * batch_bytes > free:
         raise UserError(
-            f"{SHARED}: {free / 2**20:.0f} MiB free, and the workers hand over {batches_shown} batches of "
-            f"{batch * reader.nbytes / 2**20:.0f} MiB in it; lower loading.workers or loading.prefetch, set "
+            f"{SHARED}: {free / 2**20:.0f} MiB free, and the workers of this node hand over {batches} "
+            f"batches of {batch_bytes / 2**20:.0f} MiB in it; lower loading.workers or loading.prefetch, set "
             "loading.loader=threads, or have it enlarged"
         )
 

@@ -6,8 +6,6 @@ The folder is the record: a run is done when its directory says so, and a second
 
 import contextlib
 import fcntl
-import json
-import math
 import os
 import shutil
 import signal
@@ -16,74 +14,26 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Literal
+from typing import IO, Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-import mlhpc
 from mlhpc.benchmarks import load, rules
-from mlhpc.benchmarks.schema import Run
-from mlhpc.common.data import atomic, manifest
+from mlhpc.campaign_record import Campaign, attempts, read, save, score_of, show
+from mlhpc.common.data import manifest
 from mlhpc.common.errors import UserError
 from mlhpc.common.evidence import accelerators
 from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.common.ranks.launch import identify
-from mlhpc.common.timing.breakdown import read_events
-from mlhpc.submission.parse import Log, parse
-from mlhpc.submission.rundir import Target
-from mlhpc.submission.score import Strong, Weak, instance_scale, score_strong, score_weak
 
 GRACE_S = 60.0
 """How long runs may take to end in good order when the campaign is ended."""
 ABORTS_IN_A_ROW = 2
 """So many runs that end without a result say that the next will too."""
-
-State = Literal["converged", "missed", "aborted", "to do"]
-
-
-@dataclass(frozen=True)
-class Campaign:
-    """What is to be made: ``runs`` runs of ``run`` in ``out``, ``instances`` of them at a time, of ``ranks``
-    ranks each (0: as many as the launcher gives). ``words``: the options that each run is started with."""
-
-    run: Run
-    words: tuple[str, ...]
-    data: Path
-    out: Path
-    runs: int
-    instances: int = 1
-    ranks: int = 0
-
-    @property
-    def metric(self) -> Literal["strong", "weak"]:
-        return "strong" if self.instances == 1 else "weak"
-
-    @property
-    def names(self) -> list[str]:
-        return [f"run_{number:02}" for number in range(1, self.runs + 1)]
-
-
-@dataclass(frozen=True)
-class Made:
-    """One run as its directory tells. ``why``: why it is not what was hoped for; ``aborted``: how many
-    attempts were set aside."""
-
-    name: str
-    state: State
-    seed: int | None = None
-    seconds: float | None = None
-    without_staging_s: float | None = None
-    epochs: int | None = None
-    evicted: bool | None = None
-    init_s: float | None = None
-    why: str = ""
-    aborted: int = 0
 
 
 def make(campaign: Campaign, number: int | None, console: Console) -> int:
@@ -94,6 +44,8 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     it was ended from outside. Raises UserError when another campaign is at work in the folder, when it holds
     runs with other settings, or the rules of the closed division keep the runs from starting.
     """
+    if _in_slurm(os.environ):
+        campaign = replace(campaign, nodes=len(expand_hosts(os.environ["SLURM_JOB_NODELIST"])))
     _check_launcher(campaign)
     if number is not None and campaign.metric == "weak":
         raise UserError("--number is for runs one after the other; --instances are made by one start")
@@ -110,10 +62,10 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
                 why = _make_all(campaign, names, locks, console)
         except KeyboardInterrupt:
             interrupted, why = True, "ended from outside; start it again to go on"
-        made = [_read(campaign, name) for name in campaign.names]
-        score = _score(campaign, made)
-        _save(campaign, made, score, why)
-    _print(campaign, made, score, why, console)
+        made = [read(campaign, name) for name in campaign.names]
+        score = score_of(campaign, made)
+        save(campaign, made, score, why)
+    show(campaign, made, score, why, console)
     if interrupted:
         return 128 + signal.SIGINT
     if number is not None:
@@ -126,8 +78,8 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
 
 def _make_all(campaign: Campaign, names: Sequence[str], locks: list[int], console: Console) -> str:
     """Keep ``instances`` runs going until all of ``names`` are made. Returns why it stopped before."""
-    everything = [_read(campaign, name) for name in campaign.names]
-    waiting = [name for name in names if _read(campaign, name).state in ("to do", "aborted")]
+    everything = [read(campaign, name) for name in campaign.names]
+    waiting = [name for name in names if read(campaign, name).state in ("to do", "aborted")]
     if campaign.metric == "weak" and 0 < len(waiting) < campaign.runs:
         # Throughput is measured from the first start to the last end: its runs belong to one start.
         console.print("throughput is of runs made together: all are made anew, the earlier set aside")
@@ -158,11 +110,11 @@ def _make_all(campaign: Campaign, names: Sequence[str], locks: list[int], consol
                 if process.poll() is None:
                     continue
                 del running[slot]
-                made = _read(campaign, name)
+                made = read(campaign, name)
                 aborted = aborted + 1 if made.state == "aborted" else 0
                 console.print(Text(f"{name}: {made.state}" + (f": {made.why}" if made.why else "")))
-                everything = [_read(campaign, each) for each in campaign.names]
-                _save(campaign, everything, _score(campaign, everything), why)
+                everything = [read(campaign, each) for each in campaign.names]
+                save(campaign, everything, score_of(campaign, everything), why)
     finally:
         _end([process for _, process in running.values()])
     return ""
@@ -171,7 +123,7 @@ def _make_all(campaign: Campaign, names: Sequence[str], locks: list[int], consol
 def _hopeless(campaign: Campaign) -> str:
     """Why no score can come of the runs any more: one may miss the target, as the slowest (MLPerf training
     rules, "Benchmark Results")."""
-    missed = [name for name in campaign.names if _read(campaign, name).state == "missed"]
+    missed = [name for name in campaign.names if read(campaign, name).state == "missed"]
     if len(missed) < 2:
         return ""
     return f"{' and '.join(missed)} missed the target; one may, so no score can come of these runs"
@@ -264,11 +216,7 @@ def _set_aside(out: Path, name: str) -> None:
     """What an attempt left that came to no end is kept, where nobody takes it for a run."""
     if (out / name).exists():
         (out / ".aborted").mkdir(exist_ok=True)
-        (out / name).rename(out / ".aborted" / f"{name}-{_attempts(out, name) + 1}")
-
-
-def _attempts(out: Path, name: str) -> int:
-    return len(list((out / ".aborted").glob(f"{name}-*")))
+        (out / name).rename(out / ".aborted" / f"{name}-{attempts(out, name) + 1}")
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -303,10 +251,9 @@ def _check_launcher(campaign: Campaign) -> None:
             f"--instances {campaign.instances} at a time of --runs {campaign.runs} in all; give as many runs"
         )
     if _in_slurm(os.environ):
-        nodes = len(expand_hosts(os.environ["SLURM_JOB_NODELIST"]))
-        if campaign.instances < nodes and nodes % campaign.instances:
+        if campaign.instances < campaign.nodes and campaign.nodes % campaign.instances:
             raise UserError(
-                f"--instances {campaign.instances} cannot share {nodes} nodes equally; "
+                f"--instances {campaign.instances} cannot share {campaign.nodes} nodes equally; "
                 "take a number that divides them"
             )
     elif campaign.instances > 1 and (gpus := len(_visible_gpus())):
@@ -323,7 +270,7 @@ def _known(campaign: Campaign) -> rules.Known:
     that is no run; the runs themselves open it inside their clocks."""
     has_manifest = (campaign.data / manifest.NAME).exists()
     facts = manifest.load(campaign.data).facts if has_manifest else None
-    made = [_read(campaign, name) for name in campaign.names]
+    made = [read(campaign, name) for name in campaign.names]
     return rules.Known(
         campaign.run, facts=facts, runs=campaign.runs, seeds=[m.seed for m in made if m.seed is not None]
     )
@@ -393,155 +340,3 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-# How it stands.
-
-
-def _read(campaign: Campaign, name: str) -> Made:
-    """A run as its directory tells. A run whose loss is no number any more has missed its target: to make it
-    again would be to choose among runs."""
-    folder = campaign.out / name
-    aborted = _attempts(campaign.out, name)
-    if not (folder / "run.log").exists():
-        return Made(name, "to do", aborted=aborted)
-    result: dict[str, Any] = {}
-    events: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError, ValueError):
-        result = json.loads((folder / "result.json").read_text("utf-8"))
-    with contextlib.suppress(OSError):
-        events = read_events(folder / "events.rank0.jsonl")
-    ends = {e["name"]: e for e in events if e["event"] == "end"}
-    noted = next((e for e in events if e["event"] == "note" and e["name"] == "facts"), {})
-    losses = [e["value"] for e in events if e["event"] == "metric" and e["name"] == "train_loss"]
-    diverged = bool(losses) and not math.isfinite(losses[-1])
-    target = result.get("target", {})
-    state: State = "aborted"
-    why = ends.get("run", ends.get("init", {})).get(
-        "error", "it did not end: killed, or out of time or memory?"
-    )
-    if result.get("status") == "success":
-        state, why = "converged", ""
-    elif result.get("status") == "failed":
-        best = target.get("best")
-        state = "missed"
-        why = f"best {target.get('label')} {best:.6g}" if best is not None else "nothing was evaluated"
-    elif diverged:
-        state, why = "missed", "the loss became infinite or no number"
-    return Made(
-        name,
-        state,
-        seed=result.get("seed", noted.get("seed")),
-        seconds=result.get("time_to_train_s"),
-        without_staging_s=result.get("time_to_train_without_staging_s"),
-        epochs=len(result.get("epochs", ())) or None,
-        evicted=result.get("source_evicted", noted.get("source_evicted")),
-        init_s=ends.get("init", {}).get("seconds"),
-        why=why,
-        aborted=aborted,
-    )
-
-
-def _score(campaign: Campaign, made: Sequence[Made]) -> Strong | Weak:
-    target = Target(
-        metric=campaign.run.target.metric,
-        label=campaign.run.target.label,
-        value=campaign.run.target.value,
-    )
-    needed = rules.runs_needed(campaign.run.benchmark)
-    logs = [parse(campaign.out / m.name / "run.log") for m in made if m.state in ("converged", "missed")]
-    if campaign.metric == "strong":
-        return score_strong(logs, target, needed)
-    return score_weak(logs, target, needed, _total_scale(campaign, logs))
-
-
-def _total_scale(campaign: Campaign, logs: Sequence[Log]) -> int | None:
-    """T, in the units of S (``instance_scale``): accelerators, or nodes where they have none. Instances that
-    share nodes without accelerators use no more than these nodes."""
-    scales = {instance_scale(log) for log in logs}
-    if len(scales) != 1 or (scale := scales.pop()) is None:
-        return None
-    shared = _nodes() < campaign.instances and not any(log.value("accelerators_per_node") for log in logs)
-    return _nodes() if shared else scale * campaign.instances
-
-
-def _nodes() -> int:
-    return len(expand_hosts(os.environ["SLURM_JOB_NODELIST"])) if _in_slurm(os.environ) else 1
-
-
-def _save(campaign: Campaign, made: Sequence[Made], score: Strong | Weak, why: str) -> None:
-    run = campaign.run
-    content = {
-        "mlhpc": mlhpc.__version__,
-        "benchmark": run.benchmark,
-        "preset": run.preset,
-        "division": run.division,
-        "metric": campaign.metric,
-        "runs": campaign.runs,
-        "runs_needed": rules.runs_needed(run.benchmark),
-        "instances": campaign.instances,
-        "stopped": why,
-        "made": [asdict(each) for each in made],
-        "score": {
-            "minutes": score.minutes,
-            "without_staging_minutes": score.without_staging_minutes,
-            "why": score.why,
-            **({"T": score.T, "S": score.S, "M": score.M} if isinstance(score, Weak) else {}),
-        },
-        "findings": [asdict(finding) for finding in _findings(campaign, made)],
-    }
-    text = json.dumps(content, indent=1) + "\n"
-    atomic.write_bytes(campaign.out / "campaign.json", text.encode())
-
-
-def _findings(campaign: Campaign, made: Sequence[Made]) -> list[rules.Finding]:
-    """What the rules have against the runs as they are: seeds, their number, caches, the time of init."""
-    seeds = [m.seed for m in made if m.seed is not None]
-    evicted = [m.evicted for m in made if m.evicted is not None]
-    init_s = max((m.init_s for m in made if m.init_s is not None), default=None)
-    return rules.findings(
-        rules.Known(
-            campaign.run,
-            runs=campaign.runs,
-            seeds=seeds,
-            evicted=all(evicted) if evicted else None,
-            init_s=init_s,
-        )
-    )
-
-
-def _print(
-    campaign: Campaign, made: Sequence[Made], score: Strong | Weak, why: str, console: Console
-) -> None:
-    dropped = {run.path.parent.name: run.dropped for run in score.runs if run.dropped}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "state", "seed", "minutes", "without staging", "epochs", "caches dropped", ""):
-        table.add_column(
-            name, justify="right" if name in ("minutes", "without staging", "epochs") else "left"
-        )
-    styles = {"converged": "green", "missed": "yellow", "aborted": "red", "to do": "dim"}
-    for m in made:
-        minutes = ("" if s is None else f"{s / 60:.4f}" for s in (m.seconds, m.without_staging_s))
-        notes = [m.why, f"not in the score: {dropped[m.name]}" if m.name in dropped else ""]
-        notes += [f"{m.aborted} aborted before" if m.aborted else ""]
-        table.add_row(
-            m.name,
-            Text(m.state, style=styles[m.state]),
-            "" if m.seed is None else str(m.seed),
-            *minutes,
-            "" if m.epochs is None else str(m.epochs),
-            "" if m.evicted is None else "yes" if m.evicted else "no",
-            Text("; ".join(filter(None, notes))),
-        )
-    console.print(table)
-    for finding in _findings(campaign, made):
-        console.print(Text(f"{finding.severity}: {rules.sentence(finding)}", style="yellow"), soft_wrap=True)
-    if why:
-        console.print(Text(f"stopped: {why}", style="bold red"), soft_wrap=True)
-    if score.minutes is None or score.without_staging_minutes is None:
-        told = f"no score: {score.why}"
-    elif isinstance(score, Weak):
-        told = f"(T, S, M', TTTa) = ({score.T}, {score.S}, {score.M}, {score.minutes:.4f} min)"
-    else:
-        told = f"{score.minutes:.4f} min, without staging {score.without_staging_minutes:.4f} min"
-    console.print(Text(f"{told}; see: mlhpc score {campaign.out}"), soft_wrap=True)

@@ -244,7 +244,8 @@ def _campaign(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from mlhpc.benchmarks import load, rules
-    from mlhpc.campaign import Campaign, make
+    from mlhpc.campaign import make
+    from mlhpc.campaign_record import Campaign
 
     run = load.load(options.benchmark, options.preset, options.set)
     words = ["--preset", options.preset]

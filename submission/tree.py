@@ -52,6 +52,7 @@ class ResultSet:
     runs: tuple[Path, ...] = ()
     preset: str | None = None
     target: Target | None = None
+    campaign_scale: int | None = None
 
     @cached_property
     def logs(self) -> tuple[Log, ...]:
@@ -70,8 +71,11 @@ class ResultSet:
 
     @property
     def total_scale(self) -> int | None:
-        """Compute units of the system description: accelerators, or nodes where a node has none."""
-        said = self.system_json or {}
+        """Compute units (accelerators, or nodes where a node has none) of the system description; without
+        one, those that a campaign for throughput says it used (T)."""
+        said = self.system_json
+        if said is None:
+            return self.campaign_scale
         try:
             return int(said["number_of_nodes"]) * max(int(said["accelerators_per_node"]), 1)
         except (KeyError, TypeError, ValueError):
@@ -299,6 +303,7 @@ def _runs(folder: Path, runs: list[Path], what: _What) -> ResultSet:
     log = parse(logs[0]) if logs else None
     benchmark = what.benchmark or str((log and log.value("submission_benchmark")) or "")
     org = log and log.value("submission_org")
+    metric, scale = _campaign(folder)
     target = None
     if what.metric is not None and what.target is not None:
         target = Target(metric=what.metric, label=what.metric, value=what.target)
@@ -308,18 +313,20 @@ def _runs(folder: Path, runs: list[Path], what: _What) -> ResultSet:
         None,
         None,
         MLPERF_NAMES.get(benchmark, benchmark),
-        _metric(folder),
+        metric,
         logs,
         runs=tuple(runs),
         preset=what.preset,
         target=target,
+        campaign_scale=scale,
     )
 
 
-def _metric(folder: Path) -> Metric:
-    """A campaign says in campaign.json what it is for; without it the folder's name may."""
+def _campaign(folder: Path) -> tuple[Metric, int | None]:
+    """What campaign.json says of the metric and of T; without it the folder's name may say the metric."""
     try:
-        said = json.loads((folder / "campaign.json").read_text("utf-8"))["metric"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        said = folder.absolute().name
-    return "weak" if said == "weak" else "strong"
+        said = json.loads((folder / "campaign.json").read_text("utf-8"))
+        metric, scale = said["metric"], said.get("score", {}).get("T")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        metric, scale = folder.absolute().name, None
+    return "weak" if metric == "weak" else "strong", scale if isinstance(scale, int) else None

@@ -69,8 +69,8 @@ class TorchWorld(Placed):
         taken = [gpu for gpu in self.gather(mine) if gpu]
         if shared := {gpu for gpu in taken if taken.count(gpu) > 1}:
             raise UserError(
-                f"{self.local_size} ranks share a GPU of {min(shared)[0]}: start one rank a GPU, or hide them with "
-                "CUDA_VISIBLE_DEVICES="
+                f"{self.local_size} ranks share a GPU of {min(shared)[0]}: start one rank a GPU, or hide them "
+                "with CUDA_VISIBLE_DEVICES="
             )
 
     def barrier(self) -> None:

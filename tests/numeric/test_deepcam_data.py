@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -159,6 +160,15 @@ def left_behind():
     )
 
 
+def require_nothing_left(before):
+    """Python takes the names of its semaphores away a moment after the queues they belong to."""
+    deadline = time.monotonic() + 20
+    while (left := left_behind()) != before and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    assert left == before
+
+
 @pytest.mark.parametrize("how", ["closed", "dropped", "read to the end", "raised at"])
 @pytest.mark.parametrize("loader", LOADERS)
 def test_an_iterator_leaves_nothing_behind(data_set, loader, how):
@@ -176,8 +186,7 @@ def test_an_iterator_leaves_nothing_behind(data_set, loader, how):
             for _ in batches:
                 raise ZeroDivisionError
         del batches
-    gc.collect()
-    assert left_behind() == before
+    require_nothing_left(before)
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -191,8 +200,7 @@ def test_a_bad_file_is_one_line_from_the_iterator(own, loader):
     assert str(raised.value).startswith(f"{bad}: climate/data is nan in channel 8 (T200) at row 30, column 2")
     assert "\n" not in str(raised.value)
     del raised
-    gc.collect()
-    assert left_behind() == before
+    require_nothing_left(before)
     assert len(list(open_loader(own, loader).evaluation())) == 3  # the rest of the data set is sound
 
 
@@ -242,7 +250,7 @@ def test_too_little_shared_memory_is_found_before_a_worker_dies_of_it(data_set, 
     free = 3 * batch
     assert len(list(open_loader(data_set, "workers").train_epoch(0))) == 3
     free = 3 * batch - 1
-    with pytest.raises(UserError, match=r"^/dev/shm: \d MiB free, and the workers hand over 3 batches"):
+    with pytest.raises(UserError, match=r"^/dev/shm: \d MiB free, .* hand over 3 batches"):
         next(open_loader(data_set, "workers").train_epoch(0))
 
 
@@ -256,8 +264,7 @@ def test_a_killed_worker_is_told(data_set):
         list(batches)
     assert "\n" not in str(raised.value)
     del raised
-    gc.collect()
-    assert left_behind() == before
+    require_nothing_left(before)
 
 
 # DALI

@@ -48,7 +48,8 @@ def measure(what: str, work: Callable[[], object]) -> None:
     work()
     took = time.process_time() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{what}: {took:.2f} s of processor, {official_s:.2f} s of that the official tools; peak {peak:.0f} MiB")
+    shares = f"{took:.2f} s of processor, {official_s:.2f} s of that the official tools"
+    print(f"{what}: {shares}; peak {peak:.0f} MiB")
 
 
 def score_all(top: Path) -> None:

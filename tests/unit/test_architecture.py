@@ -16,14 +16,16 @@ MAY_IMPORT = {
     "common": {"common", "benchmarks"},
     "cosmoflow": {"cosmoflow", "common", "benchmarks"},
     "deepcam": {"deepcam", "common", "benchmarks"},
+    "resnet50": {"resnet50", "common", "benchmarks"},
     "submission": {"submission", "common", "benchmarks"},
-    "mlhpc": {"mlhpc", "submission", "cosmoflow", "deepcam", "common", "benchmarks"},
+    "mlhpc": {"mlhpc", "submission", "cosmoflow", "deepcam", "resnet50", "common", "benchmarks"},
 }
 LEAVES = {"mlhpc.common.errors"}
 FRAMEWORKS = {"tensorflow", "keras", "horovod", "torch", "torchvision", "nvidia"}
 MAY_USE_FRAMEWORKS = {
     "cosmoflow": {"tensorflow", "keras"},
     "deepcam": {"torch", "nvidia"},
+    "resnet50": {"torch", "torchvision", "nvidia"},
     "common/ranks/horovod_world.py": {"tensorflow", "horovod"},
     "common/ranks/torch_world.py": {"torch"},
 }

@@ -15,7 +15,8 @@ from golden.make_run import make_run
 
 from mlhpc import cli
 from mlhpc.benchmarks import load
-from mlhpc.campaign import Campaign, _step
+from mlhpc.campaign import _step
+from mlhpc.campaign_record import Campaign
 
 PYTHON = sys.executable
 
@@ -30,7 +31,7 @@ with (here / "calls").open("a") as calls:
             "cores": sorted(os.sched_getaffinity(0))}
     calls.write(json.dumps(told) + "\\n")
 deadline = time.monotonic() + 30
-while (here / "meet").exists() and (here / "calls").read_text().count("seed") < 2:
+while (here / "meet").exists() and (here / "calls").read_text().count('"seed"') < 2:
     assert time.monotonic() < deadline, "nobody else came"
     time.sleep(0.01)
 outcome = json.loads((here / "outcomes").read_text()).get(out.name, "converged-8")
@@ -38,6 +39,7 @@ def ended(*_):
     (out / "ended in good order").touch()
     sys.exit(2)
 signal.signal(signal.SIGTERM, ended)
+signal.alarm(120)
 if outcome == "aborted" or outcome == "hangs":
     out.mkdir()
     (out / "run.log").touch()
@@ -219,7 +221,7 @@ def test_two_campaigns_in_one_folder_are_refused_also_while_an_orphaned_run_goes
     assert site.run("--runs", "2") == 2
     assert "another campaign is at work" in capsys.readouterr().err
     campaign.kill()
-    campaign.communicate()
+    campaign.wait()
     assert site.run("--runs", "2") == 2
     orphan = [p for p in Path("/proc").glob("[0-9]*") if str(site.out).encode() in _cmdline(p)]
     assert len(orphan) == 1

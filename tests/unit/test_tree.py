@@ -1,5 +1,6 @@
 """Which sets are found below a path, whatever the layout and the names."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -104,8 +105,12 @@ def test_runs_of_different_presets_are_different_sets(tmp_path: Path) -> None:
 def test_a_campaign_may_say_that_it_is_for_throughput(tmp_path: Path) -> None:
     make_run(tmp_path / "one" / "a")
     (tmp_path / "one" / "campaign.json").write_text('{"metric": "weak"}')
+    make_run(tmp_path / "two" / "a")
+    told = {"metric": "weak", "score": {"T": 16, "S": 8}}
+    (tmp_path / "two" / "campaign.json").write_text(json.dumps(told))
     make_run(tmp_path / "weak" / "a")
-    assert [s.metric for s in result_sets(tmp_path)] == ["weak", "weak"]
+    sets = result_sets(tmp_path)
+    assert [(s.metric, s.total_scale) for s in sets] == [("weak", None), ("weak", 16), ("weak", None)]
 
 
 def test_a_run_that_was_killed_belongs_to_its_campaign(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""Convolutions whose gradients PyTorch's CPU library is slow at, computed another way.
+
+The functions are the same, up to rounding. On a GPU these modules are PyTorch's own. Which cases are slow was
+measured with oneDNN 3.11 (torch 2.12) on one core of an AMD EPYC 9004: the weight gradient of a dilated
+depthwise convolution (1536 channels, 48 x 72, batch 2) 600 ms of 6 ms forward; the input gradient of a
+depthwise one of stride 2 in bfloat16, 20 times its forward; the weight gradient of a deconvolution, twice its
+forward. ``tests/perf/deepcam_layers.py`` measures them again.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+Gradients = tuple[Tensor | None, Tensor | None]
+
+
+class Depthwise(nn.Conv2d):
+    """A 3 x 3 convolution of every channel by itself, without bias; halves the sides with ``stride`` 2."""
+
+    def __init__(self, channels: int, *, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__(
+            channels, channels, 3, stride, padding=dilation, dilation=dilation, groups=channels, bias=False
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.device.type != "cpu" or self.stride == self.dilation == (1, 1):
+            return super().forward(input)
+        x, weight = _cast(input), _cast(self.weight)
+        if self.stride == (2, 2) and x.dtype == torch.bfloat16:
+            return _Halving.apply(x, weight)  # type: ignore[no-any-return]
+        rate = self.dilation[0]
+        if rate > 1 and not (x.shape[2] % rate or x.shape[3] % rate):
+            return _whole(F.conv2d(_grids(x, rate), weight, None, 1, 1, 1, self.groups), rate)
+        return super().forward(input)
+
+
+class Deconvolution(nn.ConvTranspose2d):
+    """A 3 x 3 deconvolution to twice the rows and columns, without bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, stride=2, padding=1, output_padding=1, bias=False)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if input.device.type != "cpu" or self.out_channels < 16:
+            return super().forward(input, output_size)
+        return _Doubling.apply(_cast(input), _cast(self.weight))  # type: ignore[no-any-return]
+
+
+class _Halving(torch.autograd.Function):
+    """A depthwise convolution of stride 2. The gradient of its input is one of stride 1, over the gradient of
+    the output with zeros put between."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.conv2d(x, weight, None, 2, 1, 1, len(weight))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> Gradients:
+        x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
+        wants_x, wants_weight = ctx.needs_input_grad  # type: ignore[attr-defined]
+        of_x = of_weight = None
+        if wants_weight:
+            of_weight = torch.ops.aten.convolution_backward(
+                gradient, x, weight, None, (2, 2), (1, 1), (1, 1), False, (0, 0), len(weight), (False, True, False)
+            )[1]
+        if wants_x:
+            spread = torch.zeros_like(x)
+            spread[:, :, ::2, ::2] = gradient
+            of_x = F.conv2d(spread, weight.flip(2, 3), None, 1, 1, 1, len(weight))
+        return of_x, of_weight
+
+
+class _Doubling(torch.autograd.Function):
+    """A deconvolution. Row i of the input meets rows 2i - 1, 2i and 2i + 1 of the output, columns alike: the
+    gradient of a tap's weights is one matrix product of the input with every other pixel of the output's
+    gradient. Laid out row after row, with a border of zeros, the taps are shifts by a constant."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.conv_transpose2d(x, weight, None, 2, 1, 1)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> Gradients:
+        x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
+        wants_x, wants_weight = ctx.needs_input_grad  # type: ignore[attr-defined]
+        of_x = F.conv2d(gradient, weight, None, 2, 1) if wants_x else None
+        return of_x, _taps(x, gradient, weight) if wants_weight else None
+
+
+def _taps(x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of a deconvolution's weights [inputs, outputs, 3, 3]."""
+    inputs, outputs = weight.shape[:2]
+    columns = x.shape[3] + 1
+    rows_of_x = F.pad(x.permute(0, 2, 3, 1), (0, 0, 0, 1, 0, 1)).view(-1, inputs)
+    taps = weight.new_empty(3, 3, inputs, outputs)
+    for row in (0, 1):  # 0: the output's odd rows, for taps 0 and 2; 1: its even rows, for tap 1
+        for column in (0, 1):
+            pixels = gradient.permute(0, 2, 3, 1)[:, 1 - row :: 2, 1 - column :: 2]
+            pixels = F.pad(pixels, (0, 0, 1 - column, column, 1 - row, row)).view(-1, outputs)
+            for i in range(row, 3, 2):
+                for j in range(column, 3, 2):
+                    shift = (i // 2) * columns + j // 2
+                    torch.mm(rows_of_x[: len(pixels) - shift].t(), pixels[shift:], out=taps[i, j])
+    return taps.permute(2, 3, 0, 1)
+
+
+def _grids(x: Tensor, rate: int) -> Tensor:
+    """[b, c, h, w] to [b rate^2, c, h / rate, w / rate]: every ``rate``-th row and column together, which is
+    what a convolution of that dilation sees."""
+    batch, channels, rows, columns = x.shape
+    grids = x.permute(0, 2, 3, 1).reshape(batch, rows // rate, rate, columns // rate, rate, channels)
+    grids = grids.permute(0, 2, 4, 1, 3, 5).reshape(-1, rows // rate, columns // rate, channels)
+    return grids.permute(0, 3, 1, 2)
+
+
+def _whole(grids: Tensor, rate: int) -> Tensor:
+    """The inverse of ``_grids``."""
+    _, channels, rows, columns = grids.shape
+    x = grids.permute(0, 2, 3, 1).reshape(-1, rate, rate, rows, columns, channels)
+    x = x.permute(0, 3, 1, 4, 2, 5).reshape(-1, rows * rate, columns * rate, channels)
+    return x.permute(0, 3, 1, 2)
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    """As autocast would do before a convolution, which it does not do before a function of our own."""
+    return tensor.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else tensor
