@@ -7,6 +7,7 @@ rule asks, the line ``Source:`` where it stands. "HPC rules" are the MLPerf HPC 
 rules" the MLPerf training rules that they build on (both mlcommons/training_policies).
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ INIT_LIMIT_S = 30 * 60
 """Training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml, init_stop."""
 _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _OF_ONE_NODE = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
+_LARGE_BATCH, _LARS_MOMENTUM = 32768, 0.9
 _OPEN = "run with --set division=open"
 
 
@@ -115,11 +117,11 @@ def evaluation_set(known: Known) -> Iterator[Finding]:
 
 
 def evaluation_frequency(known: Known) -> Iterator[Finding]:
-    """The quality is measured as often as in the reference: after every epoch.
+    """The quality is measured as often as in the reference: after every epoch, of ResNet-50 every fourth.
 
     Source: training rules, "Quality measure" (at the same frequency as the reference).
     """
-    yield from _fixed(known, "training.eval_steps")
+    yield from _fixed(known, "training.eval_steps", "training.epochs_between_evals")
 
 
 def sample(known: Known) -> Iterator[Finding]:
@@ -160,17 +162,26 @@ def optimizer(known: Known) -> Iterator[Finding]:
 def momentum(known: Known) -> Iterator[Finding]:
     """SGD has the momentum of the reference. The official checker does not ask for it.
 
-    Source: HPC rules, "Hyperparameters and Optimizer" (sgd_opt_momentum).
+    Source: HPC rules, "Hyperparameters and Optimizer" (sgd_opt_momentum); training rules, "Hyperparameters"
+    (that of LARS is free from batches of 32768 on).
     """
-    yield from _fixed(known, "hyperparameters.opt_momentum")
+    yield from _fixed(known, "hyperparameters.opt_momentum", "hyperparameters.sgd_opt_momentum")
+    chosen = known.run.hyperparameters
+    lars = getattr(chosen, "lars_opt_momentum", None) if chosen.global_batch_size < _LARGE_BATCH else None
+    if lars not in (None, _LARS_MOMENTUM):
+        where = "hyperparameters.lars_opt_momentum"
+        yield _against(
+            where, f"{_LARS_MOMENTUM}", f"{lars}", f"leave it below batches of {_LARGE_BATCH}, or {_OPEN}"
+        )
 
 
 def epsilon(known: Known) -> Iterator[Finding]:
-    """Adam's epsilon is that of the reference.
+    """The epsilon of Adam and of LARS is that of the reference.
 
-    Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, hpc_2.0.0/closed_deepcam.yaml.
+    Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, hpc_2.0.0/closed_deepcam.yaml and
+    training_4.0.0/closed_resnet_lars.yaml.
     """
-    yield from _fixed(known, "hyperparameters.opt_eps")
+    yield from _fixed(known, "hyperparameters.opt_eps", "hyperparameters.lars_epsilon")
 
 
 def lamb(known: Known) -> Iterator[Finding]:
@@ -189,17 +200,24 @@ def lamb(known: Known) -> Iterator[Finding]:
 def schedule(known: Known) -> Iterator[Finding]:
     """The learning rate goes as in the reference, where the rules leave no choice.
 
-    Source: HPC rules, "Hyperparameters and Optimizer".
+    Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, training_4.0.0/closed_resnet_*.yaml.
     """
-    yield from _fixed(known, "hyperparameters.opt_learning_rate_schedule")
+    yield from _fixed(
+        known,
+        "hyperparameters.opt_learning_rate_schedule",
+        "hyperparameters.sgd_opt_end_learning_rate",
+        "hyperparameters.sgd_opt_learning_rate_decay_poly_power",
+        "hyperparameters.lars_opt_end_learning_rate",
+        "hyperparameters.lars_opt_learning_rate_decay_poly_power",
+    )
 
 
 def training_method(known: Known) -> Iterator[Finding]:
-    """The training method of the reference: every weight is updated in every step.
+    """The training method of the reference: its loss, and every weight updated in every step.
 
-    Source: HPC rules, "Closed Division".
+    Source: HPC rules, "Closed Division"; training rules, "Loss function".
     """
-    yield from _fixed(known, "training.freeze_below")
+    yield from _fixed(known, "training.freeze_below", "training.label_smoothing")
 
 
 def free_hyperparameters(known: Known) -> Iterator[Finding]:
@@ -385,7 +403,7 @@ def bounds(condition: Mapping[str, Any]) -> str:
     """A condition of ``closed_free`` in words and signs."""
     if "one_of" in condition:
         return " or ".join(map(str, condition["one_of"]))
-    return " and ".join(f"{_SIGNS[name]} {limit:g}" for name, limit in condition.items()) or "any value"
+    return " and ".join(_SIGNS[name].format(limit) for name, limit in condition.items()) or "any value"
 
 
 def name_of(rule: Rule) -> str:
@@ -393,14 +411,28 @@ def name_of(rule: Rule) -> str:
     return rule.__name__.replace("_", "-")
 
 
-_SIGNS = {"at_least": "≥", "above": ">", "at_most": "≤", "below": "<"}
+_SIGNS = {
+    "at_least": "≥ {:g}",
+    "above": "> {:g}",
+    "at_most": "≤ {:g}",
+    "below": "< {:g}",
+    "multiple_of": "a multiple of {:g}",
+    "power_of_two_times": "{:g} · 2ⁿ",
+}
 _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "at_least": lambda value, limit: value >= limit,
     "above": lambda value, limit: value > limit,
     "at_most": lambda value, limit: value <= limit,
     "below": lambda value, limit: value < limit,
+    "multiple_of": lambda value, unit: _whole(value / unit),
+    "power_of_two_times": lambda value, unit: value > 0 and _whole(math.log2(value / unit)),
     "one_of": lambda value, options: value in options,
 }
+
+
+def _whole(number: float) -> bool:
+    """Whether it is a whole number, but for the rounding of a division."""
+    return math.isclose(number, round(number), rel_tol=1e-9, abs_tol=1e-9)
 
 
 def _within(value: Any, condition: Mapping[str, Any]) -> bool:

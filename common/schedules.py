@@ -83,3 +83,20 @@ def step_learning_rate(
     after = step - warmup_steps
     height = top if after <= t_max else base
     return eta_min + (height - eta_min) * (1 + math.cos(math.pi * after / t_max)) / 2
+
+
+def polynomial_learning_rate(
+    step: int, *, base: float, end: float, warmup_steps: int = 0, decay_steps: int, power: float = 2.0
+) -> float:
+    """The rate of update ``step``, counted from 0: a straight rise from 0 to ``base`` in update
+    ``warmup_steps``, then ``end + (base - end) (1 - k / decay_steps)^power`` in the k-th update after it, and
+    ``end`` from ``decay_steps`` on (mlcommons/training, image_classification/tensorflow2/lars_util.py).
+
+    Raises ``ValueError`` for a negative step.
+    """
+    if step < 0:
+        raise ValueError(f"steps count from 0, got {step}")
+    if step < warmup_steps:
+        return base * step / warmup_steps
+    left = max(0.0, 1 - (step - warmup_steps) / decay_steps)
+    return float(end + (base - end) * left**power)

@@ -1,120 +1,128 @@
-"""Batch norm with its activation, over one rank or a group of ranks."""
+"""Batch norm with its activation, with statistics over one rank's batch or over those of a group of ranks."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import World
 
+if TYPE_CHECKING:
+    from mlhpc.common.ranks.torch_world import TorchWorld
+
 
 class BatchNorm(nn.BatchNorm2d):
-    """``BatchNorm2d``, followed by a ReLU where ``relu`` says so; in training over the batches of all ranks
-    of ``group`` where there is one (``group_batchnorm``)."""
+    """``BatchNorm2d``, followed by a ReLU where ``relu`` says so.
 
-    group: dist.ProcessGroup | None = None
+    ``group`` are the ranks that share statistics while training; None: each has its own. ``frozen`` keeps it
+    in evaluation mode, with the running statistics, while the rest of the network is trained.
+    """
 
     def __init__(self, features: int, *, relu: bool = False) -> None:
         super().__init__(features)
         self.relu = relu
+        self.group: dist.ProcessGroup | None = None
+        self.frozen = False
+
+    def train(self, mode: bool = True) -> "BatchNorm":
+        super().train(mode and not self.frozen)
+        return self
 
     def forward(self, input: Tensor) -> Tensor:
-        x = self._over_group(input) if self.group and self.training else super().forward(input)
+        if self.group is None or not self.training:
+            x = super().forward(input)
+        else:
+            x = _Grouped.apply(input, self.weight, self.bias, self)
         return F.relu(x, inplace=True) if self.relu else x
-
-    def _over_group(self, x: Tensor) -> Tensor:
-        y, mean, variance, count = _Grouped.apply(x, self.weight, self.bias, self.eps, self.group)
-        with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
-            self.num_batches_tracked += 1
-        return y
 
 
 class _Grouped(torch.autograd.Function):
-    """Batch norm over the ranks of a group, each with as many samples (Ioffe and Szegedy 2015, algorithm 1;
-    its gradient: section 3). ``nn.SyncBatchNorm`` does the same, and refuses tensors of a CPU."""
+    """Training-mode batch norm over the samples of all ranks of ``norm.group``: one all-gather of means and
+    variances forward, one all-reduce of two sums a channel backward. On CPUs too, where PyTorch's
+    ``SyncBatchNorm`` does not go."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, group: dist.ProcessGroup
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        variance, mean = torch.var_mean(_precise(x), (0, 2, 3), correction=0)
-        parts = [torch.empty_like(torch.stack((mean, variance))) for _ in range(group.size())]
-        dist.all_gather(parts, torch.stack((mean, variance)), group=group)
-        means, variances = torch.stack(parts).unbind(1)
-        mean = means.mean(0)
-        # Of equal parts: their mean variance plus the variance of their means; no difference of squares.
-        variance = variances.mean(0) + (means - mean).square().mean(0)
-        inverse = torch.rsqrt(variance + eps)
-        count = x.numel() // x.shape[1] * group.size()
-        y = torch.addcmul(_wide(bias - mean * inverse * weight), x, _wide(inverse * weight)).to(x.dtype)
-        ctx.save_for_backward(x, weight, mean, inverse)
-        ctx.group, ctx.count = group, count
-        ctx.mark_non_differentiable(mean, variance)
-        return y, mean, variance, count
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm) -> Tensor:
+        assert norm.group is not None and norm.running_mean is not None and norm.running_var is not None
+        pixels = x.permute(0, 2, 3, 1).flatten(0, 2).to(torch.promote_types(x.dtype, torch.float32))
+        own_var, own_mean = torch.var_mean(pixels, 0, correction=0)
+        own = torch.cat((own_mean, own_var, own_mean.new_full((1,), len(pixels))))
+        gathered = [torch.empty_like(own) for _ in range(norm.group.size())]
+        dist.all_gather(gathered, own, group=norm.group)
+        of_ranks = torch.stack(gathered)
+        counts = of_ranks[:, -1:]
+        means, variances = of_ranks[:, :-1].chunk(2, 1)
+        count = counts.sum()
+        # Chan et al. 1983, equation 2.1: variances of parts to the variance of the whole.
+        mean = (counts * means).sum(0) / count
+        var = (counts * (variances + (means - mean) ** 2)).sum(0) / count
+        assert norm.momentum is not None and norm.num_batches_tracked is not None
+        norm.running_mean.lerp_(mean, norm.momentum)
+        norm.running_var.lerp_(var * count / (count - 1), norm.momentum)
+        norm.num_batches_tracked += 1
+        ctx.save_for_backward(x, weight, mean, var, count)
+        ctx.eps, ctx.group = norm.eps, norm.group
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, norm.eps)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, *unused: object) -> tuple[Tensor | None, ...]:
-        x, weight, mean, inverse = ctx.saved_tensors
-        normal = (x - _wide(mean)) * _wide(inverse)
-        dweight, dbias = (dy * normal).sum((0, 2, 3)), _precise(dy).sum((0, 2, 3))
-        sums = torch.stack((dweight, dbias))
-        dist.all_reduce(sums, group=ctx.group)  # what the other ranks' losses owe to this rank's samples
-        along, across = (sums / ctx.count).unbind(0)
-        dx = (dy - _wide(across) - normal * _wide(along)) * _wide(inverse * weight)
-        return dx.to(x.dtype), dweight, dbias, None, None
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight, mean, var, count = ctx.saved_tensors
+        # With mean and variance as constants; then what goes through them.
+        of_x, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, weight, mean, var, None, None, False, ctx.eps, (True, True, True)
+        )
+        sums = torch.stack((of_weight, of_bias))
+        dist.all_reduce(sums, group=ctx.group)
+        of_means = sums / count
+        spread = (var + ctx.eps).rsqrt()
+        slope = weight * spread**2 * of_means[0]
+        offset = weight * spread * of_means[1] - slope * mean
+        of_x -= torch.addcmul(_per_channel(offset, x), x, _per_channel(slope, x))
+        return of_x, of_weight, of_bias, None
 
 
-def _precise(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _wide(of_channels: Tensor) -> Tensor:
-    return of_channels.view(1, -1, 1, 1)
+def _per_channel(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.dtype).view(1, -1, 1, 1)
 
 
 def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
-    """Have every batch norm of ``model`` share its statistics in training among ``group_size`` ranks that
-    follow each other (the rules' ``batchnorm_group_size``). Called by all ranks.
+    """Let every ``group_size`` neighbouring ranks share batch-norm statistics. All ranks call it.
 
-    Raises UserError when the ranks do not make whole groups.
+    Raises ``UserError`` when the ranks cannot be divided into such groups.
     """
     if world.size % group_size:
         raise UserError(
-            f"hyperparameters.batchnorm_group_size {group_size} does not divide the {world.size} ranks; "
-            "take a divisor, or another number of ranks"
+            f"hyperparameters.batchnorm_group_size {group_size} does not divide the number of ranks, "
+            f"{world.size}; take one that does"
         )
     if group_size == 1:
         return
-    from mlhpc.common.ranks.torch_world import TorchWorld
-
-    assert isinstance(world, TorchWorld)
-    starts = range(0, world.size, group_size)
-    groups = [world.group(range(start, start + group_size)) for start in starts]
-    for module in model.modules():
-        if isinstance(module, BatchNorm):
-            module.group = groups[world.rank // group_size]
+    several: TorchWorld = world  # type: ignore[assignment]
+    for first in range(0, world.size, group_size):
+        ranks = range(first, first + group_size)
+        group = several.group(ranks)
+        if world.rank in ranks:
+            for norm in _norms(model):
+                norm.group = group
 
 
 @torch.no_grad()
 def average_statistics(model: nn.Module, world: World) -> None:
-    """Give every rank the mean over ranks of the running means and variances, as the reference does before an
-    evaluation (mlcommons/hpc, deepcam/src/deepCam/utils/bnstats.py), in one all-reduce. Called by all."""
+    """Give every rank the mean over ranks of the running means and variances, in one all-reduce. Called by all
+    ranks before an evaluation (as the MLPerf HPC reference does, utils/bnstats.py)."""
     if world.size == 1:
         return
-    running = [
-        tensor
-        for module in model.modules()
-        if isinstance(module, BatchNorm)
-        for tensor in (module.running_mean, module.running_var)
-        if tensor is not None
-    ]
-    flat = torch.cat(running)
-    dist.all_reduce(flat)
-    flat /= world.size
-    for tensor, part in zip(running, flat.split([tensor.numel() for tensor in running]), strict=True):
-        tensor.copy_(part)
+    buffers = [b for norm in _norms(model) for b in (norm.running_mean, norm.running_var) if b is not None]
+    means = world.sum(torch.cat(buffers).cpu().numpy()) / world.size
+    parts = torch.from_numpy(means).to(buffers[0]).split([len(buffer) for buffer in buffers])
+    for buffer, part in zip(buffers, parts, strict=True):
+        buffer.copy_(part)
+
+
+def _norms(model: nn.Module) -> list[BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, BatchNorm)]

@@ -17,7 +17,7 @@ from rich.table import Table
 from mlhpc.common.data.pagecache import evict as evict_files
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import progress
-from mlhpc.deepcam import hdf5
+from mlhpc.deepcam import hdf5, npy
 from mlhpc.deepcam.sample import list_samples, sample_shape
 
 WAYS = ("threads", "workers", "dali", "threads, cached")
@@ -38,7 +38,7 @@ def bench(
 ) -> None:
     """Read the first ``samples`` training samples of ``data`` with every loader, and print the medians.
 
-    The loaders take turns, ``rounds`` times, each in a process of its own. With ``evict`` the samples are
+    The loaders take turns, ``rounds`` times, each in a process of its own. With ``evict`` they are
     dropped from this machine's page cache before each turn. Raises UserError when the data set cannot be
     read; a loader that cannot run says why in its row.
     """
@@ -124,7 +124,7 @@ def _epoch(
     for _ in loader.train_epoch(0):
         pass
     if evict:
-        evict_files(path for path in data.rglob("*") if path.is_file())
+        evict_files(path for file in files for path in {file, npy.label_path(file)} if path.exists())
 
     read, cpu, start = loader.bytes_read, _cpu_seconds(), time.perf_counter()
     for step, (x, _) in enumerate(loader.train_epoch(1), 1):

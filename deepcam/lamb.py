@@ -39,7 +39,7 @@ class Lamb(torch.optim.Optimizer):
         max_grad_norm: float = 1.0,
         compiled: bool = False,
     ) -> None:
-        facts = {
+        defaults = {
             "lr": lr,
             "betas": betas,
             "eps": eps,
@@ -48,7 +48,7 @@ class Lamb(torch.optim.Optimizer):
             "grad_averaging": grad_averaging,
             "max_grad_norm": max_grad_norm,
         }
-        super().__init__(parameters, facts)
+        super().__init__(parameters, defaults)
         self._step_supports_amp_scaling = True  # the GradScaler then leaves grad_scale and found_inf here
         self._update: Callable[..., None] = torch.compile(update, dynamic=False) if compiled else update
         for group in self.param_groups:
@@ -83,8 +83,8 @@ class Lamb(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         beta3 = 1 - beta1 if group["grad_averaging"] else 1.0
         step: Tensor = group["step"]
-        go = torch.ones_like(step) if found_inf is None else 1 - found_inf.to(step)
-        unscale = torch.ones_like(step) if scale is None else 1 / scale.to(step)
+        go = torch.ones_like(step) if found_inf is None else 1 - found_inf.to(step).reshape(())
+        unscale = torch.ones_like(step) if scale is None else 1 / scale.to(step).reshape(())
         step += go
         norm = torch.stack(torch._foreach_norm(gradients)).to(step).norm() * unscale
         shrink = (norm / group["max_grad_norm"]).clamp(min=1)
@@ -116,7 +116,10 @@ class Lamb(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            group["step"] = group["step"].to(group["params"][0].device)
+            device = group["params"][0].device
+            group["step"] = group["step"].to(device)
+            if isinstance(group["lr"], Tensor):
+                group["lr"] = group["lr"].to(device)
 
 
 def update(

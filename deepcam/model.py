@@ -49,22 +49,16 @@ class DeepLab(nn.Module):
             block(256, 728, 728, stride=2),
             *(block(728, 728, 728, 728) for _ in range(network.middle_blocks)),
             block(728, 728, 1024, closing=True, relu=False),
-            *separable(filters(1024), filters(1536), dilation=2),
-            BatchNorm(filters(1536), relu=True),
-            *separable(filters(1536), filters(1536), dilation=2),
-            BatchNorm(filters(1536), relu=True),
-            *separable(filters(1536), filters(2048), dilation=2),
-            BatchNorm(filters(2048), relu=True),
+            *(
+                nn.Sequential(*separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True))
+                for a, b in ((1024, 1536), (1536, 1536), (1536, 2048))
+            ),
         )
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
         self.pyramid = Pyramid(filters(2048), filters(256))
         self.decoder = Decoder(filters(256), filters(128), filters(48), network.classes)
-
-    def blocks(self) -> list[nn.Module]:
-        """The parts that follow each other from the input to the pyramid; the decoder comes after them."""
-        return [self.stem, self.fine, *self.coarse, self.pyramid]
 
     def forward(self, x: Tensor) -> Tensor:
         fine = self.fine(self.stem(x))

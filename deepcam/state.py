@@ -13,7 +13,7 @@ from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.common import checkpoint
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import World
-from mlhpc.deepcam.freeze import Freezer
+from mlhpc.deepcam.freeze import freeze, frozen
 
 
 def save(
@@ -24,7 +24,6 @@ def save(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
-    freezer: Freezer,
     world: World,
 ) -> None:
     """Write a checkpoint after ``epoch``. All ranks call it; rank 0 writes."""
@@ -32,7 +31,7 @@ def save(
     of_rank = world.gather([torch.get_rng_state().numpy()])
     if world.rank == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        shared = [_packed({**state, "scaler": scaler.state_dict(), "frozen": freezer.frozen})]
+        shared = [_packed({**state, "scaler": scaler.state_dict(), "frozen": frozen(model)})]
         checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, load.dumps(run), shared, of_rank))
     world.barrier()
 
@@ -42,7 +41,6 @@ def restore(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
-    freezer: Freezer,
     world: World,
 ) -> int:
     """Bring back the checkpoint in ``directory``; returns the epoch it was written after.
@@ -59,7 +57,7 @@ def restore(
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     scaler.load_state_dict(state["scaler"])
-    freezer.freeze(state["frozen"])
+    freeze(model, state["frozen"])
     torch.set_rng_state(torch.from_numpy(np.array(saved.of_rank[world.rank][0], dtype=np.uint8)))
     return saved.epoch
 

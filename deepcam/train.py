@@ -22,7 +22,7 @@ from mlhpc.common.schedules import step_learning_rate
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.deepcam.batchnorm import average_statistics, group_batchnorm
 from mlhpc.deepcam.data import Loader
-from mlhpc.deepcam.freeze import Freezer
+from mlhpc.deepcam.freeze import freeze, frozen, still, weights_of
 from mlhpc.deepcam.hdf5 import read_statistics
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optimizer import make_optimizer, set_rate
@@ -56,8 +56,7 @@ def train(
         model = model.to(device, memory_format=layout)
         optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
         scaler = make_scaler(training.precision, device)
-        freezer = Freezer(model.blocks(), training.freeze_below, world)
-        last_epoch = restore(resume, model, optimizer, scaler, freezer, world) if resume else 0
+        last_epoch = restore(resume, model, optimizer, scaler, world) if resume else 0
         how = {"precision": training.precision, "compiled": training.compile}
         make_step = partial(
             make_train_step, optimizer=optimizer, scaler=scaler, accumulate=accumulated, **how
@@ -96,7 +95,7 @@ def train(
 
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             bytes_before, losses = loader.bytes_read, []
-            freezer.begin_epoch()
+            before = weights_of(model) if training.freeze_below else []
             with (
                 log.span("epoch", epoch=epoch),
                 closing(log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)) as batches,
@@ -132,12 +131,13 @@ def train(
             if run.target.met_by(iou):
                 log.finish("success")
                 return
-            if freezer.end_epoch():
+            if training.freeze_below:
+                freeze(model, still(model, before, training.freeze_below, world))
                 train_step = make_step(share(model, world))
-            log.metric("frozen_blocks", freezer.frozen, epoch=epoch)
+                log.metric("frozen_blocks", frozen(model), epoch=epoch)
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
-                    save(log.out, run, seed, epoch, model, optimizer, scaler, freezer, world)
+                    save(log.out, run, seed, epoch, model, optimizer, scaler, world)
         log.finish("failed")
 
 

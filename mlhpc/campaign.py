@@ -29,6 +29,7 @@ from mlhpc.common.errors import UserError
 from mlhpc.common.evidence import accelerators
 from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.common.ranks.launch import identify
+from mlhpc.run import Places, known_of
 
 GRACE_S = 60.0
 """How long runs may take to end in good order when the campaign is ended."""
@@ -138,7 +139,7 @@ def _start(campaign: Campaign, name: str, slot: int, seed: int, locks: list[int]
     words = [
         *(sys.executable, "-m", "mlhpc", "run", campaign.run.benchmark, *campaign.words),
         *("--data", str(campaign.data), "--out", str(campaign.out / name)),
-        *("--seed", str(seed), "--evict"),
+        *("--seed", str(seed), "--evict", *(["--stage", str(campaign.stage)] if campaign.stage else [])),
     ]
     env = dict(os.environ)
     cores: set[int] = set()
@@ -268,11 +269,14 @@ def _check_launcher(campaign: Campaign) -> None:
 def _known(campaign: Campaign) -> rules.Known:
     """What the rules can know of the campaign before its first run. The manifest is read here, by a process
     that is no run; the runs themselves open it inside their clocks."""
+    places = Places(data=campaign.data, stage=campaign.stage, out=campaign.out, resume=None)
     has_manifest = (campaign.data / manifest.NAME).exists()
-    facts = manifest.load(campaign.data).facts if has_manifest else None
     made = [read(campaign, name) for name in campaign.names]
-    return rules.Known(
-        campaign.run, facts=facts, runs=campaign.runs, seeds=[m.seed for m in made if m.seed is not None]
+    return replace(
+        known_of(campaign.run, places, evict=True),
+        facts=manifest.load(campaign.data).facts if has_manifest else None,
+        runs=campaign.runs,
+        seeds=[m.seed for m in made if m.seed is not None],
     )
 
 

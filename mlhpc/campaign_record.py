@@ -35,6 +35,7 @@ class Campaign:
     run: Run
     words: tuple[str, ...]
     data: Path
+    stage: Path | None
     out: Path
     runs: int
     instances: int = 1

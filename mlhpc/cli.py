@@ -115,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "benchmark",
         metavar="BENCHMARK",
-        help="cosmoflow: raw HDF5 universes to TFRecord files; deepcam: HDF5 samples to .npy pairs",
+        help="cosmoflow: raw HDF5 universes to TFRecord files; deepcam: HDF5 samples to .npy pairs; "
+        "resnet50: folders of JPEG to one of three formats of few files",
     )
     convert.add_argument("source", type=Path)
     convert.add_argument("out", type=Path)
@@ -126,6 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     cosmoflow.add_argument("--validation", type=float, help="share of universes held out (default: 1/9)")
     convert.add_argument_group("deepcam").add_argument(
         "--float16", action="store_true", help="fields normalised, in half the bytes: open division alone"
+    )
+    convert.add_argument_group("resnet50").add_argument(
+        "--to", choices=("tfrecord", "lmdb", "raw"), help="TFRecord shards, LMDB, or decoded pixels"
     )
     bench = command("bench", _data_bench, "compare the loaders of a benchmark on a data set", actions)
     bench.add_argument("benchmark", metavar="BENCHMARK", help="deepcam")
@@ -251,12 +255,12 @@ def _campaign(options: argparse.Namespace) -> int:
     words = ["--preset", options.preset]
     for setting in options.set:
         words += ["--set", setting]
-    words += ["--stage", str(options.stage)] if options.stage else []
     runs = max(rules.runs_needed(options.benchmark), options.instances)
     campaign = Campaign(
         run,
         tuple(words),
         data=options.data or Path("data") / f"{options.benchmark}-{options.preset}",
+        stage=options.stage,
         out=options.out or Path("results") / f"{options.benchmark}-{options.preset}-campaign",
         runs=runs if options.runs is None else options.runs,
         instances=options.instances,
@@ -287,9 +291,9 @@ def _data_convert(options: argparse.Namespace) -> int:
 
     if options.benchmark not in BACKENDS:
         raise UserError(f"no benchmark {options.benchmark!r}; {did_you_mean(options.benchmark, BACKENDS)}")
-    asked = {name: getattr(options, name) for name in ("sample", "plain", "validation", "float16")}
+    asked = {name: getattr(options, name) for name in ("sample", "plain", "validation", "float16", "to")}
     for name, value in asked.items():
-        owner = "deepcam" if name == "float16" else "cosmoflow"
+        owner = {"float16": "deepcam", "to": "resnet50"}.get(name, "cosmoflow")
         if value not in (None, False) and options.benchmark != owner:
             raise UserError(f"--{name} is for {owner}")
     with launch.joined(BACKENDS[options.benchmark]) as world:
@@ -297,6 +301,13 @@ def _data_convert(options: argparse.Namespace) -> int:
             from mlhpc.deepcam.convert import convert as convert_deepcam
 
             convert_deepcam(options.source, options.out, options.float16, world, options.workers)
+            return 0
+        if options.benchmark == "resnet50":
+            from mlhpc.resnet50.convert import convert as convert_resnet50
+
+            if options.to is None:
+                raise UserError("data convert resnet50: give --to tfrecord, lmdb or raw")
+            convert_resnet50(options.source, options.out, options.to, world, options.workers)
             return 0
         from mlhpc.cosmoflow.convert import convert
 

@@ -27,8 +27,9 @@ from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.breakdown import breakdown, read_events
 from mlhpc.common.timing.runlog import RunLog
+from mlhpc.submission.tree import MLPERF_NAMES
 
-BACKENDS: dict[str, launch.Framework] = {"cosmoflow": "horovod", "deepcam": "torch"}
+BACKENDS: dict[str, launch.Framework] = {"cosmoflow": "horovod", "deepcam": "torch", "resnet50": "torch"}
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
     log.hyperparameters(
         {
             "cache_clear": evicted,
-            "submission_benchmark": run.benchmark,
+            "submission_benchmark": MLPERF_NAMES.get(run.benchmark, run.benchmark),
             "submission_org": submission.org,
             "submission_division": run.division,
             "submission_status": submission.status,

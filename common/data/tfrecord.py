@@ -9,9 +9,11 @@ features (1), Features is a map (1) of entries key (1), value (2); a Feature is 
 float_list (2), int64_list (3); each list has the repeated field value (1).
 """
 
+import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -19,6 +21,7 @@ import numpy.typing as npt
 from isal import igzip, isal_zlib
 
 from mlhpc.common.data import atomic
+from mlhpc.common.data.protobuf import field, fields, read_varint, varint
 from mlhpc.common.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -108,8 +111,8 @@ def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> byte
     little-endian int16, and ``y``, a float list. Any shapes; the message does not keep them."""
     values = np.ascontiguousarray(x, dtype="<i2").tobytes()
     floats = np.ascontiguousarray(y, dtype="<f4").tobytes()
-    features = [(b"x", _field(1, _field(1, values))), (b"y", _field(2, _field(1, floats)))]
-    return _field(1, b"".join(_field(1, _field(1, key) + _field(2, value)) for key, value in features))
+    features = [(b"x", field(1, field(1, values))), (b"y", field(2, field(1, floats)))]
+    return field(1, b"".join(field(1, field(1, key) + field(2, value)) for key, value in features))
 
 
 def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
@@ -119,14 +122,14 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
     """
     found: dict[bytes, memoryview] = {}
     try:
-        for number, features in _fields(memoryview(record)):
+        for number, features in fields(memoryview(record)):
             if number == 1:
-                for _, entry in _fields(features):
-                    parts = dict(_fields(entry))
+                for _, entry in fields(features):
+                    parts = dict(fields(entry))
                     found[bytes(parts[1])] = parts[2]
-        x = [value for number, values in _fields(found[b"x"]) if number == 1 for _, value in _fields(values)]
+        x = [value for number, values in fields(found[b"x"]) if number == 1 for _, value in fields(values)]
         # Writers may pack the floats into one run or give each its own field: the bytes are the same.
-        y = [bytes(v) for number, values in _fields(found[b"y"]) if number == 2 for _, v in _fields(values)]
+        y = [bytes(v) for number, values in fields(found[b"y"]) if number == 2 for _, v in fields(values)]
         if len(x) != 1 or not y:
             raise ValueError("x must be one bytes value and y a list of floats")
         return x[0], np.frombuffer(b"".join(y), "<f4").astype(np.float32, copy=False)
@@ -137,6 +140,102 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
         ) from error
     except (ValueError, IndexError) as error:
         raise UserError(f"not a readable tf.train.Example: {error}; {_REMEDY}") from error
+
+
+def record_extents(path: Path) -> npt.NDArray[np.int64]:
+    """Offset and length in bytes of the content of every record of a plain file, [records, 2].
+
+    Reads the headers alone, so that a large file costs little. Raises UserError naming the file when it
+    cannot be read, is no plain TFRecord file, or is truncated.
+    """
+    extents = []
+    with _opened(path) as file:
+        fd, end, at = file.fileno(), os.fstat(file.fileno()).st_size, 0
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # or every header would bring its neighbours
+        while at < end:
+            header = os.pread(fd, 12, at)
+            if len(header) < 12 or _masked(google_crc32c.value(header[:8])) != header[8:]:
+                what = (
+                    f"wrong header of record {len(extents)} at byte {at}: damaged, or truncated"
+                    if extents
+                    else "not a plain TFRecord file"
+                )
+                raise UserError(f"{path}: {what}; {_REMEDY}")
+            (length,) = struct.unpack("<Q", header[:8])
+            extents.append((at + 12, length))
+            at += length + RECORD_OVERHEAD
+    if at > end:
+        last = len(extents) - 1
+        raise UserError(
+            f"{path}: truncated at byte {end} in record {last}, which ends at byte {at}; {_REMEDY}"
+        )
+    return np.array(extents, np.int64).reshape(-1, 2)
+
+
+def read_record(path: Path, offset: int, length: int) -> memoryview:
+    """The record of a plain file that ``record_extents`` found there, its checksum verified; in memory of
+    its own that may be written.
+
+    Raises UserError naming the file when it cannot be read, is truncated or corrupt.
+    """
+    data = np.empty(length + 4, np.uint8)
+    with _opened(path) as file:
+        count = os.preadv(file.fileno(), [data], offset)
+    if count < len(data):
+        raise UserError(f"{path}: truncated at byte {offset + count}, where a record goes on; {_REMEDY}")
+    if _masked(google_crc32c.value(data[:length])) != data[length:].tobytes():
+        raise UserError(f"{path}: wrong checksum of the record at byte {offset}; {_REMEDY}")
+    return memoryview(data[:length])
+
+
+def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
+    """A serialised tf.train.Example of features that are one bytes value or a list of integers, none
+    negative; in order of name, as TensorFlow's deterministic serialisation has them."""
+    out = []
+    for name, value in sorted(features.items()):
+        if isinstance(value, bytes):
+            feature = field(1, field(1, value))
+        else:
+            feature = field(3, field(1, b"".join(map(varint, value))))
+        out.append(field(1, field(1, name.encode()) + field(2, feature)))
+    return field(1, b"".join(out))
+
+
+def decode_features(record: bytes | memoryview) -> dict[str, memoryview | list[int]]:
+    """The features of a serialised tf.train.Example that hold one bytes value or integers, by name.
+
+    Others are passed over. Raises UserError when the message is malformed.
+    """
+    found: dict[str, memoryview | list[int]] = {}
+    try:
+        for number, features in fields(memoryview(record)):
+            for _, entry in fields(features) if number == 1 else ():
+                parts = dict(fields(entry))
+                for kind, values in fields(parts[2]):
+                    items = [value for number, value in fields(values) if number == 1]
+                    if kind == 1 and len(items) == 1:
+                        found[str(parts[1], "utf-8")] = items[0]
+                    elif kind == 3:
+                        found[str(parts[1], "utf-8")] = [n for item in items for n in _varints(item)]
+    except (KeyError, ValueError, IndexError) as error:
+        raise UserError(f"not a readable tf.train.Example: {error}; {_REMEDY}") from error
+    return found
+
+
+def _varints(data: memoryview) -> Iterator[int]:
+    at = 0
+    while at < len(data):
+        value, at = read_varint(data, at)
+        yield value
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb", buffering=0)  # type: ignore[return-value]
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read: {error.strerror or error}; check the data directory"
+        ) from error
 
 
 def _masked(crc: int) -> bytes:
@@ -160,51 +259,3 @@ def _inflate(raw: bytes, path: Path) -> bytes:
         if "incomplete" in str(error):
             raise UserError(f"{path}: truncated gzip file: it ends at byte {len(raw)}; {_REMEDY}") from error
         raise UserError(f"{path}: corrupt gzip file: {error}; {_REMEDY}") from error
-
-
-def _field(number: int, value: bytes) -> bytes:
-    """A length-delimited protocol buffer field (wire type 2)."""
-    return bytes([number << 3 | 2]) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Number and content of each field of a message (protobuf.dev/programming-guides/encoding)."""
-    at = 0
-    while at < len(message):
-        tag, at = _read_varint(message, at)
-        kind = tag & 7
-        if kind == 0:
-            _, end = _read_varint(message, at)
-        elif kind == 2:
-            length, at = _read_varint(message, at)
-            end = at + length
-        elif kind in (1, 5):
-            end = at + (8 if kind == 1 else 4)
-        else:
-            raise ValueError(f"unknown wire type {kind} at byte {at}")
-        if end > len(message):
-            raise ValueError(f"a field ends at byte {end} of {len(message)}")
-        yield tag >> 3, message[at:end]
-        at = end
-
-
-def _read_varint(message: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError(f"a number of more than 10 bytes at byte {at}")

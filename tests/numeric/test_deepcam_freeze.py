@@ -8,7 +8,7 @@ import torch
 
 from mlhpc.benchmarks.deepcam import Network
 from mlhpc.common.ranks.world import Solo
-from mlhpc.deepcam.freeze import Freezer
+from mlhpc.deepcam.freeze import blocks, freeze, frozen, still, weights_of
 from mlhpc.deepcam.model import build_model
 
 
@@ -25,45 +25,45 @@ def gradients(model):
 
 
 def move(block, share):
-    """Move every weight of a block by this share of itself: the norm of the change is that share of theirs."""
+    """Move every weight of a block by this share of itself, and so the norm of all."""
     with torch.no_grad():
         for parameter in block.parameters():
             parameter *= 1 + share
 
 
-def test_blocks_that_hardly_moved_are_frozen_up_to_the_first_that_did(model):
-    blocks = model.blocks()
-    freezer = Freezer(blocks, 0.01, Solo())
-    freezer.begin_epoch()
-    for block, share in zip(blocks, [0.009, 0.002, 0.011, 0.0, *[0.0] * len(blocks)], strict=False):
+def test_blocks_that_hardly_moved_count_up_to_the_first_that_did(model):
+    before = weights_of(model)
+    for block, share in zip(blocks(model), [0.009, 0.002, 0.011, 0.001], strict=False):
         move(block, share)
-    assert freezer.end_epoch() and freezer.frozen == 2
-    freezer.begin_epoch()
-    move(blocks[2], 0.02)
-    assert not freezer.end_epoch() and freezer.frozen == 2
+    assert still(model, before, 0.01, Solo()) == 2
+    assert still(model, before, 0.001, Solo()) == 0
+    assert still(model, before, math.inf, Solo()) == len(blocks(model))
 
 
 def test_the_rest_has_the_gradients_it_would_have_had_and_the_frozen_none(model):
-    whole = gradients(copy.deepcopy(model))
-    freezer = Freezer(model.blocks(), 0.01, Solo())
-    freezer.freeze(3)
+    """Batch norm of the frozen blocks is in evaluation mode: compare with a network whose it is too."""
+    whole = copy.deepcopy(model)
+    for block in blocks(whole)[:3]:
+        block.eval()
+    expected = gradients(whole)
+    freeze(model, 3)
+    model.train()  # as the training step does after an evaluation
     rest = gradients(model)
-    frozen = {id(p) for block in model.blocks()[:3] for p in block.parameters()}
-    assert rest and len(rest) + len(frozen) == len(whole)
+    cold = {id(p) for block in blocks(model)[:3] for p in block.parameters()}
+    assert rest and len(rest) + len(cold) == len(expected) and frozen(model) == 3
     for name, parameter in model.named_parameters():
-        assert (name in rest) == (id(parameter) not in frozen)
+        assert (name in rest) == (id(parameter) not in cold)
         if name in rest:
-            torch.testing.assert_close(rest[name], whole[name])
+            torch.testing.assert_close(rest[name], expected[name])
 
 
-def test_the_decoder_is_always_trained(model):
-    freezer = Freezer(model.blocks(), math.inf, Solo())
-    freezer.begin_epoch()
-    assert freezer.end_epoch() and freezer.frozen == len(model.blocks())
-    assert gradients(model).keys() == {n for n, _ in model.named_parameters() if n.startswith("decoder.")}
-
-
-def test_at_zero_nothing_is_frozen(model):
-    freezer = Freezer(model.blocks(), 0.0, Solo())
-    freezer.begin_epoch()
-    assert not freezer.end_epoch() and freezer.frozen == 0
+def test_frozen_weights_and_statistics_stay_and_the_pyramid_and_decoder_are_always_trained(model):
+    freeze(model, len(blocks(model)))
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.train()
+    trained = gradients(model)
+    optimizer.step()
+    assert {name.split(".")[0] for name in trained} == {"pyramid", "decoder"}
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name.split(".")[0] for name in changed} == {"pyramid", "decoder"}

@@ -6,8 +6,8 @@ DIR is deepcam/src/deepCam of a checkout of mlcommons/hpc. Both sides end at nor
 768 × 1152 × 16 and masks: the reference's as its train.py configures its DataLoader (drop_last, shuffled; in
 one process, and with worker processes), ours in each of its ways. Samples of random numbers are made in a
 temporary folder and lie in the page cache; the checksums of all samples of both sides must be the same.
-Rounds alternate; a ratio is to the quicker of the reference's ways, round by round, and the median is the result.
-CPU time is of this process alone, and left out where other processes read.
+Rounds alternate; a ratio is to the quicker of the reference's ways, round by round, and the median is the
+result. CPU time is of this process alone, and left out where other processes read.
 """
 
 import argparse

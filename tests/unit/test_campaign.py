@@ -143,8 +143,10 @@ def test_runs_get_seeds_of_their_own_and_the_options_of_the_campaign(site):
     assert [made["seed"] for made in site.record()["made"]] == seeds
     for call in calls:
         said = " ".join(call["words"])
-        assert "-m mlhpc run cosmoflow --preset smoke --set training.max_epochs=16 --stage stage" in said
-        assert "--evict" in call["words"] and "--ranks 2" in said and f"--data {site.folder}/data" in said
+        assert "-m mlhpc run cosmoflow --preset smoke --set training.max_epochs=16 --data" in said
+        assert (
+            "--evict --stage stage" in said and "--ranks 2" in said and f"--data {site.folder}/data" in said
+        )
 
 
 def test_it_goes_on_after_a_failed_run_and_a_second_start_makes_that_one_again(site, capsys):
@@ -356,7 +358,7 @@ def test_instances_on_slurm_get_nodes_or_parts_of_nodes_of_their_own(
     instances, ranks, tasks, steps, tmp_path
 ):
     run = load.load("cosmoflow", "smoke")
-    campaign = Campaign(run, (), tmp_path, tmp_path, instances, instances, ranks)
+    campaign = Campaign(run, (), tmp_path, None, tmp_path, instances, instances, ranks)
     env = {"SLURM_JOB_NODELIST": "n[0-3]", "SLURM_NTASKS": tasks}
     assert [_step(campaign, slot, env) for slot in range(instances)] == steps
 

@@ -58,7 +58,7 @@ def test_the_options_are_these_and_no_more():
         (["run", "cosmoflow", "--ranks", "-1"], "--ranks -1"),
         (["run"], "BENCHMARK"),
         (["rum"], "did you mean 'run'"),
-        (["run", "cosmoflow", "--preset", "closed", "--set", "network.conv_kernel=2"], "conv_kernel: 3, not 2"),
+        (["run", "cosmoflow", "--preset", "closed", "--set", "network.targets=3"], "targets: 4, not 3"),
         (["campaign", "cosmoflow", "--preset", "smok"], "did you mean 'smoke'"),
         (["campaign", "cosmoflow", "--runs", "0"], "--runs 0"),
         (["rules", "cosmoflo"], "did you mean 'cosmoflow'"),

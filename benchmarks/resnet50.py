@@ -1,0 +1,134 @@
+"""What a run of ResNet-50 is made of; ``resnet50.toml`` gives the values."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from mlhpc.benchmarks import schema
+
+
+class Simulation(schema.Facts):
+    """How ``mlhpc data make resnet50`` draws the images of a data set."""
+
+    seed: NonNegativeInt = 2021
+    classes: PositiveInt = Field(1000, description="as many as network.classes")
+    side: PositiveInt = Field(500, ge=32, description="pixels of the longer side of most images")
+
+
+class Data(schema.Data):
+    """``sample_shape`` is rows, columns, channels of an image as the network sees it, after cropping."""
+
+    simulation: Simulation | None = None
+
+    @model_validator(mode="after")
+    def _colours(self) -> "Data":
+        shape = self.sample_shape
+        if len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3 or shape[0] < 32:
+            raise ValueError(f"sample_shape {list(shape)} must be [side, side, 3], the side at least 32")
+        return self
+
+
+class Network(schema.Network):
+    """ResNet-50 v1.5 is the benchmark; the others are there for scaling studies."""
+
+    name: Literal["resnet50", "resnet101", "alexnet", "lenet"] = "resnet50"
+    classes: PositiveInt = 1000
+    width: PositiveFloat = Field(
+        1.0, le=2, description="of the ResNets: share of the filters inside their blocks"
+    )
+    blocks: tuple[PositiveInt, ...] = Field(
+        (), description="of the ResNets: in each of their stages; []: all"
+    )
+
+    @model_validator(mode="after")
+    def _stages(self) -> "Network":
+        if len(self.blocks) not in (0, 4):
+            raise ValueError(f"blocks {list(self.blocks)} must be four numbers, one a stage, or none")
+        return self
+
+
+class Hyperparameters(schema.Hyperparameters):
+    """The names are those of the MLPerf logging rules (mlperf-logging, training_4.0.0/closed_resnet*.yaml).
+
+    Those that begin with the name of an optimizer are that one's; ``opt_learning_rate_warmup_epochs`` and
+    ``model_bn_span`` (logged: images of a rank's backward pass) go with sgd. A rate rises from zero to the
+    base rate in the epochs of warm-up, and falls in ``decay_steps`` updates after it to the end rate.
+    """
+
+    gradient_accumulation_steps: PositiveInt = Field(1, description="backward passes to an update")
+    opt_name: Literal["sgd", "lars"] = "sgd"
+    opt_learning_rate_warmup_epochs: NonNegativeInt = Field(5, description="for sgd")
+    sgd_opt_base_learning_rate: PositiveFloat = 0.1
+    sgd_opt_end_learning_rate: float = Field(0.0001, ge=0)
+    sgd_opt_learning_rate_decay_poly_power: PositiveFloat = 2
+    sgd_opt_learning_rate_decay_steps: PositiveInt
+    sgd_opt_weight_decay: float = Field(0.0001, ge=0)
+    sgd_opt_momentum: float = Field(0.9, ge=0, lt=1)
+    lars_opt_base_learning_rate: PositiveFloat = 10.0
+    lars_opt_end_learning_rate: float = Field(0.0001, ge=0)
+    lars_opt_learning_rate_decay_poly_power: PositiveFloat = 2
+    lars_opt_learning_rate_decay_steps: PositiveInt
+    lars_opt_learning_rate_warmup_epochs: NonNegativeInt = 5
+    lars_opt_weight_decay: float = Field(0.0002, ge=0)
+    lars_opt_momentum: float = Field(0.9, ge=0, lt=1)
+    lars_epsilon: float = Field(0.0, ge=0, description="added to the norms that a trust ratio is divided by")
+
+    def logged(self) -> dict[str, object]:
+        """What the rules want in the log: the keys of this optimizer, no others."""
+        other = "lars_" if self.opt_name == "sgd" else "sgd_"
+        unused = () if self.opt_name == "sgd" else ("opt_learning_rate_warmup_epochs",)
+        facts = self.model_dump(mode="json")
+        return {key: facts[key] for key in facts if not key.startswith(other) and key not in unused}
+
+
+class Training(schema.Training):
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    epochs_between_evals: PositiveInt = Field(4, description="evaluate after every so many epochs")
+    eval_offset_epochs: NonNegativeInt = Field(
+        0, description="the first evaluation is after this epoch, or after epochs_between_evals when it is 0"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU where there is one")
+    channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
+    compile: bool = Field(False, description="torch.compile the network")
+
+    @model_validator(mode="after")
+    def _offset(self) -> "Training":
+        if self.eval_offset_epochs >= self.epochs_between_evals:
+            raise ValueError(
+                f"eval_offset_epochs {self.eval_offset_epochs} must be less than epochs_between_evals "
+                f"{self.epochs_between_evals}"
+            )
+        return self
+
+    def evaluates(self, epoch: int) -> bool:
+        """Whether there is an evaluation after ``epoch``, counted from 1: every ``epochs_between_evals`` with
+        an offset (mlcommons/training, image_classification, "Evaluation frequency"), and after the last."""
+        return epoch % self.epochs_between_evals == self.eval_offset_epochs or epoch == self.max_epochs
+
+
+class Loading(schema.Loading):
+    loader: Literal["threads", "workers", "dali"] = Field(
+        "threads", description="threads of this process, PyTorch worker processes, or NVIDIA DALI"
+    )
+    broken_images: Literal["stop", "skip"] = Field(
+        "stop",
+        description="skip: the next image takes the place of one that cannot be decoded in training; "
+        "evaluation leaves it out",
+    )
+
+
+class ResNet50(schema.Run):
+    data: Data
+    network: Network
+    hyperparameters: Hyperparameters
+    training: Training
+    loading: Loading = Field(default=Loading())
+
+    @model_validator(mode="after")
+    def _classes(self) -> "ResNet50":
+        drawn = self.data.simulation.classes if self.data.simulation else self.network.classes
+        if drawn != self.network.classes:
+            raise ValueError(
+                f"network.classes {self.network.classes} and data.simulation.classes {drawn} differ"
+            )
+        return self

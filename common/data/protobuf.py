@@ -1,0 +1,65 @@
+"""Protocol buffer messages field by field, read and written without their library.
+
+Wire format: protobuf.dev/programming-guides/encoding. Only what the files of the benchmarks use is written:
+length-delimited fields and varints.
+"""
+
+from collections.abc import Iterator
+
+
+def field(number: int, value: bytes) -> bytes:
+    """A length-delimited field (wire type 2)."""
+    return bytes([number << 3 | 2]) + varint(len(value)) + value
+
+
+def number_field(number: int, value: int) -> bytes:
+    """A varint field (wire type 0) of a number that is not negative."""
+    return bytes([number << 3]) + varint(value)
+
+
+def varint(value: int) -> bytes:
+    """A number that is not negative, 7 bits a byte, the lowest first."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Number and content of each field of a message; the content of a varint field is its bytes.
+
+    Raises ValueError or IndexError when it is malformed.
+    """
+    at = 0
+    while at < len(message):
+        tag, at = read_varint(message, at)
+        kind = tag & 7
+        if kind == 0:
+            _, end = read_varint(message, at)
+        elif kind == 2:
+            length, at = read_varint(message, at)
+            end = at + length
+        elif kind in (1, 5):
+            end = at + (8 if kind == 1 else 4)
+        else:
+            raise ValueError(f"unknown wire type {kind} at byte {at}")
+        if end > len(message):
+            raise ValueError(f"a field ends at byte {end} of {len(message)}")
+        yield tag >> 3, message[at:end]
+        at = end
+
+
+def read_varint(message: memoryview, at: int = 0) -> tuple[int, int]:
+    """The number at byte ``at``, and where it ends. Raises as ``fields``."""
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError(f"a number of more than 10 bytes at byte {at}")

@@ -1,0 +1,168 @@
+"""Pictures of classes that can be told apart by what natural images are: shape, texture and colour, in clutter.
+
+A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks, dots,
+rings or blotches at some scale) and two colours. An image shows one object of its class, turned, scaled,
+recoloured and lit at random, on a mottled ground among smaller objects of looks that belong to no class. No
+single cue decides: colours stray far enough to meet those of other classes, and sometimes are another's.
+"""
+
+import colorsys
+import io
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Picture = npt.NDArray[np.float32]
+TEXTURES = ("stripes", "checks", "dots", "rings", "blotches", "plain")
+# Shapes of ImageNet's photographs, width and height in units of the longer side, and how often: most come from
+# cameras of 4:3 and 3:2.
+_SHAPES = ((1, 0.75), (0.75, 1), (1, 2 / 3), (2 / 3, 1), (1, 1))
+_OFTEN = (0.47, 0.16, 0.17, 0.07, 0.13)
+_STRAY = 0.15  # of images that are of any size
+_GREY = 1 / 64
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+class Look(NamedTuple):
+    """What the members of a class have in common. Hues 0 to 1; ``waves`` are (number around, height, phase)."""
+
+    waves: tuple[tuple[int, float, float], ...]
+    texture: str
+    scale: float
+    hue: float
+    hue2: float
+
+
+def class_look(seed: int, number: int) -> Look:
+    """The look of class ``number`` of the data set ``seed``. Hues and textures are spread, so that classes of
+    neighbouring numbers are unlike."""
+    rng = np.random.default_rng([seed, 1, number])
+    start = np.random.default_rng([seed, 2]).random(2)
+    hue = (start[0] + number * _GOLDEN) % 1
+    texture = TEXTURES[int(start[1] * 6 + number) % len(TEXTURES)]
+    return _look(rng, hue, texture)
+
+
+def _look(rng: np.random.Generator, hue: float, texture: str) -> Look:
+    first = (int(rng.integers(2, 8)), float(rng.uniform(0.12, 0.4)), 0.0)
+    second = (int(rng.integers(1, 6)), float(rng.uniform(0, 0.15)), float(rng.uniform(0, 2 * np.pi)))
+    hue2 = (hue + rng.uniform(0.2, 0.5)) % 1
+    return Look((first, second), texture, float(rng.uniform(0.16, 0.34)), hue, hue2)
+
+
+def draw(seed: int, classes: int, number: int, sample: int, side: int) -> bytes:
+    """The JPEG of image ``sample``, of class ``number`` of ``classes``; its longer side is mostly ``side``.
+
+    All randomness comes from ``(seed, sample)`` and the class's own from ``(seed, number)``.
+    """
+    rng = np.random.default_rng([seed, 3, sample])
+    width, height = _SHAPES[rng.choice(len(_SHAPES), p=_OFTEN)]
+    if rng.random() < _STRAY:
+        width, height = np.exp(rng.normal((-0.2, -0.4), 0.3))
+    columns, rows = (max(16, round(side * edge)) for edge in (width, height))
+    picture = _ground(rng, rows, columns)
+    short = min(rows, columns)
+    for _ in range(rng.integers(2, 7)):
+        other = _look(rng, rng.random(), TEXTURES[rng.integers(len(TEXTURES))])
+        _paint(rng, picture, other, rng.uniform(0.05, 0.13) * short, rng.uniform(0, 1, 2))
+    look = class_look(seed, number)
+    if rng.random() < 0.1:
+        stray = class_look(seed, int(rng.integers(classes)))
+        look = look._replace(hue=stray.hue, hue2=stray.hue2)
+    _paint(rng, picture, look, rng.uniform(0.27, 0.45) * short, rng.uniform(0.35, 0.65, 2))
+    return _photograph(rng, picture)
+
+
+def _ground(rng: np.random.Generator, rows: int, columns: int) -> Picture:
+    """Mottles of three sizes around a colour of little saturation."""
+    base = np.array(colorsys.hsv_to_rgb(rng.random(), rng.uniform(0, 0.45), rng.uniform(0.25, 0.8)))
+    picture = np.full((rows, columns, 3), base * 255, np.float32)
+    for cells, height in ((3, 45), (9, 28), (30, 16)):
+        grid = rng.integers(0, 256, (cells, cells, 3), np.uint8)
+        mottles = Image.fromarray(grid).resize((columns, rows), Image.Resampling.BICUBIC)
+        picture += (np.asarray(mottles, np.float32) - 128) * np.float32(height * rng.uniform(0.3, 1) / 74)
+    return picture
+
+
+def _paint(
+    rng: np.random.Generator, picture: Picture, look: Look, radius: float, at: npt.NDArray[np.float64]
+) -> None:
+    """Paint an object of ``radius`` pixels over the middle ``at`` (shares of height and width)."""
+    rows, columns, _ = picture.shape
+    reach = int(radius * 1.6) + 2
+    row, column = int(at[0] * rows), int(at[1] * columns)
+    box = slice(max(0, row - reach), row + reach), slice(max(0, column - reach), column + reach)
+    part = picture[box]
+    y = (np.arange(part.shape[0], dtype=np.float32)[:, None] + box[0].start - row) / np.float32(radius)
+    x = (np.arange(part.shape[1], dtype=np.float32)[None] + box[1].start - column) / np.float32(radius)
+    turn = rng.uniform(0, 2 * np.pi)
+    squeeze = rng.uniform(0.8, 1.25)
+    u = np.float32(np.cos(turn) * squeeze) * x + np.float32(np.sin(turn) * squeeze) * y
+    v = np.float32(-np.sin(turn) / squeeze) * x + np.float32(np.cos(turn) / squeeze) * y
+    angle, distance = np.arctan2(v, u), np.hypot(u, v)
+    outline = 1 + sum(
+        np.float32(height) * np.cos(n * angle + np.float32(phase)) for n, height, phase in look.waves
+    )
+    inside = np.clip((outline - distance) * np.float32(radius / 1.5), 0, 1)  # soft over a pixel or two
+    weave = _weave(rng, look, u, v, distance)
+    light = rng.uniform(0.7, 1.0)
+    colours = [
+        np.array(
+            colorsys.hsv_to_rgb(
+                (hue + rng.normal(0, 0.04)) % 1, rng.uniform(0.55, 1), light * rng.uniform(0.75, 1)
+            ),
+            np.float32,
+        )
+        * 255
+        for hue in (look.hue, look.hue2)
+    ]
+    shade = 1 + np.float32(rng.uniform(0, 0.3)) * (x * np.float32(np.cos(turn)) - y)  # light from one side
+    painted = (colours[0] + weave[..., None] * (colours[1] - colours[0])) * shade[..., None]
+    part += inside[..., None] * (painted - part)
+
+
+def _weave(rng: np.random.Generator, look: Look, u: Picture, v: Picture, distance: Picture) -> Picture:
+    """How much of the second colour there is, 0 to 1."""
+    scale = np.float32(2 * np.pi / (look.scale * rng.uniform(0.85, 1.15)))
+    phase = np.float32(rng.uniform(0, 2 * np.pi))
+    if look.texture == "stripes":
+        wave = np.sin(scale * u + phase)
+    elif look.texture == "checks":
+        wave = np.sin(scale * u + phase) * np.sin(scale * v) * 2
+    elif look.texture == "dots":
+        wave = np.sin(scale * u + phase) + np.sin(scale * v) - 1
+    elif look.texture == "rings":
+        wave = np.sin(scale * distance + phase)
+    elif look.texture == "blotches":
+        wave = sum(
+            np.sin(
+                scale * np.float32(0.5) * (np.float32(np.cos(a)) * u + np.float32(np.sin(a)) * v)
+                + np.float32(p)
+            )
+            for a, p in rng.uniform(0, 2 * np.pi, (5, 2))
+        )
+    else:
+        wave = np.full_like(u, -1)
+    return np.clip(wave * 4 + np.float32(0.5), 0, 1)
+
+
+def _photograph(rng: np.random.Generator, picture: Picture) -> bytes:
+    """Exposure, grain, and the artefacts of JPEG; one in 64 in grey."""
+    rows, columns, _ = picture.shape
+    slope = rng.uniform(-0.25, 0.25, 2)
+    light = (
+        rng.uniform(0.8, 1.15)
+        + slope[0] * np.linspace(-1, 1, rows)[:, None]
+        + slope[1] * np.linspace(-1, 1, columns)
+    )
+    picture *= light[..., None].astype(np.float32)
+    grain = np.float32(rng.uniform(1, 9))
+    picture += grain * rng.standard_normal(picture.shape, np.float32)
+    image = Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8))
+    if rng.random() < _GREY:
+        image = image.convert("L")
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=int(rng.integers(70, 97)))
+    return out.getvalue()

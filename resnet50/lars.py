@@ -1,0 +1,78 @@
+"""LARS (You et al. 2017, arXiv:1708.03888) with the mathematics of the MLPerf reference."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Lars(torch.optim.Optimizer):
+    """SGD with momentum and, for groups with ``adapt``, a rate of its own for every tensor.
+
+    With the gradient g of a tensor of weights w, its rate is lr t |w| / (|g| + weight_decay |w| + eps), with
+    ``trust_coefficient`` t; it is lr where a norm is zero, and for groups without ``adapt``. The momentum is
+    v = momentum v + rate (g + weight_decay w), and w = w - v (algorithm 1 of the paper; mlcommons/training,
+    image_classification/tensorflow2/lars_optimizer.py): a change of the learning rate does not rescale v.
+    Norms are over the whole tensor. Groups without ``adapt`` are those for which the reference leaves
+    ``weight_decay`` out too: give it as 0.
+
+    Nothing waits for a GPU. The gradients are left overwritten.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Any],
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        eps: float = 0.0,
+        adapt: bool = True,
+    ) -> None:
+        facts = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+            "adapt": adapt,
+        }
+        super().__init__(parameters, facts)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                velocity = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                self.state[parameter]["velocity"] = velocity
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        for group in self.param_groups:
+            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if weights:
+                self._step_group(group, weights)
+        return result
+
+    def _step_group(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        velocities = [self.state[weight]["velocity"] for weight in weights]
+        rate, decay = group["lr"], group["weight_decay"]
+        if group["adapt"]:
+            of_weights = torch.stack(torch._foreach_norm(weights))
+            of_gradients = torch.stack(torch._foreach_norm(gradients))
+            below = of_gradients + decay * of_weights + group["eps"]
+            trust = group["trust_coefficient"] * of_weights / below
+            rates = rate * torch.where((of_weights > 0) & (of_gradients > 0), trust, 1.0)
+        if decay:
+            torch._foreach_add_(gradients, weights, alpha=decay)
+        torch._foreach_mul_(velocities, group["momentum"])
+        if group["adapt"]:
+            torch._foreach_mul_(gradients, list(rates.unbind()))
+            torch._foreach_add_(velocities, gradients)
+        else:
+            torch._foreach_add_(velocities, gradients, alpha=rate)
+        torch._foreach_sub_(weights, velocities)

@@ -1,0 +1,67 @@
+"""The networks: ResNet-50 v1.5, which is the benchmark's, and three others for scaling studies."""
+
+import math
+
+import torch
+from torch import nn
+from torchvision.models import alexnet
+from torchvision.models.resnet import Bottleneck, ResNet
+
+from mlhpc.benchmarks.resnet50 import Network
+
+BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
+
+
+def build_model(network: Network) -> nn.Module:
+    """Images ``[b, 3, side, side]`` to logits ``[b, classes]``, for sides of at least 32 (AlexNet: 63).
+
+    Torchvision's layers. ResNet-50 with all its blocks, ``width`` 1 and 1000 classes has 25 557 032
+    parameters; "v1.5" is stride 2 in the 3 x 3 convolution of a stage's first block. The initial weights are
+    drawn from torch's random state.
+    """
+    if network.name == "lenet":
+        return lenet(network.classes)
+    if network.name == "alexnet":
+        return alexnet(num_classes=network.classes)
+    blocks = list(network.blocks or BLOCKS[network.name])
+    model = ResNet(
+        Bottleneck, blocks, num_classes=network.classes, width_per_group=max(1, round(64 * network.width))
+    )
+    initialise(model)
+    return model
+
+
+@torch.no_grad()
+def initialise(model: nn.Module) -> None:
+    """The initial weights of the MLPerf reference: of convolutions He's normal distribution (He et al. 2015,
+    section 2.2: variance 2 / inputs of a neuron) cut off at two deviations, of dense layers a normal one of
+    deviation 0.01 without bias. Batch norm begins with factor 1 and summand 0."""
+    # Of a normal distribution that is cut off at two deviations, 0.8796 is the deviation of what is left.
+    left = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            deviation = math.sqrt(2 / module.weight[0].numel()) / left
+            nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.01)
+            nn.init.zeros_(module.bias)
+
+
+def lenet(classes: int) -> nn.Module:
+    """LeNet-5 (LeCun et al. 1998, section II.B) with three colours, ReLU and maximum pooling. An average over
+    areas brings images larger than its 32 x 32 to the 5 x 5 of its first dense layer."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(5),
+        nn.Flatten(),
+        nn.Linear(16 * 5 * 5, 120),
+        nn.ReLU(inplace=True),
+        nn.Linear(120, 84),
+        nn.ReLU(inplace=True),
+        nn.Linear(84, classes),
+    )

@@ -1,0 +1,182 @@
+"""ResNet-50, trained to target. The clock runs inside ``with log.span("run")``, and nowhere else."""
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mlhpc.benchmarks.resnet50 import ResNet50
+from mlhpc.common.data.manifest import Manifest, describe
+from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
+from mlhpc.common.data.staging import stage
+from mlhpc.common.data.together import together
+from mlhpc.common.errors import UserError
+from mlhpc.common.progress import track
+from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.resnet50.data import Loader
+from mlhpc.resnet50.dataset import select, share_of
+from mlhpc.resnet50.model import build_model
+from mlhpc.resnet50.optimizer import make_optimizer, rate_at, set_rate
+from mlhpc.resnet50.state import restore, save
+from mlhpc.resnet50.step import (
+    average_statistics,
+    make_eval_step,
+    make_scaler,
+    make_train_step,
+    pick_device,
+    share,
+    warm_up,
+)
+
+
+def train(
+    run: ResNet50, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
+) -> None:
+    """Train until an evaluation meets the target, or the epochs run out; what happened is in ``log``.
+
+    ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it where it lies),
+    ``resume`` the folder of a run to go on from. Raises UserError for what the user can mend.
+    """
+    hparams, training = run.hyperparameters, run.training
+    accumulated = hparams.gradient_accumulation_steps
+    local_batch = local_batch_size(hparams.global_batch_size, world.size * accumulated)
+    # The rules' name for the images that batch norm's statistics are taken over.
+    log.hyperparameters({"model_bn_span": local_batch})
+
+    # Before the clock: network, optimizer, compilation on synthetic samples. The data set is not touched.
+    with log.span("init"):
+        device = pick_device(training.device, world.local_rank)
+        torch.manual_seed(seed)
+        model = build_model(run.network)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        if run.network.parameters not in (None, parameters):
+            raise UserError(f"the network has {parameters} parameters, not {run.network.parameters}")
+        layout = torch.channels_last if training.channels_last else torch.contiguous_format
+        model = model.to(device, memory_format=layout)
+        optimizer = make_optimizer(hparams, model)
+        scaler = make_scaler(training.precision, device)
+        last_epoch = restore(resume, model, optimizer, scaler, world) if resume else 0
+        train_step = make_train_step(
+            share(model, world),
+            optimizer,
+            scaler,
+            training.precision,
+            label_smoothing=training.label_smoothing,
+            accumulate=accumulated,
+            compiled=training.compile,
+        )
+        eval_step = make_eval_step(model, training.precision, compiled=training.compile)
+        sizes = {
+            "train_batch": local_batch,
+            "eval_batch": training.eval_batch_size,
+            "accumulate": accumulated,
+        }
+        warm_up(model, optimizer, scaler, train_step, eval_step, run.data.sample_shape, **sizes)
+
+    with log.span("run"):
+        if staged:
+            with log.span("staging"):
+                dataset = select(describe(data, world), run.data)
+                report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+            log.note("staging", **asdict(report))
+        else:
+            dataset = select(describe(data, world), run.data)
+        loader = _open_loader(run, dataset, staged, local_batch, seed, world, device)
+        updates = loader.steps // accumulated
+
+        for epoch in range(last_epoch + 1, training.max_epochs + 1):
+            bytes_before, losses, accuracy = loader.bytes_read, [], None
+            with log.span("epoch", epoch=epoch):
+                with (
+                    log.span("train", epoch=epoch),
+                    closing(log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)) as batches,
+                ):
+                    for update in track(range(updates), updates, f"epoch {epoch}", world):
+                        rate = rate_at(hparams, (epoch - 1) * updates + update, updates)
+                        set_rate(optimizer, rate)
+                        losses += [train_step(*next(batches)) for _ in range(accumulated)]
+                    local = torch.stack(losses).double().cpu().numpy()
+                    (loss,) = mean(world, local.mean(), weight=1)
+                bytes_read = loader.bytes_read - bytes_before
+                _require_finite(local, loader, epoch, world)
+                if training.evaluates(epoch):
+                    with log.span("eval", epoch=epoch):
+                        average_statistics(model, world)
+                        evaluated = [eval_step(x, y) for x, y in loader.evaluation()]
+                        (right,) = world.sum([sum(int(right) for right in evaluated)])
+                        # Of all images: one that was left out (loading.broken_images) counts as wrong.
+                        accuracy = float(right) / run.data.eval_samples
+                    log.metric(run.target.metric, accuracy, epoch=epoch)
+
+            log.metric("samples", len(losses) * local_batch * world.size, epoch=epoch)
+            log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
+            log.metric("learning_rate", rate, epoch=epoch)
+            log.metric("train_loss", loss, epoch=epoch)
+            told = f"{accuracy:.4f} (target {run.target.value})" if accuracy is not None else "not evaluated"
+            log.say(f"epoch {epoch}: loss {loss:.4f}, {run.target.label} {told}")
+            if accuracy is not None and run.target.met_by(accuracy):
+                log.finish("success")
+                return
+            if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
+                with log.span("checkpoint", epoch=epoch):
+                    save(log.out, run, seed, epoch, model, optimizer, scaler, world)
+        log.finish("failed")
+
+
+def _require_finite(losses: npt.NDArray[np.float64], loader: Loader, epoch: int, world: World) -> None:
+    """Raise UserError on all ranks when a loss of one is not finite: of which step, made from which files."""
+
+    def check() -> None:
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if len(bad):
+            files = ", ".join(loader.files_of(epoch - 1, int(bad[0])))
+            raise UserError(
+                f"the loss became {losses[bad[0]]} in step {bad[0] + 1} of epoch {epoch}, on {files}; "
+                "look at them, or lower the base learning rate in hyperparameters"
+            )
+
+    together(world, check)
+
+
+def _open_loader(
+    run: ResNet50,
+    dataset: Manifest,
+    staged: Path | None,
+    local_batch: int,
+    seed: int,
+    world: World,
+    device: torch.device,
+) -> Loader:
+    mine = share_of(
+        dataset,
+        staged,
+        run.staging.mode,
+        world,
+        classes=run.network.classes,
+        train_samples=run.data.train_samples,
+        eval_samples=run.data.eval_samples,
+    )
+    accumulated = run.hyperparameters.gradient_accumulation_steps
+    updates = steps_per_epoch(world.gather(mine.train_pool), local_batch * accumulated)
+    return Loader(
+        mine.train,
+        mine.evaluation,
+        mine.train_pool,
+        mine.eval_pool,
+        place=mine.place,
+        size=run.data.sample_shape[0],
+        local_batch=local_batch,
+        eval_batch=run.training.eval_batch_size,
+        steps=updates * accumulated,
+        seed=seed,
+        readers=run.loading.workers,
+        batches_ahead=run.loading.prefetch,
+        loader=run.loading.loader,
+        broken_images=run.loading.broken_images,
+        ranks_on_node=world.local_size,
+        device=device.type,
+    )

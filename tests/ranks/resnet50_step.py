@@ -1,0 +1,49 @@
+"""One rank of a test: gradients over ranks against one rank with the whole batch; averaged statistics."""
+
+import sys
+from copy import deepcopy
+
+import torch
+from torch import nn
+
+from mlhpc.benchmarks.resnet50 import Network
+from mlhpc.common.ranks import launch
+from mlhpc.resnet50.model import build_model
+from mlhpc.resnet50.step import average_statistics, make_scaler, make_train_step, share
+
+
+def main() -> None:
+    world = launch.connect("torch")
+    torch.manual_seed(5)
+    whole = build_model(Network(classes=7, width=0.125, blocks=(1, 1, 1, 1))).double()
+    x = torch.randn(3 * world.size, 3, 32, 32, dtype=torch.float64)
+    y = torch.randint(7, (len(x),))
+    mine = slice(3 * world.rank, 3 * world.rank + 3)
+    # Batch norm takes each rank's own batch; while its statistics stand still, ranks make no difference.
+    for module in whole.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+            module.train = lambda mode=True: None  # type: ignore[method-assign, assignment, misc]
+    part = deepcopy(whole)
+    scaler = make_scaler("float32", torch.device("cpu"))
+    for model, network, inputs in ((whole, whole, slice(None)), (part, share(part, world), mine)):
+        step = make_train_step(network, torch.optim.SGD(model.parameters(), 0.5), scaler)
+        for _ in range(3):
+            step(x[inputs], y[inputs])
+    for (name, ours), theirs in zip(part.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+    # Running statistics differ, until they are averaged.
+    alone = build_model(Network(classes=7, width=0.125, blocks=(1, 1, 1, 1)))
+    alone(x[mine].float())
+    of_ranks = world.gather([b.clone() for b in alone.buffers() if b.is_floating_point()])
+    average_statistics(alone, world)
+    assert any(not torch.equal(a, b) for a, b in zip(*of_ranks[:2], strict=True))
+    after = [b for b in alone.buffers() if b.is_floating_point()]
+    for averaged, *before in zip(after, *of_ranks, strict=True):
+        torch.testing.assert_close(averaged, sum(before) / world.size)
+    world.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
