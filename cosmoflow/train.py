@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mlhpc.benchmarks import rules
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
@@ -66,14 +67,13 @@ def train(
         )
 
     with log.span("run"):
-        needed = {"train": run.data.train_samples, "validation": run.data.eval_samples}
         if staged:
             with log.span("staging"):
-                dataset = take(describe(data, world), **needed)
+                dataset = _dataset(run, data, world)
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
             log.note("staging", **asdict(report))
         else:
-            dataset = take(describe(data, world), **needed)
+            dataset = _dataset(run, data, world)
         loader = _open_loader(run, dataset, staged, local_batch, seed, world)
 
         bytes_before = 0
@@ -112,6 +112,13 @@ def train(
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, run, seed, epoch, model, optimizer, world)
         log.finish("failed")
+
+
+def _dataset(run: CosmoFlow, data: Path, world: World) -> Manifest:
+    """The part of the data set that the run needs; the closed division's rules on data are held here."""
+    dataset = take(describe(data, world), train=run.data.train_samples, validation=run.data.eval_samples)
+    rules.hold(rules.Known(run, facts=dataset.facts))
+    return dataset
 
 
 def _open_loader(

@@ -16,9 +16,6 @@ EvalStep = Callable[[Tensor, Tensor], tuple[Tensor, int]]
 
 DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
 
-GRAPH_WARM_UP = 11
-"""Steps before a CUDA graph is captured; what PyTorch's documentation asks for with DistributedDataParallel."""
-
 
 def pick_device(choice: str, local_rank: int) -> torch.device:
     """``training.device``: "cpu", "cuda" (the rank's own GPU of its node), or "auto", the GPU where there is one.
@@ -61,16 +58,18 @@ def make_train_step(
     *,
     accumulate: int = 1,
     compiled: bool = False,
+    cuda_graphs: bool = False,
 ) -> TrainStep:
     """``(x float32 [b, channels, H, W], y integer [b, H, W]) -> loss``, which updates the weights every
     ``accumulate`` calls with the mean gradient of these calls, and of the ranks when ``model`` is ``share``'s.
 
     The loss is this rank's, a float32 scalar left on the device: nothing waits for a GPU. ``first_not_finite``
     finds afterwards where losses went wrong. Matrix work is done in ``precision``; weights, batch norm's
-    statistics, loss and optimizer stay float32.
+    statistics, loss and optimizer stay float32. ``compiled`` compiles the network; ``cuda_graphs`` has what was
+    compiled replayed as CUDA graphs, and does nothing on a CPU.
     """
-    forward = torch.compile(model) if compiled else model
     device = next(model.parameters()).device
+    forward = _compile(model, device, compiled, cuda_graphs)
     calls = 0
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -79,6 +78,8 @@ def make_train_step(
         last = calls % accumulate == 0
         if not model.training:
             model.train()
+        if cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         alone = isinstance(model, DistributedDataParallel) and not last
         with model.no_sync() if alone else nullcontext():
@@ -95,19 +96,23 @@ def make_train_step(
     return step
 
 
-def make_eval_step(model: nn.Module, precision: str = "float32", *, compiled: bool = False) -> EvalStep:
+def make_eval_step(
+    model: nn.Module, precision: str = "float32", *, compiled: bool = False, cuda_graphs: bool = False
+) -> EvalStep:
     """``(x, y) -> (sum of the samples' IoU, how many)``, shapes as in ``make_train_step``.
 
     The sum is float64 and on the device. Ranks may call it as often as each has batches.
     """
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    forward = torch.compile(inner) if compiled else inner
     device = next(model.parameters()).device
+    forward = _compile(inner, device, compiled, cuda_graphs)
 
     @torch.no_grad()
     def step(x: Tensor, y: Tensor) -> tuple[Tensor, int]:
         if model.training:
             model.eval()
+        if cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         with _autocast(device, precision):
             logits = forward(x)
@@ -192,6 +197,18 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
         if isinstance(value, Tensor)
     ]
     return of_parameters + of_groups
+
+
+def _compile(
+    model: nn.Module, device: torch.device, compiled: bool, cuda_graphs: bool
+) -> Callable[[Tensor], Tensor]:
+    """With graphs, torch.compile's own ("reduce-overhead"): it captures what can be, forward and backward, keeps
+    the memory, and runs the rest as it is. A capture by hand of the whole step would have to take in the
+    gradients' all-reduce and their accumulation, for the little that is launched outside these two."""
+    graphs = cuda_graphs and device.type == "cuda"
+    if not (compiled or graphs):
+        return model
+    return torch.compile(model, mode="reduce-overhead" if graphs else "default")
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mlhpc.benchmarks import rules
 from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
@@ -82,14 +83,13 @@ def train(
         )
 
     with log.span("run"):
-        needed = {"train": run.data.train_samples, "validation": run.data.eval_samples}
         if staged:
             with log.span("staging"):
-                dataset = take(describe(data, world), **needed)
+                dataset = _dataset(run, data, world)
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
             log.note("staging", **asdict(report))
         else:
-            dataset = take(describe(data, world), **needed)
+            dataset = _dataset(run, data, world)
         loader = _open_loader(run, dataset, staged, local_batch, seed, world, device)
         updates = loader.steps // accumulated
 
@@ -160,6 +160,13 @@ def _require_finite(losses: npt.NDArray[np.float64], loader: Loader, epoch: int,
             )
 
     together(world, check)
+
+
+def _dataset(run: DeepCam, data: Path, world: World) -> Manifest:
+    """The part of the data set that the run needs; the closed division's rules on data are held here."""
+    dataset = take(describe(data, world), train=run.data.train_samples, validation=run.data.eval_samples)
+    rules.hold(rules.Known(run, facts=dataset.facts))
+    return dataset
 
 
 def _open_loader(

@@ -1,7 +1,7 @@
-"""Which part of an image is seen, and at which size: the random view of training, the central one of evaluation.
+"""Which part of an image is seen, and how large: a random view in training, the central one in evaluation.
 
-Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842, section 6): 8% to 100% of the area at an aspect ratio
-from 3/4 to 4/3. Evaluation: the shorter side to 256, the central 224 x 224 of it (He et al. 2016,
+Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842, section 6): 8% to 100% of the area at an aspect
+ratio from 3/4 to 4/3. Evaluation: the shorter side to 256, the central 224 x 224 of it (He et al. 2016,
 arXiv:1512.03385, section 3.4, "10-crop" with the centre alone), in proportion at other sizes.
 """
 
@@ -71,12 +71,13 @@ def seen(pixels: torch.Tensor, view: View, size: int) -> torch.Tensor:
     box = functional.resized_crop(
         pixels, view.top, view.left, view.height, view.width, [view.rows, view.columns], antialias=True
     )
-    return box[:, view.down : view.down + size, view.right : view.right + size]
+    crop: torch.Tensor = box[:, view.down : view.down + size, view.right : view.right + size]
+    return crop
 
 
 def normalise(pixels: npt.NDArray[np.uint8], mirrored: bool, x: npt.NDArray[np.float32]) -> None:
-    """Write ``pixels`` uint8 ``[3, size, size]`` into ``x`` float32 ``[size, size, 3]``: (byte / 255 - mean) /
-    standard deviation."""
+    """Write ``pixels`` uint8 ``[3, size, size]`` into ``x`` float32 ``[size, size, 3]``: (byte / 255 - mean)
+    / standard deviation."""
     for channel in range(3):
         plane = pixels[channel, :, ::-1] if mirrored else pixels[channel]
         values = plane * _SCALE[channel]

@@ -1,7 +1,7 @@
 """A data set of many small files packed into few: TFRecord shards, LMDB, or decoded pixels.
 
-The bytes of an image are copied, not encoded anew, and image n stays image n: a run reads the same batches, bit
-for bit, from every format.
+The bytes of an image are copied, not encoded anew, and image n stays image n: a run reads the same batches,
+bit for bit, from every format.
 """
 
 import io
@@ -40,8 +40,9 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
     """Write the data set at ``source`` to ``out`` in the format ``to``, with a manifest, and say how long it
     took. Called by all ranks.
 
-    The ranks share the shards of TFRecord, ``workers`` threads in each; LMDB and pixels are written by rank 0,
-    and read by its threads. What is complete is kept, so that an interrupted conversion can be started again.
+    The ranks share the shards of TFRecord, ``workers`` threads in each; LMDB and pixels are written by
+    rank 0, and read by its threads. What is complete is kept, so that an interrupted conversion can be
+    started again.
 
     Raises UserError, the same on all ranks, when the source is no data set or has pixels alone, when an image
     has no readable size (for "raw": cannot be decoded), or ``out`` cannot be written or holds other files.
@@ -52,11 +53,13 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
     dataset = manifest.describe(source, world)
     kinds = [format_of(dataset, files_of(dataset, split)) for split in SPLITS]
     if to != "raw" and "raw" in kinds:
-        raise UserError(f"{source}: holds decoded pixels, which are not encoded again; convert what they came from")
+        raise UserError(
+            f"{source}: holds decoded pixels, which are not encoded again; convert what they came from"
+        )
     names = classes_of(dataset, None) if kinds == ["jpeg", "jpeg"] else dataset.facts.get("classes")
     splits = {split: open_split(dataset, split, len(names) if names else None, world) for split in SPLITS}
     counts = {split: len(images) for split, images in splits.items()}
-    settings = {"format": to, "converted_from": source.resolve().name, "samples": counts}
+    settings: dict[str, object] = {"format": to, "converted_from": source.resolve().name, "samples": counts}
     first(world, lambda: making.settle(out, settings))
 
     total = sum(counts.values()) // (world.size if to == "tfrecord" else 1)
@@ -162,7 +165,9 @@ def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[i
             environment.sync(True)
         part.replace(path)
     except lmdb.Error as error:
-        raise UserError(f"{path}: cannot be written ({error}); check the space and the rights there") from error
+        raise UserError(
+            f"{path}: cannot be written ({error}); check the space and the rights there"
+        ) from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -180,7 +185,7 @@ def _write_raw(images: Images, folder: Path, workers: int, advance: Callable[[in
     rows, offset = [], 0
     with atomic.writing(folder / PIXELS) as fd:
         for array, label in _ahead(pixels, len(images), workers):
-            atomic.write_all(fd, memoryview(array).cast("B"))
+            atomic.write_all(fd, array.data.cast("B"))
             rows.append((offset, *array.shape[:2], label))
             offset += array.nbytes
             advance(1)

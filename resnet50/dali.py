@@ -27,7 +27,7 @@ _END = b"\xff\xd9"  # of a JPEG
 class _Source(NamedTuple):
     """An image as stored, and how it is seen."""
 
-    index: int
+    number: int
     data: Bytes
     view: View
     label: int
@@ -149,5 +149,5 @@ def _blame(reader: Reader, taken: Sequence[Sequence[_Source]], error: RuntimeErr
         try:
             decode(one.data)
         except BrokenImage as broken:
-            return reader.named(one.index, broken)
+            return reader.named(one.number, broken)
     return UserError(f"loading.loader=dali: {' '.join(str(error).split())[:300]}; set loading.loader=threads")

@@ -30,14 +30,14 @@ class Loader:
     """What one rank reads: ``x`` float32 ``[b, 3, size, size]``, channels last in memory, normalised with
     ImageNet's mean and standard deviation; ``y`` int64 ``[b]``.
 
-    ``place`` is the rank's place in its pools, ``steps`` the number that ``sharding.steps_per_epoch`` gave all
-    ranks. The tensors handed out are the caller's to keep. For ``device`` "cuda" they are in page-locked
-    memory, from DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. What is
-    wrong with a file is raised from the iterator as UserError.
+    ``place`` is the rank's place in its pools, ``steps`` the number that ``sharding.steps_per_epoch`` gave
+    all ranks. The tensors handed out are the caller's to keep. For ``device`` "cuda" they are in page-locked
+    memory, from DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. What
+    is wrong with a file is raised from the iterator as UserError.
 
     An image that cannot be decoded stops the run, or with ``broken_images`` "skip" is told of on standard
-    error and kept in ``skipped``, by name: in training the next image takes its place, in evaluation the batch
-    is smaller by it.
+    error, once, and kept in ``skipped``, its name and what is wrong with it: in training the next image takes
+    its place, in evaluation the batch is smaller by it.
     """
 
     train: Images

@@ -96,14 +96,15 @@ def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
         counts = {match[3] for match in shards if match}
         if len(counts) > 1 or len(names) != int(max(counts)):
             raise UserError(
-                f"{dataset.root / names[0]}: one of {' and '.join(map(str, map(int, sorted(counts))))} shards by "
-                f"its name, and {len(names)} are there; copy the missing ones"
+                f"{dataset.root / names[0]}: one of {int(max(counts))} shards by its name, and {len(names)} "
+                "are there; copy the missing ones, and leave no others"
             )
         return "tfrecord"
     for name in names:
         if not name.lower().endswith(SUFFIXES) or name.count("/") < 2:
             raise UserError(
-                f"{dataset.root / name}: not an image in a class's folder ({', '.join(SUFFIXES)}); take it away"
+                f"{dataset.root / name}: not an image in a class's folder ({', '.join(SUFFIXES)}); take it "
+                "away"
             )
     return "jpeg"
 
@@ -135,8 +136,8 @@ def share_of(
     train_samples: int,
     eval_samples: int,
 ) -> Share:
-    """The share of this rank in the data set that ``select`` gave; ``staged`` is the folder that it was staged
-    to in ``mode``, None: it is read where it lies, by all. Called by all ranks.
+    """The share of this rank in the data set that ``select`` gave; ``staged`` is the folder that it was
+    staged to in ``mode``, None: it is read where it lies, by all. Called by all ranks.
 
     Raises UserError, the same on all, when a file cannot be read, the images are not as many as the run has
     samples, or the classes not as many as ``classes``.
@@ -156,10 +157,9 @@ def share_of(
     for split, wanted in zip(SPLITS, (train_samples, eval_samples), strict=True):
         names = files_of(dataset, split)
         images = _open(dataset, split, root, [name for name in names if name in here], classes, mode, world)
-        found = sum(together(world, lambda images=images: len(images) if place == 0 else 0))  # type: ignore[misc]
         # Pools that see the same files count them once.
-        if mode == "replicate":
-            found = len(images)
+        counted = len(images) if mode == "replicate" or place == 0 else 0
+        found = counted if mode == "replicate" else sum(world.gather(counted))
         _require_count(dataset.root, split, found, wanted)
         splits.append(images)
     train, evaluation = splits
@@ -240,6 +240,6 @@ def _require_classes(root: Path, found: int, wanted: int | None) -> None:
 def _require_count(root: Path, split: Split, found: int, wanted: int) -> None:
     if found != wanted:
         raise UserError(
-            f"{root}: {found} images in {split}, {wanted} are expected; set {_SWITCH[split]}={found}, or give "
-            "another data set"
+            f"{root}: {found} images in {split}, {wanted} are expected; set {_SWITCH[split]}={found}, or "
+            "give another data set"
         )

@@ -1,9 +1,10 @@
-"""Pictures of classes that can be told apart by what natural images are: shape, texture and colour, in clutter.
+"""Pictures of classes that differ as things in photographs do: by shape, texture and colour, in clutter.
 
-A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks, dots,
-rings or blotches at some scale) and two colours. An image shows one object of its class, turned, scaled,
-recoloured and lit at random, on a mottled ground among smaller objects of looks that belong to no class. No
-single cue decides: colours stray far enough to meet those of other classes, and sometimes are another's.
+A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks,
+dots, rings or blotches at some scale) and two colours. An image shows one object of its class, turned,
+scaled, recoloured and lit at random, on a mottled ground among smaller objects of looks that belong to no
+class. No single cue decides: colours stray far enough to meet those of other classes, and sometimes are
+another's.
 """
 
 import colorsys
@@ -16,8 +17,8 @@ from PIL import Image
 
 Picture = npt.NDArray[np.float32]
 TEXTURES = ("stripes", "checks", "dots", "rings", "blotches", "plain")
-# Shapes of ImageNet's photographs, width and height in units of the longer side, and how often: most come from
-# cameras of 4:3 and 3:2.
+# Shapes of photographs, width and height in units of the longer side, and how often: most are of cameras of
+# 4:3 and 3:2.
 _SHAPES = ((1, 0.75), (0.75, 1), (1, 2 / 3), (2 / 3, 1), (1, 1))
 _OFTEN = (0.47, 0.16, 0.17, 0.07, 0.13)
 _STRAY = 0.15  # of images that are of any size
@@ -26,7 +27,8 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Look(NamedTuple):
-    """What the members of a class have in common. Hues 0 to 1; ``waves`` are (number around, height, phase)."""
+    """What the members of a class have in common. Hues go from 0 to 1; ``waves`` are (number around,
+    height, phase)."""
 
     waves: tuple[tuple[int, float, float], ...]
     texture: str
@@ -145,7 +147,8 @@ def _weave(rng: np.random.Generator, look: Look, u: Picture, v: Picture, distanc
         )
     else:
         wave = np.full_like(u, -1)
-    return np.clip(wave * 4 + np.float32(0.5), 0, 1)
+    share: Picture = np.clip(wave * 4 + np.float32(0.5), 0, 1)
+    return share
 
 
 def _photograph(rng: np.random.Generator, picture: Picture) -> bytes:

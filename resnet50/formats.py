@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,7 +101,7 @@ class Shards:
         return f"{self._file(index)}: record {self._records[index]}"
 
     def _file(self, index: int) -> Path:
-        return self.paths[self._files[index]]
+        return self.paths[int(self._files[index])]
 
 
 class Lmdb:
@@ -143,7 +144,7 @@ class Lmdb:
             raise UserError(f"{self.name(index)}: cannot be read ({error}); {_REMEDY}") from error
         datum: dict[int, memoryview] = {}
         try:
-            datum = dict(fields(memoryview(value)))
+            datum = dict(fields(value.data))
             label, encoded = read_varint(datum[5])[0], bool(read_varint(datum.get(7, memoryview(b"\0")))[0])
             data = np.frombuffer(datum[4], np.uint8)
         except (KeyError, ValueError, IndexError) as error:
@@ -169,19 +170,29 @@ class Lmdb:
                     self._environment = lmdb.open(
                         os.fspath(self.path), subdir=False, readonly=True, lock=False, max_readers=1024
                     )
-                except lmdb.VersionMismatchError as error:
-                    raise UserError(
-                        f"{self.path}: written by another version of LMDB than {lmdb.version()}; "
-                        "convert the images again: mlhpc data convert resnet50 --to lmdb"
-                    ) from error
-                except lmdb.Error as error:
-                    raise UserError(f"{self.path}: not an LMDB data file ({error}); {_REMEDY}") from error
+                except (lmdb.Error, OSError) as error:
+                    raise UserError(self._why_not(error)) from error
             return self._environment
+
+    def _why_not(self, error: Exception) -> str:
+        """The first page begins with 16 bytes of header, a magic number and the format's version (mdb.c)."""
+        import lmdb
+
+        head = np.zeros(6, np.uint32)
+        with suppress(OSError), self.path.open("rb") as file:
+            file.readinto(head.data.cast("B"))
+        if head[4] == 0xBEEFC0DE and (isinstance(error, lmdb.VersionMismatchError) or head[5] != 1):
+            return (
+                f"{self.path}: of version {head[5]} of LMDB's format, which LMDB "
+                f"{'.'.join(map(str, lmdb.version()))} does not read; convert the images again: "
+                "mlhpc data convert resnet50 --to lmdb"
+            )
+        return f"{self.path}: not a readable LMDB data file ({error}); {_REMEDY}"
 
 
 class Raw:
-    """Decoded pixels one after another in ``pixels.raw``; ``index.npy`` int64 ``[images, 4]``: offset, height,
-    width, label. For small sets: about ten times the size of JPEG."""
+    """Decoded pixels one after another in ``pixels.raw``; ``index.npy`` int64 ``[images, 4]``: offset,
+    height, width, label. For small sets: about ten times the size of JPEG."""
 
     def __init__(self, folder: Path, classes: int) -> None:
         self.path, self.classes = folder / PIXELS, classes
@@ -189,7 +200,7 @@ class Raw:
             self.index = np.load(folder / INDEX, allow_pickle=False)
             size = self.path.stat().st_size
         except (OSError, ValueError) as error:
-            raise UserError(f"{folder}: {PIXELS} or {INDEX} cannot be read ({error}); {_REMEDY}") from error
+            raise UserError(f"{folder}: {PIXELS} or {INDEX}: cannot be read ({error}); {_REMEDY}") from error
         if self.index.dtype != np.int64 or self.index.ndim != 2 or self.index.shape[1] != 4:
             raise UserError(f"{folder / INDEX}: not int64 [images, 4]; {_REMEDY}")
         offset, height, width, label = self.index.T

@@ -1,11 +1,12 @@
 """A JPEG's bytes to pixels, and the size of an image before it is decoded."""
 
 import io
+import re
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from mlhpc.common.errors import UserError
@@ -35,7 +36,7 @@ def decode(data: Bytes) -> torch.Tensor:
         if data[:2].tobytes() == _JPEG:
             pixels: torch.Tensor = decode_jpeg(torch.from_numpy(data), ImageReadMode.RGB)
             return pixels
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data.data)) as image:
             return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     except (RuntimeError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BrokenImage(f"not a readable image ({_reason(error)})") from error
@@ -47,7 +48,7 @@ def size_of(data: Bytes) -> tuple[int, int]:
         return data.shape[0], data.shape[1]
     if data[:2].tobytes() != _JPEG:
         return int((pixels := decode(data)).shape[1]), int(pixels.shape[2])
-    at, head = 2, memoryview(data)
+    at, head = 2, data.data
     try:
         while head[at] == 0xFF:
             marker = head[at + 1]
@@ -64,5 +65,7 @@ def size_of(data: Bytes) -> tuple[int, int]:
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text.split(" Exception raised from")[0][:160].replace("<_io.BytesIO object", "<bytes")
+    """What torchvision or Pillow says, without the places in memory and source that it names."""
+    if isinstance(error, UnidentifiedImageError):
+        return "of no known format"
+    return re.sub(r"^\w+, \S+:\d+, ", "", " ".join(str(error).split())) or type(error).__name__

@@ -57,14 +57,13 @@ class Reader:
                 normalise(seen(pixels, view, self.size).numpy(), view.mirrored, x)
                 return Sample(label, total, tuple(broken))
             except BrokenImage as error:
-                named = self.named(index, error)
                 if self.broken == "stop":
-                    raise named from error
-                broken.append(str(named))
+                    raise self.named(index, error) from error
+                broken.append(f"{self.images.name(index)}: {error}")
                 if self.draw is None:
                     return Sample(LEFT_OUT, total, tuple(broken))
                 if len(broken) == len(self.images):
-                    raise UserError(f"{named}; and no other image can be read either") from error
+                    raise UserError(f"{broken[0]}; and no other image can be read either") from error
                 index = (index + 1) % len(self.images)
 
     def named(self, index: int, error: Exception) -> BrokenImage:

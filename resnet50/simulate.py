@@ -23,8 +23,8 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     first images are ``train/``, the next ``validation/``.
 
     The ranks share the images, ``workers`` processes in each. Files appear complete or not at all, and those
-    that are there are kept, so the same call goes on where one was cut off. The bytes do not depend on ranks or
-    workers.
+    that are there are kept, so the same call goes on where one was cut off. The bytes do not depend on ranks
+    or workers.
 
     Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings, a
     full disk, a worker that was killed.

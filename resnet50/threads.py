@@ -12,7 +12,8 @@ import torch
 from mlhpc.resnet50.reader import Reader, Sample
 
 Item = tuple[torch.Tensor, torch.Tensor, int, tuple[str, ...]]
-"""A batch as it lies in memory, ``x`` [b, size, size, 3] and ``y`` [b]; the bytes read; what was passed over."""
+"""A batch as it lies in memory, ``x`` [b, size, size, 3] and ``y`` [b]; the bytes read; what was passed
+over."""
 T = TypeVar("T")
 
 
@@ -56,8 +57,8 @@ def ahead_of(
 
 @contextmanager
 def reading(readers: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool of ``readers`` threads in each of which PyTorch uses one thread: an image at a time is too little
-    work to share. When it is closed, it forgets what it has not begun."""
+    """A pool of ``readers`` threads in each of which PyTorch uses one thread: an image at a time is too
+    little work to share. When it is closed, it forgets what it has not begun."""
     pool = ThreadPoolExecutor(readers, thread_name_prefix="reader")
     # The number is each thread's own, but the last that was set is also that of threads to come and of MKL:
     # set here once more, after all have.

@@ -22,7 +22,7 @@ from mlhpc.submission.parse import Log
 from mlhpc.submission.rundir import Result, RunDirectory, read
 from mlhpc.submission.score import Strong, Weak
 from mlhpc.submission.sets import compare_set, division_of, has_own_target, score_set, set_findings
-from mlhpc.submission.tree import MLPERF_NAMES, PRUNED, ResultSet, result_sets
+from mlhpc.submission.tree import MLPERF_NAMES, PRUNED, Metric, ResultSet, result_sets
 
 __all__ = [
     "RULESETS",
@@ -113,7 +113,7 @@ def _run_by_run(results: ResultSet, ruleset: str, one: bool) -> Iterator[tuple[P
     """Every log with the findings against it, and against the run directory that it lies in."""
     for path in results.runs:
         prefix = "" if one else f"{path.name}/"
-        yield path / "run.log", [_prefixed(f, prefix) for f in check_run(read(path), ruleset)]
+        yield path / "run.log", [_prefixed(f, prefix) for f in check_run(read(path), ruleset, results.metric)]
     for log in results.logs if not results.runs else ():
         yield log.path, [*official_findings(log, ruleset), *_log_rules(log), *_bare_log_rules(log)]
 
@@ -133,9 +133,12 @@ def _prefixed(finding: Finding, prefix: str) -> Finding:
     return replace(finding, where=prefix + finding.where)
 
 
+_OF_A_MISS = frozenset({"eval_error", "eval_accuracy", "run_stop", "status", "target", "files"})
+
+
 def _tolerated(finding: Finding) -> Finding:
-    """What speaks against the one run that a score may do without."""
-    if finding.severity != "error":
+    """What speaks against the one run that a score may do without, where it comes of missing the target."""
+    if finding.severity != "error" or finding.rule.rpartition("/")[2] not in _OF_A_MISS:
         return finding
     why = f"expected of a run that missed the target; one may, as the slowest. Otherwise: {finding.remedy}"
     return replace(finding, severity="expected", remedy=why)
@@ -161,8 +164,9 @@ def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterat
     )
 
 
-def check_run(run: RunDirectory, ruleset: str = "2.0.0") -> list[Finding]:
-    """As :func:`check`, for a run directory that was read already."""
+def check_run(run: RunDirectory, ruleset: str = "2.0.0", metric: Metric = "strong") -> list[Finding]:
+    """As :func:`check`, for a run directory that was read already. Instances of the throughput metric
+    ("weak") may share what one of them staged while all their clocks ran."""
     findings = []
     if run.log:
         findings += [_excused(f, run.result) for f in official_findings(run.log, ruleset)]
@@ -170,7 +174,7 @@ def check_run(run: RunDirectory, ruleset: str = "2.0.0") -> list[Finding]:
     findings += _files(run)
     if run.result:
         findings += _result_rules(run.result)
-        findings += _staged_inside(run.result, ruleset)
+        findings += _staged_inside(run.result, ruleset, metric)
     if run.result and run.log:
         findings += _result_against_log(run.result, run.log)
     if run.config:
@@ -340,16 +344,19 @@ def _result_rules(result: Result) -> Iterator[Finding]:
             )
 
 
-def _staged_inside(result: Result, ruleset: str) -> Iterator[Finding]:
+def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Finding]:
     """Up to round 2.0 data starts on the shared file system and its way to the node is timed (MLPerf HPC
     training rules); files that an earlier run left in the target were not copied inside the clock."""
-    if result.staging and result.staging.kept and ruleset != "3.0.0":
+    if result.staging is None or ruleset == "3.0.0":
+        return
+    before = result.staging.kept - (result.staging.shared if metric == "weak" else 0)
+    if before:
         yield Finding(
             "run/staging",
             "error",
             "result.json",
             "every staged file copied inside the run",
-            f"{result.staging.kept} files were in the staging target before",
+            f"{before} files were in the staging target before",
             "empty the staging target, run again; or check under 3.0.0, which does not time staging",
         )
 

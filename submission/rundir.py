@@ -75,6 +75,7 @@ class Staging(_Read):
     target_filesystem: str | None = None
     target_is_ram: bool | None = None
     kept: int = 0
+    shared: int = 0
     verified: bool | None = None
     rank_seconds: tuple[float, ...] = ()
 

@@ -148,7 +148,7 @@ def record_extents(path: Path) -> npt.NDArray[np.int64]:
     Reads the headers alone, so that a large file costs little. Raises UserError naming the file when it
     cannot be read, is no plain TFRecord file, or is truncated.
     """
-    extents = []
+    extents: list[tuple[int, int]] = []
     with _opened(path) as file:
         fd, end, at = file.fileno(), os.fstat(file.fileno()).st_size, 0
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # or every header would bring its neighbours
@@ -180,12 +180,12 @@ def read_record(path: Path, offset: int, length: int) -> memoryview:
     """
     data = np.empty(length + 4, np.uint8)
     with _opened(path) as file:
-        count = os.preadv(file.fileno(), [data], offset)
+        count = os.preadv(file.fileno(), [data.data], offset)
     if count < len(data):
         raise UserError(f"{path}: truncated at byte {offset + count}, where a record goes on; {_REMEDY}")
     if _masked(google_crc32c.value(data[:length])) != data[length:].tobytes():
         raise UserError(f"{path}: wrong checksum of the record at byte {offset}; {_REMEDY}")
-    return memoryview(data[:length])
+    return data[:length].data
 
 
 def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
@@ -231,7 +231,7 @@ def _varints(data: memoryview) -> Iterator[int]:
 
 def _opened(path: Path) -> BinaryIO:
     try:
-        return path.open("rb", buffering=0)  # type: ignore[return-value]
+        return path.open("rb", buffering=0)
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read: {error.strerror or error}; check the data directory"

@@ -1,0 +1,135 @@
+"""The training and the evaluation step: what they compute, and what they leave behind."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mlhpc.benchmarks.deepcam import Hyperparameters, Network
+from mlhpc.common.errors import UserError
+from mlhpc.deepcam.metric import iou, weighted_cross_entropy
+from mlhpc.deepcam.model import build_model
+from mlhpc.deepcam.optimizer import make_optimizer, set_rate
+from mlhpc.deepcam.step import (
+    first_not_finite,
+    make_eval_step,
+    make_scaler,
+    make_train_step,
+    pick_device,
+    warm_up,
+)
+
+NETWORK = Network(width=0.1, middle_blocks=1)
+CPU = torch.device("cpu")
+NO_SCALE = make_scaler("float32", CPU)
+
+
+def batch_of(samples, seed=0):
+    """Fields, and masks that can be told from them."""
+    torch.manual_seed(seed)
+    x = torch.randn(samples, 32, 48, 16).permute(0, 3, 1, 2)
+    return x, (x[:, 0] > 0.5).to(torch.uint8) + (x[:, 0] > 1.2).to(torch.uint8)
+
+
+def made(name="LAMB", seed=1, **options):
+    torch.manual_seed(seed)
+    model = build_model(NETWORK, 16).to(memory_format=torch.channels_last)
+    facts = Hyperparameters(global_batch_size=2, opt_name=name, opt_lr=0.01)
+    optimizer = make_optimizer(facts, model.parameters())
+    return model, optimizer, make_train_step(model, optimizer, NO_SCALE, **options)
+
+
+def test_a_step_is_forward_loss_backward_and_update():
+    model, _, step = made("AdamW")
+    plain = copy.deepcopy(model)
+    x, y = batch_of(2)
+    loss = step(x, y)
+    expected = weighted_cross_entropy(plain(x), y)
+    expected.backward()
+    torch.optim.AdamW(plain.parameters(), 0.01, eps=1e-6, weight_decay=0.01).step()
+    assert loss.item() == expected.item() and not loss.requires_grad
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch():
+    """Without batch norm, which sees its own part of the batch alone."""
+
+    def network():
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Conv2d(16, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+
+    facts = Hyperparameters(global_batch_size=6, opt_lr=0.01)
+    whole, parts = network(), network()
+    step = make_train_step(whole, make_optimizer(facts, whole.parameters()), NO_SCALE)
+    part_step = make_train_step(parts, make_optimizer(facts, parts.parameters()), NO_SCALE, accumulate=3)
+    for update in range(2):
+        x, y = batch_of(6, seed=update)
+        loss = step(x, y)
+        losses = [part_step(x[i : i + 2], y[i : i + 2]) for i in (0, 2, 4)]
+        torch.testing.assert_close(torch.stack(losses).mean(), loss)
+    torch.testing.assert_close(parts.state_dict(), whole.state_dict(), rtol=1e-4, atol=1e-6)
+
+
+def test_learning_goes_on_in_bfloat16_as_in_float32():
+    x, y = batch_of(4)
+    losses = {}
+    for precision in ("float32", "mixed_bfloat16"):
+        model, optimizer, step = made("AdamW", precision=precision)
+        set_rate(optimizer, 0.003)
+        losses[precision] = [step(x, y).item() for _ in range(15)]
+        assert all(weight.dtype == torch.float32 for weight in model.parameters())
+    assert losses["mixed_bfloat16"][0] == pytest.approx(losses["float32"][0], rel=0.02)
+    assert max(losses["float32"][-1], losses["mixed_bfloat16"][-1]) < 0.8 * losses["float32"][0]
+
+
+def test_evaluation_sums_exactly_and_changes_nothing():
+    model, _, step = made()
+    x, y = batch_of(5)
+    step(x, y)
+    before = copy.deepcopy(model.state_dict())
+    eval_step = make_eval_step(model)
+    total, count = eval_step(x, y)
+    parts = [eval_step(x[i : i + 2], y[i : i + 2]) for i in (0, 2, 4)]
+    with torch.no_grad():
+        expected = iou(model.eval()(x), y).sum()
+    assert count == sum(number for _, number in parts) == 5
+    assert total.item() == expected.item()
+    assert sum(part.item() for part, _ in parts) == pytest.approx(total.item(), rel=1e-3)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    step(x, y)
+    assert model.training
+
+
+@pytest.mark.parametrize("name", ["LAMB", "AdamW"])
+def test_warming_up_leaves_no_trace(name):
+    x, y = batch_of(2)
+    histories, states = [], []
+    for warm in (False, True):
+        model, optimizer, step = made(name, accumulate=2)
+        if warm:
+            before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+            sizes = {"train_batch": 2, "eval_batch": 3, "accumulate": 2}
+            warm_up(model, optimizer, NO_SCALE, step, make_eval_step(model), (32, 48, 16), **sizes)
+            torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+            assert torch.equal(torch.get_rng_state(), random)
+        histories.append([step(x, y).item() for _ in range(6)])
+        states.append((model.state_dict(), optimizer.state_dict()))
+    assert histories[0] == histories[1]
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+
+
+def test_the_first_loss_that_is_not_finite_is_named():
+    fine, infinite, nan = torch.tensor(1.0), torch.tensor(torch.inf), torch.tensor(torch.nan)
+    assert first_not_finite([fine, fine]) is None
+    assert first_not_finite([fine, nan, infinite, fine]) == 1
+    assert first_not_finite([infinite]) == 0
+
+
+def test_what_this_machine_lacks_is_said_in_one_line(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert pick_device("auto", 0) == pick_device("cpu", 3) == CPU
+    with pytest.raises(UserError, match=r"^training\.device cuda needs a GPU.*cpu or auto$"):
+        pick_device("cuda", 0)
+    with pytest.raises(UserError, match=r"^training\.precision mixed_float16 .* mixed_bfloat16$"):
+        make_scaler("mixed_float16", CPU)
