@@ -50,6 +50,12 @@ def share(model: nn.Module, world: World) -> nn.Module:
     return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without what ``share`` put around it."""
+    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    return inner
+
+
 def make_train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -69,6 +75,7 @@ def make_train_step(
     compiled replayed as CUDA graphs, and does nothing on a CPU.
     """
     device = next(model.parameters()).device
+    inner = unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
     forward = _compile(model, device, compiled, cuda_graphs)
     calls = 0
 
@@ -76,8 +83,8 @@ def make_train_step(
         nonlocal calls
         calls += 1
         last = calls % accumulate == 0
-        if not model.training:
-            model.train()
+        if not inner.training:
+            inner.train()
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
@@ -103,14 +110,14 @@ def make_eval_step(
 
     The sum is float64 and on the device. Ranks may call it as often as each has batches.
     """
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    inner = unwrapped(model)
     device = next(model.parameters()).device
     forward = _compile(inner, device, compiled, cuda_graphs)
 
     @torch.no_grad()
     def step(x: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        if model.training:
-            model.eval()
+        if inner.training:
+            inner.eval()
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)

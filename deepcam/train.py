@@ -58,7 +58,11 @@ def train(
         optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
         scaler = make_scaler(training.precision, device)
         last_epoch = restore(resume, model, optimizer, scaler, world) if resume else 0
-        how = {"precision": training.precision, "compiled": training.compile}
+        how = {
+            "precision": training.precision,
+            "compiled": training.compile,
+            "cuda_graphs": training.cuda_graphs,
+        }
         make_step = partial(
             make_train_step, optimizer=optimizer, scaler=scaler, accumulate=accumulated, **how
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,10 @@ LMDB = "data.mdb"
 PIXELS, INDEX = "pixels.raw", "index.npy"
 ENCODED, LABEL = "image/encoded", "image/class/label"
 _REMEDY = "copy or make it again"
+
+# LMDB lets a process open a file once: who opens it again shares it, until nobody has it.
+_OPEN: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_OPENING = threading.Lock()
 
 
 class Images(Protocol):
@@ -86,7 +91,11 @@ class Shards:
 
     def read(self, index: int) -> tuple[Bytes, int]:
         offset, length = map(int, self._extents[index])
-        found = tfrecord.decode_features(tfrecord.read_record(self._file(index), offset, length))
+        record = tfrecord.read_record(self._file(index), offset, length)
+        try:
+            found = tfrecord.decode_features(record, (ENCODED, LABEL))
+        except UserError as error:
+            raise UserError(f"{self.name(index)}: {error}") from error
         encoded, label = found.get(ENCODED), found.get(LABEL)
         if not isinstance(encoded, memoryview) or not isinstance(label, list) or len(label) != 1:
             raise UserError(
@@ -110,7 +119,6 @@ class Lmdb:
     def __init__(self, path: Path, classes: int) -> None:
         self.path, self.classes = path, classes
         self._keys: list[bytes] | None = None
-        self._lock = threading.Lock()
         self._environment: Any = None
         environment = self._open()
         self._count: int = environment.stat()["entries"]
@@ -126,11 +134,7 @@ class Lmdb:
 
     def __getstate__(self) -> dict[str, Any]:
         # An environment must not cross a fork or a pipe: each process opens its own.
-        return self.__dict__ | {"_environment": None, "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
+        return self.__dict__ | {"_environment": None}
 
     def read(self, index: int) -> tuple[Bytes, int]:
         import lmdb
@@ -163,15 +167,17 @@ class Lmdb:
     def _open(self) -> Any:
         import lmdb
 
-        with self._lock:
+        with _OPENING:
+            if self._environment is None:
+                real = os.path.realpath(self.path)
+                self._environment = _OPEN.get(real)
             if self._environment is None:
                 try:
                     # No lock file: nobody writes, and the folder may not be writable.
-                    self._environment = lmdb.open(
-                        os.fspath(self.path), subdir=False, readonly=True, lock=False, max_readers=1024
-                    )
+                    self._environment = lmdb.open(real, subdir=False, readonly=True, lock=False)
                 except (lmdb.Error, OSError) as error:
                     raise UserError(self._why_not(error)) from error
+                _OPEN[real] = self._environment
             return self._environment
 
     def _why_not(self, error: Exception) -> str:

@@ -53,6 +53,9 @@ def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 def read_varint(message: memoryview, at: int = 0) -> tuple[int, int]:
     """The number at byte ``at``, and where it ends. Raises as ``fields``."""
+    value = message[at]
+    if value < 0x80:  # most are
+        return value, at + 1
     value = shift = 0
     while True:
         byte = message[at]

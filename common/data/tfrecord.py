@@ -11,7 +11,7 @@ float_list (2), int64_list (3); each list has the repeated field value (1).
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -201,22 +201,28 @@ def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
     return field(1, b"".join(out))
 
 
-def decode_features(record: bytes | memoryview) -> dict[str, memoryview | list[int]]:
-    """The features of a serialised tf.train.Example that hold one bytes value or integers, by name.
+def decode_features(record: bytes | memoryview, names: Collection[str]) -> dict[str, memoryview | list[int]]:
+    """Those features ``names`` of a serialised tf.train.Example that hold one bytes value or integers, by
+    name.
 
-    Others are passed over. Raises UserError when the message is malformed.
+    Reading ends when all are found. Raises UserError when the message is malformed before.
     """
     found: dict[str, memoryview | list[int]] = {}
+    wanted = {name.encode() for name in names}
     try:
         for number, features in fields(memoryview(record)):
             for _, entry in fields(features) if number == 1 else ():
                 parts = dict(fields(entry))
+                if (key := bytes(parts[1])) not in wanted:
+                    continue
                 for kind, values in fields(parts[2]):
                     items = [value for number, value in fields(values) if number == 1]
                     if kind == 1 and len(items) == 1:
-                        found[str(parts[1], "utf-8")] = items[0]
+                        found[key.decode()] = items[0]
                     elif kind == 3:
-                        found[str(parts[1], "utf-8")] = [n for item in items for n in _varints(item)]
+                        found[key.decode()] = [n for item in items for n in _varints(item)]
+                if len(found) == len(wanted):
+                    return found
     except (KeyError, ValueError, IndexError) as error:
         raise UserError(f"not a readable tf.train.Example: {error}; {_REMEDY}") from error
     return found

@@ -9,8 +9,8 @@ The images are drawn as by ``mlhpc data make``, 500 pixels long, with the grain 
 in a temporary folder; they lie in the page cache. Rounds alternate, and a ratio is to the reference of its
 round; the median is the result.
 
-The second table is how quickly images are read from each format, without decoding, by as many threads, in random
-order: after the page cache was told to forget them (cold; of this node's memory, not of the disk), and again.
+The second table is how quickly images are read from each format, without decoding, by as many threads, in
+random order: after the page cache was told to forget them (cold, as far as this node goes), and warm.
 """
 
 import argparse
@@ -47,7 +47,7 @@ CLASSES, SIZE = 4, 224
 
 
 def make_images(root: Path, images: int, side: int) -> None:
-    """Drawn images with more grain, so that they have the bytes of photographs: about 100 KB at 500 pixels."""
+    """Drawn images with more grain, so that they have nearly the bytes of photographs."""
     rng = np.random.default_rng(1)
     for split, count in (("train", images), ("validation", CLASSES)):
         for n in range(count):

@@ -169,7 +169,7 @@ def flat_statistics(data):
         (cut, [], "data-000000.h5"),
         (flat_statistics, [], "stats.h5"),
         (lambda d: ((d / "stats.h5").unlink(), (d / "manifest.json").unlink()), [], "stats.h5"),
-        (lambda d: (d / "train" / "data-000000.h5").unlink(), [], "data verify"),
+        (lambda d: (d / "train" / "data-000000.h5").unlink(), [], "data-000000.h5: cannot be read"),
         (lambda d: shutil.rmtree(d), [], "no such"),
         (lambda d: None, ["data.sample_shape=[48,48,16]"], "shape"),
         (lambda d: None, ["data.sample_shape=[32,48,4]"], "channel"),

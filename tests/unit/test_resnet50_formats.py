@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -171,7 +172,9 @@ def test_a_shard_is_tensorflows_and_dealt_evenly(sets):
     extents = tfrecord.record_extents(shards[0])
     again = [bytes(tfrecord.read_record(shards[0], *map(int, extent))) for extent in extents]
     assert again == [bytes(record) for record in tfrecord.read_records(shards[0])]
-    found = tfrecord.decode_features(again[0])
+    names = [f"image/{name}" for name in ("class/label", "class/synset", "encoded", "width", "height", "no")]
+    found = tfrecord.decode_features(again[0], names)
+    assert set(found) == set(names[:-1])
     assert found["image/class/label"] == [1] and bytes(found["image/class/synset"]) == b"class0000"
     with Image.open(io.BytesIO(bytes(found["image/encoded"]))) as image:
         assert (found["image/width"], found["image/height"]) == ([image.width], [image.height])
@@ -236,7 +239,7 @@ def test_nodes_that_hold_different_shards_see_every_image_once(sets):
 
 def test_a_manifest_of_another_run_is_not_cut_short(sets):
     """The first images in order of path would be the first classes."""
-    with pytest.raises(UserError, match="22 images in train, 10 are expected; set data.train_samples=22"):
+    with pytest.raises(UserError, match=r"22 images in train, 10 are expected; set data\.train_samples=22"):
         opened(sets["jpeg"], train_samples=10)
 
 
@@ -353,13 +356,22 @@ def test_a_damaged_record_is_named(own):
         images_of(opened(path.parents[1]).train)
 
 
+@pytest.mark.parametrize("record", [b"\xff" * 30, tfrecord.encode_features({"x": [1]})])
+def test_records_of_something_else_are_named(own, record):
+    path = own("tfrecord") / "train" / "train-00002-of-00016"
+    tfrecord.write_records(path, [record] * 2, gzip=False)
+    with pytest.raises(UserError, match=r"train-00002-of-00016: record 0: (not a readable|without one)"):
+        images_of(opened(path.parents[1]).train)
+
+
 def test_another_lmdb_than_caffes_is_named(own):
     root = own("lmdb")
-    with lmdb.open(
-        str(root / "train" / "data.mdb"), subdir=False, map_size=1 << 24, lock=False
-    ) as environment:
-        with environment.begin(write=True) as transaction:
-            transaction.put(b"%08d" % 4, b"\xff" * 40)
+    path = str(root / "train" / "data.mdb")
+    with (
+        lmdb.open(path, subdir=False, map_size=1 << 24, lock=False) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        transaction.put(b"%08d" % 4, b"\xff" * 40)
     with pytest.raises(UserError, match=r"data\.mdb: 00000004: not a Datum of Caffe"):
         images_of(opened(root).train)
 
@@ -380,6 +392,12 @@ def test_keys_that_do_not_count_are_read_in_their_order(sets, tmp_path):
             target.put(b"%08d_some/name.JPEG" % index, source.get(b"%08d" % index))
     found = images_of(opened(tmp_path).train)
     assert [bytes(data) for data, _ in found] == [bytes(files.read(i)[0]) for i in range(TRAIN)]
+
+
+def test_an_lmdb_can_be_opened_twice_and_sent_to_another_process(sets):
+    one, two = opened(sets["lmdb"]).train, opened(sets["lmdb"]).train
+    sent = pickle.loads(pickle.dumps(one))
+    assert [bytes(images.read(3)[0]) for images in (two, sent)] == [bytes(one.read(3)[0])] * 2
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "lmdb"])
