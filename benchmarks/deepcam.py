@@ -22,11 +22,12 @@ class Simulation(schema.Facts):
 class Data(schema.Data):
     """``sample_shape`` is rows (latitude), columns (longitude), channels; both sides divisible by 16."""
 
+    sample_shape: tuple[int, int, int]
     simulation: Simulation | None = None
 
     @model_validator(mode="after")
     def _sides(self) -> "Data":
-        if len(self.sample_shape) != 3 or any(side % 16 or side < 32 for side in self.sample_shape[:2]):
+        if any(side % 16 or side < 32 for side in self.sample_shape[:2]):
             raise ValueError(
                 f"sample_shape {list(self.sample_shape)} must be rows, columns, channels; rows and columns "
                 "divisible by 16, at least 32"

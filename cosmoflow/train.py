@@ -124,8 +124,14 @@ def _dataset(run: CosmoFlow, data: Path, world: World) -> Manifest:
 def _open_loader(
     run: CosmoFlow, dataset: Manifest, staged: Path | None, local_batch: int, seed: int, world: World
 ) -> Loader:
-    samples = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
-    mine = share_of(dataset, staged, run.staging.mode, world, **samples)
+    mine = share_of(
+        dataset,
+        staged,
+        run.staging.mode,
+        world,
+        train_samples=run.data.train_samples,
+        eval_samples=run.data.eval_samples,
+    )
     return Loader(
         mine.train_files,
         mine.eval_files,

@@ -1,10 +1,11 @@
-"""Convolutions whose gradients PyTorch's CPU library is slow at, computed another way.
+"""Convolutions whose gradients PyTorch's CPU library is slow at, or wrong, computed another way.
 
-The functions are the same, up to rounding. On a GPU these modules are PyTorch's own. Which cases are slow was
-measured with oneDNN 3.11 (torch 2.12) on one core of an AMD EPYC 9004: the weight gradient of a dilated
-depthwise convolution (1536 channels, 48 x 72, batch 2) 600 ms of 6 ms forward; the input gradient of a
-depthwise one of stride 2 in bfloat16, 20 times its forward; the weight gradient of a deconvolution, twice its
-forward. ``tests/perf/deepcam_layers.py`` measures them again.
+The functions are the same, up to rounding. On a GPU these modules are PyTorch's own. What was found with oneDNN
+3.11 (torch 2.12) on one core of an AMD EPYC 9004: the weight gradient of a dilated depthwise convolution (1536
+channels, 48 x 72, batch 2) takes 600 ms where its forward pass takes 6; the input gradient of a depthwise one of
+stride 2 in bfloat16 20 times its forward pass; the weight gradient of a deconvolution twice. The gradient of a
+1 x 1 convolution of stride 2 writes beyond its memory for some shapes in float32 (8 channels to 16, 5 samples of
+16 x 24, channels last, two threads: the process ends in free()).
 """
 
 import torch
@@ -33,6 +34,18 @@ class Depthwise(nn.Conv2d):
         if rate > 1 and not (x.shape[2] % rate or x.shape[3] % rate):
             return _whole(F.conv2d(_grids(x, rate), weight, None, 1, 1, 1, self.groups), rate)
         return super().forward(input)
+
+
+class Pointwise(nn.Conv2d):
+    """A 1 x 1 convolution without bias; with ``stride`` 2 of every other row and column."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int = 1) -> None:
+        super().__init__(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.device.type != "cpu" or self.stride == (1, 1):
+            return super().forward(input)
+        return F.conv2d(input[:, :, :: self.stride[0], :: self.stride[1]], self.weight)
 
 
 class Deconvolution(nn.ConvTranspose2d):

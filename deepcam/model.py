@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mlhpc.benchmarks.deepcam import Network
 from mlhpc.deepcam.batchnorm import BatchNorm
-from mlhpc.deepcam.convolution import Deconvolution, Depthwise
+from mlhpc.deepcam.convolution import Deconvolution, Depthwise, Pointwise
 
 RATES = (6, 12, 18)  # dilations of the pyramid at output stride 16 (Chen et al. 2018, section 3.1)
 
@@ -69,7 +69,7 @@ class DeepLab(nn.Module):
 def separable(inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1) -> tuple[nn.Module, nn.Module]:
     """A 3 x 3 convolution of every channel by itself, then a 1 x 1 convolution over channels."""
     depthwise = Depthwise(inputs, stride=stride, dilation=dilation)
-    return depthwise, nn.Conv2d(inputs, outputs, 1, bias=False)
+    return depthwise, Pointwise(inputs, outputs)
 
 
 class Block(nn.Module):
@@ -91,7 +91,7 @@ class Block(nn.Module):
         self.layers = nn.Sequential(*layers)
         self.shortcut = nn.Sequential()
         if stride > 1 or last != inputs:
-            self.shortcut.extend([nn.Conv2d(inputs, last, 1, stride=stride, bias=False), BatchNorm(last)])
+            self.shortcut.extend([Pointwise(inputs, last, stride=stride), BatchNorm(last)])
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:

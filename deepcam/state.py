@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.deepcam import DeepCam
@@ -23,7 +24,7 @@ def save(
     epoch: int,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    scaler: GradScaler,
     world: World,
 ) -> None:
     """Write a checkpoint after ``epoch``. All ranks call it; rank 0 writes."""
@@ -40,7 +41,7 @@ def restore(
     directory: Path,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    scaler: GradScaler,
     world: World,
 ) -> int:
     """Bring back the checkpoint in ``directory``; returns the epoch it was written after.

@@ -54,26 +54,35 @@ def train(
             raise UserError(f"the network has {parameters} parameters, not {run.network.parameters}")
         group_batchnorm(model, world, hparams.batchnorm_group_size)
         layout = torch.channels_last if training.channels_last else torch.contiguous_format
-        model = model.to(device, memory_format=layout)
+        model.to(device, memory_format=layout)  # type: ignore[call-overload]
         optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
         scaler = make_scaler(training.precision, device)
         last_epoch = restore(resume, model, optimizer, scaler, world) if resume else 0
-        how = {
-            "precision": training.precision,
-            "compiled": training.compile,
-            "cuda_graphs": training.cuda_graphs,
-        }
         make_step = partial(
-            make_train_step, optimizer=optimizer, scaler=scaler, accumulate=accumulated, **how
+            make_train_step,
+            optimizer=optimizer,
+            scaler=scaler,
+            precision=training.precision,
+            accumulate=accumulated,
+            compiled=training.compile,
+            cuda_graphs=training.cuda_graphs,
         )
         network = share(model, world)
-        train_step, eval_step = make_step(network), make_eval_step(model, **how)
-        sizes = {
-            "train_batch": local_batch,
-            "eval_batch": training.eval_batch_size,
-            "accumulate": accumulated,
-        }
-        warm_up(network, optimizer, scaler, train_step, eval_step, run.data.sample_shape, **sizes)
+        train_step = make_step(network)
+        eval_step = make_eval_step(
+            model, training.precision, compiled=training.compile, cuda_graphs=training.cuda_graphs
+        )
+        warm_up(
+            network,
+            optimizer,
+            scaler,
+            train_step,
+            eval_step,
+            run.data.sample_shape,
+            train_batch=local_batch,
+            eval_batch=training.eval_batch_size,
+            accumulate=accumulated,
+        )
         rate_of = partial(
             step_learning_rate,
             base=hparams.opt_lr,
@@ -98,13 +107,14 @@ def train(
         updates = loader.steps // accumulated
 
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
-            bytes_before, losses = loader.bytes_read, []
+            bytes_read, losses = 0, []
             before = weights_of(model) if training.freeze_below else []
             with (
                 log.span("epoch", epoch=epoch),
                 closing(log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)) as batches,
             ):
                 for first, last in _between_evaluations(updates, training.eval_steps):
+                    bytes_before = loader.bytes_read
                     with log.span("train", epoch=epoch):
                         for update in track(range(first, last), last - first, f"epoch {epoch}", world):
                             rate = rate_of((epoch - 1) * updates + update)
@@ -112,7 +122,7 @@ def train(
                             losses += [train_step(*next(batches)) for _ in range(accumulated)]
                         local = torch.stack(losses).double().cpu().numpy()
                         (loss,) = mean(world, local.mean(), weight=1)
-                        bytes_read = loader.bytes_read - bytes_before
+                    bytes_read += loader.bytes_read - bytes_before
                     _require_finite(local, loader, epoch, world)
                     with log.span("eval", epoch=epoch):
                         average_statistics(model, world)
@@ -136,8 +146,11 @@ def train(
                 log.finish("success")
                 return
             if training.freeze_below:
-                freeze(model, still(model, before, training.freeze_below, world))
-                train_step = make_step(share(model, world))
+                count = still(model, before, training.freeze_below, world)
+                if count > frozen(model):
+                    freeze(model, count)
+                    network = share(model, world)
+                    train_step = make_step(network)
                 log.metric("frozen_blocks", frozen(model), epoch=epoch)
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
@@ -153,13 +166,16 @@ def _between_evaluations(updates: int, every: int) -> list[tuple[int, int]]:
 
 def _require_finite(losses: npt.NDArray[np.float64], loader: Loader, epoch: int, world: World) -> None:
     """Raise UserError on all ranks when a loss of one is not finite: of which step, made from which files."""
+    bad = np.flatnonzero(~np.isfinite(losses))
+    mine = int(bad[0]) if len(bad) else len(losses)
+    # By its gradients the first bad loss spoils those of all ranks in the next update: it alone is told.
+    earliest = min(world.gather(mine))
 
     def check() -> None:
-        bad = np.flatnonzero(~np.isfinite(losses))
-        if len(bad):
-            files = ", ".join(str(path) for path in loader.files_of(epoch - 1, int(bad[0])))
+        if len(bad) and mine == earliest:
+            files = ", ".join(str(path) for path in loader.files_of(epoch - 1, mine))
             raise UserError(
-                f"the loss became {losses[bad[0]]} in step {bad[0] + 1} of epoch {epoch}, on {files}; "
+                f"the loss became {losses[mine]} in step {mine + 1} of epoch {epoch}, on {files}; "
                 "look at them with mlhpc data show, or lower hyperparameters.opt_lr"
             )
 
@@ -182,8 +198,15 @@ def _open_loader(
     world: World,
     device: torch.device,
 ) -> Loader:
-    samples = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
-    mine = share_of(dataset, staged, run.staging.mode, world, is_sample=is_sample, **samples)
+    mine = share_of(
+        dataset,
+        staged,
+        run.staging.mode,
+        world,
+        train_samples=run.data.train_samples,
+        eval_samples=run.data.eval_samples,
+        is_sample=is_sample,
+    )
     accumulated = run.hyperparameters.gradient_accumulation_frequency
     updates = steps_per_epoch(world.gather(mine.train_pool), local_batch * accumulated)
     return Loader(

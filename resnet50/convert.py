@@ -23,7 +23,7 @@ from mlhpc.common.data.together import first, together
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
-from mlhpc.resnet50.dataset import SPLITS, classes_of, files_of, format_of, open_split
+from mlhpc.resnet50.dataset import SPLITS, files_of, format_of, open_splits
 from mlhpc.resnet50.formats import ENCODED, INDEX, LABEL, LMDB, PIXELS, Images
 from mlhpc.resnet50.image import BrokenImage, Bytes, decode, size_of
 
@@ -56,8 +56,7 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
         raise UserError(
             f"{source}: holds decoded pixels, which are not encoded again; convert what they came from"
         )
-    names = classes_of(dataset, None) if kinds == ["jpeg", "jpeg"] else dataset.facts.get("classes")
-    splits = {split: open_split(dataset, split, len(names) if names else None, world) for split in SPLITS}
+    splits, names = open_splits(dataset, world)
     counts = {split: len(images) for split, images in splits.items()}
     settings: dict[str, object] = {"format": to, "converted_from": source.resolve().name, "samples": counts}
     first(world, lambda: making.settle(out, settings))

@@ -6,7 +6,7 @@ and NVIDIA DALI (``dali``), whose decoder and resampling differ by a few grey le
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,7 +22,6 @@ from mlhpc.resnet50.formats import Images
 from mlhpc.resnet50.reader import Reader
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-Indices = Sequence[int] | npt.NDArray[np.int64]
 
 
 @dataclass
@@ -69,7 +68,7 @@ class Loader:
     def train_epoch(self, epoch: int) -> Iterator[Batch]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
         reader = Reader(self.train, self.size, (self.seed, self.train_pool.number, epoch), self.broken_images)
-        return self._read(reader, self._batches(epoch))
+        return self._read(reader, self._batches(epoch).tolist())
 
     def files_of(self, epoch: int, step: int) -> list[str]:
         """The names of the images of one training batch of this rank; both count from 0."""
@@ -83,19 +82,18 @@ class Loader:
     def _batches(self, epoch: int) -> npt.NDArray[np.int64]:
         return train_batches(self.train_pool, self.place, self.local_batch, self.steps, self.seed, epoch)
 
-    def _read(self, reader: Reader, batches: Iterable[Indices]) -> Iterator[Batch]:
-        wanted = [[int(i) for i in indices] for indices in batches]
+    def _read(self, reader: Reader, batches: Sequence[Sequence[int]]) -> Iterator[Batch]:
         how = (self.readers, self.batches_ahead, self.device)
         if self.loader == "workers":
             from mlhpc.resnet50 import workers
 
-            source = workers.batches(reader, wanted, *how, self.ranks_on_node)
+            source = workers.batches(reader, batches, *how, self.ranks_on_node)
         elif self.loader == "dali":
             from mlhpc.resnet50 import dali
 
-            source = dali.batches(reader, wanted, *how)
+            source = dali.batches(reader, batches, *how)
         else:
-            source = threads.batches(reader, wanted, *how)
+            source = threads.batches(reader, batches, *how)
         with closing(source):
             for x, y, size, broken in source:
                 self.bytes_read += size

@@ -5,9 +5,10 @@ which may also lie beside each other without folders; ``data.mdb``; ``pixels.raw
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -83,47 +84,30 @@ def files_of(dataset: Manifest, split: Split) -> list[str]:
 
 def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
     """The format that the files of a split are in. Raises UserError for none, or more than one, of them."""
-    base = [PurePosixPath(name).name for name in names]
-    if any(name == LMDB for name in base):
+    others = [name for name in names if not name.lower().endswith(SUFFIXES) or name.count("/") < 2]
+    if not others:
+        return "jpeg"
+    base = {_base(name) for name in others}
+    if LMDB in base:
         return _alone(dataset, names, {LMDB, "lock.mdb"}, "lmdb")
-    if any(name in (PIXELS, INDEX) for name in base):
+    if PIXELS in base or INDEX in base:
         return _alone(dataset, names, {PIXELS, INDEX}, "raw")
-    shards = [SHARD.fullmatch(name) for name in base]
-    if any(shards):
-        odd = [name for name, match in zip(names, shards, strict=True) if not match]
-        if odd:
-            raise UserError(f"{dataset.root / odd[0]}: not a TFRecord shard, among shards; take it away")
-        counts = {match[3] for match in shards if match}
-        if len(counts) > 1 or len(names) != int(max(counts)):
-            raise UserError(
-                f"{dataset.root / names[0]}: one of {int(max(counts))} shards by its name, and {len(names)} "
-                "are there; copy the missing ones, and leave no others"
-            )
-        return "tfrecord"
+    matches = [match for name in others if (match := SHARD.fullmatch(_base(name)))]
+    if not matches:
+        raise UserError(
+            f"{dataset.root / others[0]}: not an image in a class's folder ({', '.join(SUFFIXES)}); "
+            "take it away"
+        )
     for name in names:
-        if not name.lower().endswith(SUFFIXES) or name.count("/") < 2:
-            raise UserError(
-                f"{dataset.root / name}: not an image in a class's folder ({', '.join(SUFFIXES)}); take it "
-                "away"
-            )
-    return "jpeg"
-
-
-def classes_of(dataset: Manifest, classes: int | None) -> list[str]:
-    """The names of the classes of folders of images, sorted: labels count them. Both splits must have images
-    of each, and there must be ``classes`` of them (None: any number).
-
-    Raises UserError naming the folder that is empty, or the numbers that differ.
-    """
-    found = {split: {_class(name) for name in files_of(dataset, split)} for split in SPLITS}
-    known = found["train"] | found["validation"] | set(dataset.facts.get("classes", ()))
-    for split in SPLITS:
-        for name in sorted(known - found[split]):
-            raise UserError(
-                f"{dataset.root}: class {name} has no image in {split}; add some, or remove the class"
-            )
-    _require_classes(dataset.root, len(known), classes)
-    return sorted(known)
+        if not SHARD.fullmatch(_base(name)):
+            raise UserError(f"{dataset.root / name}: not a TFRecord shard, among shards; take it away")
+    counts = {int(match[3]) for match in matches}
+    if counts != {len(names)}:
+        raise UserError(
+            f"{dataset.root / names[0]}: one of {max(counts)} shards by its name, and {len(names)} are "
+            "there; copy the missing ones, and leave no others"
+        )
+    return "tfrecord"
 
 
 def share_of(
@@ -144,64 +128,86 @@ def share_of(
     """
     mode = mode if staged else "replicate"
     root = staged or dataset.root
-    here = {file.path for file in part(dataset.files, world.node, world.nodes, mode)}
+    here = None
+    if mode == "shard":
+        here = {file.path for file in part(dataset.files, world.node, world.nodes, mode)}
     ranks, place = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
     if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
         raise UserError(
             "staging.mode=shard gives nodes equal numbers of images, and theirs of ranks are unequal: "
             "start as many on each, or replicate"
         )
-    if "classes" in dataset.facts:
-        _require_classes(dataset.root, len(dataset.facts["classes"]), classes)
-    splits: list[Images] = []
+    splits, _ = open_splits(dataset, world, classes, root, here, mode)
     for split, wanted in zip(SPLITS, (train_samples, eval_samples), strict=True):
-        names = files_of(dataset, split)
-        images = _open(dataset, split, root, [name for name in names if name in here], classes, mode, world)
-        # Pools that see the same files count them once.
-        counted = len(images) if mode == "replicate" or place == 0 else 0
-        found = counted if mode == "replicate" else sum(world.gather(counted))
+        found = len(splits[split])
+        if mode == "shard":  # ranks of a node see the same files, which count once
+            found = sum(world.gather(found if place == 0 else 0))
         _require_count(dataset.root, split, found, wanted)
-        splits.append(images)
-    train, evaluation = splits
+    train, evaluation = (splits[split] for split in SPLITS)
     number = world.node if mode == "shard" else 0
     return Share(
         train, evaluation, Pool(len(train), ranks, number), Pool(len(evaluation), ranks, number), place
     )
 
 
-def open_split(dataset: Manifest, split: Split, classes: int | None, world: World) -> Images:
-    """All images of a split where they lie; ``classes`` None: as many as there are. Called by all ranks.
+def open_splits(
+    dataset: Manifest,
+    world: World,
+    classes: int | None = None,
+    root: Path | None = None,
+    here: Container[str] | None = None,
+    mode: Mode = "replicate",
+) -> tuple[dict[Split, Images], list[str] | None]:
+    """The images of both splits, and the names of the classes where they are known. Called by all ranks.
 
-    Raises UserError as ``share_of``.
+    They lie under ``root`` (None: the data set's), of its files those in ``here`` (None: all), staged in
+    ``mode``. ``classes`` None: as many as there are. Raises UserError as ``share_of``.
     """
-    if classes is None:
-        jpeg = format_of(dataset, files_of(dataset, split)) == "jpeg"
-        stated = dataset.facts.get("classes")
-        classes = len(classes_of(dataset, None)) if jpeg else len(stated) if stated else 1 << 30
-    return _open(dataset, split, dataset.root, files_of(dataset, split), classes, "replicate", world)
-
-
-def _open(
-    dataset: Manifest, split: Split, root: Path, names: list[str], classes: int, mode: Mode, world: World
-) -> Images:
-    kind = format_of(dataset, files_of(dataset, split))
-    paths = [root / name for name in names]
-    if kind == "jpeg":
-        number = {name: label for label, name in enumerate(classes_of(dataset, classes))}
-        return Files(paths, [number[_class(name)] for name in names], classes)
-    if kind == "tfrecord":
-        return Shards(_extents(paths, mode, world), classes)
-    if mode == "shard":
+    names = {split: files_of(dataset, split) for split in SPLITS}
+    kinds = {split: format_of(dataset, names[split]) for split in SPLITS}
+    of_folders = _classes(dataset, {split: names[split] for split in SPLITS if kinds[split] == "jpeg"})
+    known = of_folders or dataset.facts.get("classes")
+    if known and classes is not None and len(known) != classes:
         raise UserError(
-            f"{dataset.root}: staging.mode=shard gives nodes whole files, and {kind} is one for all images; "
-            "set staging.mode=replicate, or convert to tfrecord"
+            f"{dataset.root}: {len(known)} classes, and the network has {classes}; set "
+            f"network.classes={len(known)}, or give another data set"
         )
-    folder = paths[0].parent
+    number = {name: label for label, name in enumerate(of_folders)}
+    classes = classes or (len(known) if known else 1 << 30)
+    root = root or dataset.root
+    opened: dict[Split, Images] = {}
+    for split in SPLITS:
+        mine = names[split] if here is None else [name for name in names[split] if name in here]
+        paths = [f"{root}/{name}" for name in mine]
+        if kinds[split] == "jpeg":
+            opened[split] = Files(paths, [number[_class(name)] for name in mine], classes)
+        elif kinds[split] == "tfrecord":
+            opened[split] = Shards(_extents([Path(path) for path in paths], mode, world), classes)
+        elif mode == "shard":
+            raise UserError(
+                f"{dataset.root}: staging.mode=shard gives nodes whole files, and {kinds[split]} is one for "
+                "all images; set staging.mode=replicate, or convert to tfrecord"
+            )
+        else:
+            one = partial(_open_one, kinds[split], Path(paths[0]).parent, classes)
+            opened[split] = together(world, one)[world.rank]
+    return opened, known
 
-    def open_one() -> Images:
-        return Lmdb(folder / LMDB, classes) if kind == "lmdb" else Raw(folder, classes)
 
-    return together(world, open_one)[world.rank]
+def _open_one(kind: Format, folder: Path, classes: int) -> Images:
+    return Lmdb(folder, classes) if kind == "lmdb" else Raw(folder, classes)
+
+
+def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
+    """The classes of folders of images, sorted: labels count them. Each split must have images of each."""
+    found = {split: {_class(name) for name in names[split]} for split in names}
+    known = set().union(dataset.facts.get("classes", ()) if found else (), *found.values())
+    for split in found:
+        for name in sorted(known - found[split]):
+            raise UserError(
+                f"{dataset.root}: class {name} has no image in {split}; add some, or remove the class"
+            )
+    return sorted(known)
 
 
 def _extents(paths: list[Path], mode: Mode, world: World) -> dict[Path, npt.NDArray[np.int64]]:
@@ -215,26 +221,21 @@ def _extents(paths: list[Path], mode: Mode, world: World) -> dict[Path, npt.NDAr
 
 
 def _class(name: str) -> str:
-    return PurePosixPath(name).parts[1]
+    return name.split("/", 2)[1]
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _alone(dataset: Manifest, names: Sequence[str], wanted: set[str], kind: Format) -> Format:
-    counts = Counter(PurePosixPath(name).name for name in names)
+    counts = Counter(map(_base, names))
     for name in names:
-        base = PurePosixPath(name).name
-        if base not in wanted or counts[base] > 1 or name.count("/") != 1:
+        if _base(name) not in wanted or counts[_base(name)] > 1 or name.count("/") != 1:
             raise UserError(f"{dataset.root / name}: does not belong beside {', '.join(sorted(wanted))}")
     if kind == "raw" and len(counts) < 2:
         raise UserError(f"{dataset.root / names[0]}: {PIXELS} and {INDEX} go together; copy the other")
     return kind
-
-
-def _require_classes(root: Path, found: int, wanted: int | None) -> None:
-    if wanted is not None and found != wanted:
-        raise UserError(
-            f"{root}: {found} classes, and the network has {wanted}; set network.classes={found}, or give "
-            "another data set"
-        )
 
 
 def _require_count(root: Path, split: Split, found: int, wanted: int) -> None:

@@ -50,8 +50,8 @@ class Images(Protocol):
 class Files:
     """A file an image; ``labels`` int ``[images]``."""
 
-    def __init__(self, paths: Sequence[Path], labels: Sequence[int], classes: int) -> None:
-        self.paths, self.labels, self.classes = [os.fspath(path) for path in paths], list(labels), classes
+    def __init__(self, paths: Sequence[str], labels: Sequence[int], classes: int) -> None:
+        self.paths, self.labels, self.classes = paths, labels, classes
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -116,8 +116,8 @@ class Shards:
 class Lmdb:
     """An LMDB of Caffe's Datum messages (caffe.proto: data = 4, label = 5, encoded = 7), in order of key."""
 
-    def __init__(self, path: Path, classes: int) -> None:
-        self.path, self.classes = path, classes
+    def __init__(self, folder: Path, classes: int) -> None:
+        self.path, self.classes = folder / LMDB, classes
         self._keys: list[bytes] | None = None
         self._environment: Any = None
         environment = self._open()

@@ -46,7 +46,7 @@ class Lars(torch.optim.Optimizer):
                 self.state[parameter]["velocity"] = velocity
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         result = None
         if closure is not None:
             with torch.enable_grad():

@@ -22,9 +22,10 @@ def build_model(network: Network) -> nn.Module:
     if network.name == "lenet":
         return lenet(network.classes)
     if network.name == "alexnet":
-        return alexnet(num_classes=network.classes)
+        other: nn.Module = alexnet(num_classes=network.classes)
+        return other
     blocks = list(network.blocks or BLOCKS[network.name])
-    model = ResNet(
+    model: nn.Module = ResNet(
         Bottleneck, blocks, num_classes=network.classes, width_per_group=max(1, round(64 * network.width))
     )
     initialise(model)

@@ -1,6 +1,7 @@
 """The optimizers that the rules allow: SGD with momentum, and LARS."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -8,6 +9,8 @@ from torch import nn
 from mlhpc.benchmarks.resnet50 import Hyperparameters
 from mlhpc.common.schedules import polynomial_learning_rate
 from mlhpc.resnet50.lars import Lars
+
+Group = dict[str, Any]
 
 
 def make_optimizer(hyperparameters: Hyperparameters, model: nn.Module) -> torch.optim.Optimizer:
@@ -19,8 +22,8 @@ def make_optimizer(hyperparameters: Hyperparameters, model: nn.Module) -> torch.
     """
     parameters = list(model.parameters())
     facts = hyperparameters
-    decayed = {"params": [p for p in parameters if p.ndim > 1]}
-    others = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
+    decayed: Group = {"params": [p for p in parameters if p.ndim > 1]}
+    others: Group = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
     if facts.opt_name == "lars":
         return Lars(
             [decayed, others | {"adapt": False}],

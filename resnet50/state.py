@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import ResNet50
@@ -20,7 +21,7 @@ def save(
     epoch: int,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    scaler: GradScaler,
     world: World,
 ) -> None:
     """Write a checkpoint after ``epoch``. All ranks call it; rank 0 writes."""
@@ -45,7 +46,7 @@ def restore(
     directory: Path,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    scaler: GradScaler,
     world: World,
 ) -> int:
     """Bring back the checkpoint in ``directory``; returns the epoch it was written after.

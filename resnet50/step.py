@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from mlhpc.common.errors import UserError
@@ -30,14 +31,14 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % gpus)
 
 
-def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
+def make_scaler(precision: str, device: torch.device) -> GradScaler:
     """Dynamic loss scaling for float16, and one that does nothing for the other precisions.
 
     Raises ``UserError`` for float16 without a GPU: CPUs have bfloat16.
     """
     if precision == "mixed_float16" and device.type == "cpu":
         raise UserError("training.precision mixed_float16 needs a GPU; on a CPU take mixed_bfloat16")
-    return torch.amp.GradScaler(device.type, enabled=precision == "mixed_float16")
+    return GradScaler(device.type, enabled=precision == "mixed_float16")
 
 
 def share(model: nn.Module, world: World) -> nn.Module:
@@ -51,7 +52,7 @@ def share(model: nn.Module, world: World) -> nn.Module:
 def make_train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    scaler: GradScaler,
     precision: str = "float32",
     *,
     label_smoothing: float = 0.1,
@@ -77,12 +78,12 @@ def make_train_step(
         if not model.training:
             model.train()
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-        alone = isinstance(model, DistributedDataParallel) and not last
-        with model.no_sync() if alone else nullcontext():
+        alone = None if last else model
+        with alone.no_sync() if isinstance(alone, DistributedDataParallel) else nullcontext():
             with _autocast(device, precision):
                 logits = forward(x)
             loss = F.cross_entropy(_precise(logits), y, label_smoothing=label_smoothing)
-            scaler.scale(loss / accumulate if accumulate > 1 else loss).backward()
+            torch.autograd.backward(scaler.scale(loss / accumulate if accumulate > 1 else loss))
         if last:
             scaler.step(optimizer)
             scaler.update()
@@ -107,7 +108,7 @@ def make_eval_step(model: nn.Module, precision: str = "float32", *, compiled: bo
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         with _autocast(device, precision):
             logits = forward(x)
-        return (logits.argmax(1) == y).sum()
+        return torch.eq(logits.argmax(1), y).sum()
 
     return step
 
@@ -120,7 +121,7 @@ def average_statistics(model: nn.Module, world: World) -> None:
     if world.size == 1 or not running:
         return
     shared = mean(world, torch.cat([buffer.flatten() for buffer in running]).double().cpu().numpy(), weight=1)
-    parts = torch.from_numpy(shared).split([buffer.numel() for buffer in running])
+    parts = torch.split(torch.from_numpy(shared), [buffer.numel() for buffer in running])
     for buffer, part in zip(running, parts, strict=True):
         buffer.copy_(part.view_as(buffer))
 
@@ -128,7 +129,7 @@ def average_statistics(model: nn.Module, world: World) -> None:
 def warm_up(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    scaler: GradScaler,
     train_step: TrainStep,
     eval_step: EvalStep,
     sample_shape: tuple[int, ...],
@@ -153,7 +154,7 @@ def warm_up(
 
 
 @contextmanager
-def kept(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> Iterator[None]:
+def kept(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler) -> Iterator[None]:
     """Put weights, buffers, optimizer, loss scale and random state back, in place, at the end.
 
     State that the optimizer has only made since is set to zero, which is where a momentum begins.
@@ -161,7 +162,7 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.G
     before = [(tensor, tensor.clone()) for tensor in (*model.parameters(), *model.buffers())]
     state = {id(tensor): tensor.clone() for tensor in _state(optimizer)}
     scale, training = scaler.state_dict(), model.training
-    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    gpus = sorted({tensor.device.index for tensor, _ in before if tensor.device.type == "cuda"})
     with torch.random.fork_rng(devices=gpus):
         yield
     with torch.no_grad():

@@ -1,6 +1,5 @@
 """ResNet-50, trained to target. The clock runs inside ``with log.span("run")``, and nowhere else."""
 
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def train(
         if run.network.parameters not in (None, parameters):
             raise UserError(f"the network has {parameters} parameters, not {run.network.parameters}")
         layout = torch.channels_last if training.channels_last else torch.contiguous_format
-        model = model.to(device, memory_format=layout)
+        model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
         optimizer = make_optimizer(hparams, model)
         scaler = make_scaler(training.precision, device)
         last_epoch = restore(resume, model, optimizer, scaler, world) if resume else 0
@@ -91,14 +90,13 @@ def train(
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             bytes_before, losses, accuracy = loader.bytes_read, [], None
             with log.span("epoch", epoch=epoch):
-                with (
-                    log.span("train", epoch=epoch),
-                    closing(log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)) as batches,
-                ):
-                    for update in track(range(updates), updates, f"epoch {epoch}", world):
-                        rate = rate_at(hparams, (epoch - 1) * updates + update, updates)
+                with log.span("train", epoch=epoch):
+                    batches = log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)
+                    for step, (x, y) in enumerate(track(batches, loader.steps, f"epoch {epoch}", world)):
+                        update = (epoch - 1) * updates + step // accumulated
+                        rate = rate_at(hparams, update, updates)
                         set_rate(optimizer, rate)
-                        losses += [train_step(*next(batches)) for _ in range(accumulated)]
+                        losses.append(train_step(x, y))
                     local = torch.stack(losses).double().cpu().numpy()
                     (loss,) = mean(world, local.mean(), weight=1)
                 bytes_read = loader.bytes_read - bytes_before

@@ -1,5 +1,6 @@
 """Whether a run counts: the official compliance checker, and what a run directory says about itself."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -90,7 +91,7 @@ def check_set(results: ResultSet, ruleset: str = "2.0.0") -> SetCheck:
     findings, complying = list(results.problems), 0
     with progress(len(results.log_paths), "checking", "logs", show=len(results.log_paths) > 20) as advance:
         for path, found in _run_by_run(results, ruleset, one):
-            complying += not any(
+            complying += path in results.log_paths and not any(
                 f.source == f"mlperf-logging {rules}" and f.severity != "warning" for f in found
             )
             findings += map(_tolerated, found) if excused and path in missed else found
@@ -213,7 +214,7 @@ def _log_rules(log: Log) -> Iterator[Finding]:
                 f"{len(log.all(key))}: more than one run in the file",
                 "give every run a file of its own; times would be taken from the first run alone",
             )
-    if log.run and log.run.seconds <= 0:
+    if log.run and not 0 < log.run.seconds < math.inf:
         yield Finding(
             "log/time",
             "error",

@@ -107,8 +107,9 @@ class Log:
 
     @property
     def staging(self) -> tuple[Interval, ...]:
-        """The intervals between staging_start and staging_stop, in the file's order."""
-        return tuple(self._intervals("staging_start", "staging_stop"))
+        """The intervals in which something was staged, in the file's order. Every rank may log its own: what
+        starts before the last has stopped is one interval with it."""
+        return tuple(self._staging())
 
     @property
     def epochs(self) -> tuple[Interval, ...]:
@@ -143,6 +144,20 @@ class Log:
         for record in self.records:
             found.setdefault(record.key, []).append(record)
         return {key: tuple(records) for key, records in found.items()}
+
+    def _staging(self) -> Iterator[Interval]:
+        starts: list[float] = []
+        stops: list[float] = []
+        for record in self.records:
+            if record.key == "staging_start":
+                starts.append(record.time_ms)
+            elif record.key == "staging_stop" and starts:
+                stops.append(record.time_ms)
+                if len(stops) == len(starts):
+                    yield Interval(min(starts), max(stops))
+                    starts, stops = [], []
+        if stops:  # one did not stop, or did not say so: as far as the others tell
+            yield Interval(min(starts), max(stops))
 
     def _intervals(self, start_key: str, stop_key: str) -> Iterator[Interval]:
         start: Record | None = None

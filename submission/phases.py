@@ -96,6 +96,7 @@ def phases(log: Log) -> Phases | None:
     epochs: list[_Open] = []
     evaluations: list[float] = []
     now = start.time_ms
+    staged = next(iter(log.all("staging_stop")[-1:]), None)  # with it all staging has ended, told or not
     for record in log.records:
         if record.line <= start.line:
             continue
@@ -127,7 +128,8 @@ def phases(log: Log) -> Phases | None:
         else:
             if name == "epoch" and open_.get("epoch"):
                 epochs[-1].stop = record
-            open_[name] = max(0, open_.get(name, 0) - 1)
+            left = name == "staging" and record is not staged
+            open_[name] = max(0, open_.get(name, 0) - 1) if left else 0
     spent["rest"] += run.seconds - sum(spent.values())
     done = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in epochs)
     excess = None

@@ -171,6 +171,15 @@ def _of_one_kind(results: ResultSet) -> Iterator[Finding]:
             f"{' and '.join(sorted(logged))} in the logs",
             "make them agree; package_checker goes by the description, the compliance checker by the log",
         )
+    if said is None and len(logged) > 1:
+        yield _finding(
+            "division",
+            "error",
+            f"{results.path.name}/",
+            "one division in all runs of a score",
+            " and ".join(sorted(logged)),
+            "closed and open are scored apart: sort them into sets of their own",
+        )
     keys = {k for log in results.logs for k in _settings(log)}
     for key in sorted(keys):
         values = Counter(str(log.value(key)) for log in results.logs if log.first(key))

@@ -63,7 +63,11 @@ def others(folder: Path) -> bool:
         if path.name == _ME:
             continue
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDWR)
+            try:
+                fd = os.open(path, os.O_RDWR)
+            except PermissionError:  # another user's, who alone can tell, and take it away
+                found = True
+                continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.launch import Place, settled
@@ -38,13 +39,14 @@ class TorchWorld(Placed):
         facts: dict[str, str | int] = {}
         store = None
         if place.rank == 0:
-            store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+            store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
             facts = {"address": ranks.my_address(), "port": store.port}
         facts = ranks.share(facts)
         address = str(facts["address"])
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(my_address(ranks, address)))
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(my_address(ranks, address))
         if store is None:
-            store = dist.TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
+            store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
         gpus = torch.cuda.device_count()
         if gpus:
             # Where the launcher shows every rank a GPU of its own, that is number 0 for each.
@@ -69,7 +71,7 @@ class TorchWorld(Placed):
         taken = [gpu for gpu in self.gather(mine) if gpu]
         if shared := {gpu for gpu in taken if taken.count(gpu) > 1}:
             raise UserError(
-                f"{self.local_size} ranks share a GPU of {min(shared)[0]}: start one rank a GPU, or hide them "
+                f"{self.local_size} ranks share a GPU of {min(shared)[0]}: start one rank a GPU, or hide it "
                 "with CUDA_VISIBLE_DEVICES="
             )
 

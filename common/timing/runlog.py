@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -105,7 +105,7 @@ class RunLog:
             if not error:
                 self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
 
-    def timed(self, items: Iterable[T], name: str, **tags: Any) -> Iterator[T]:
+    def timed(self, items: Iterable[T], name: str, **tags: Any) -> Generator[T, None, None]:
         """Yield ``items``, and record as one event how long the loop waited for them; also when it leaves
         before their end and closes this."""
         count, waited, longest = 0, 0.0, 0.0

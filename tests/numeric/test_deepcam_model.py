@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from mlhpc.benchmarks.deepcam import Network
-from mlhpc.deepcam.convolution import Deconvolution, Depthwise
+from mlhpc.deepcam.convolution import Deconvolution, Depthwise, Pointwise
 from mlhpc.deepcam.model import build_model
 
 SMALL = Network(width=0.125, middle_blocks=2)
@@ -152,13 +152,17 @@ def test_outputs_and_gradients_are_those_of_the_layers_written_out():
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
-@pytest.mark.parametrize("case", ["depthwise", "stride 2", "dilated", "dilated, odd side", "deconvolution"])
+@pytest.mark.parametrize(
+    "case", ["depthwise", "stride 2", "dilated", "dilated, odd side", "pointwise, stride 2", "deconvolution"]
+)
 def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype, tolerance):
     torch.manual_seed(2)
     rows, columns = (7, 10) if "odd" in case else (6, 10)
-    stride, dilation = (2 if case == "stride 2" else 1), (2 if "dilated" in case else 1)
+    stride, dilation = (2 if "stride 2" in case else 1), (2 if "dilated" in case else 1)
     if case == "deconvolution":
         layer = Deconvolution(24, 16)
+    elif "pointwise" in case:
+        layer = Pointwise(24, 16, stride=2)
     else:
         layer = Depthwise(24, stride=stride, dilation=dilation)
     layer = layer.to(dtype)
@@ -171,6 +175,8 @@ def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype
     exact_x, exact_weight = (t.detach().double().contiguous().requires_grad_() for t in (x, layer.weight))
     if case == "deconvolution":
         exact = F.conv_transpose2d(exact_x, exact_weight, None, 2, 1, 1)
+    elif "pointwise" in case:
+        exact = F.conv2d(exact_x, exact_weight, None, 2)
     else:
         exact = F.conv2d(exact_x, exact_weight, None, stride, dilation, dilation, 24)
     expected = torch.autograd.grad((exact * target.double()).sum(), (exact_x, exact_weight))

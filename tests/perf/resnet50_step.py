@@ -1,6 +1,6 @@
 """ResNet-50's training step against plain torchvision's: float32 in PyTorch's default memory layout, SGD.
 
-    python tests/perf/resnet50_step.py [--batch 32] [--side 224] [--rounds 3] [--device cpu] [--compile] [--lars]
+    python tests/perf/resnet50_step.py [--batch 32] [--side 224] [--rounds 3] [--compile] [--lars]
 
 Data is in memory on both sides. Steps alternate, so that a noisy machine is noisy for all; the ratio is taken
 round by round, and its median is the result. CPU time is given too: it is what is left to compare by where

@@ -19,7 +19,7 @@ from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
 from mlhpc.resnet50 import simulate
 from mlhpc.resnet50.convert import convert
-from mlhpc.resnet50.dataset import open_split, select, share_of
+from mlhpc.resnet50.dataset import open_splits, select, share_of
 from mlhpc.resnet50.drawing import draw
 
 TRAIN, EVALUATION, CLASSES = 22, 9, 3
@@ -416,4 +416,4 @@ def test_a_split_that_is_not_there_is_named(own):
     with pytest.raises(UserError, match=r"has no validation/"):
         opened(root)
     with pytest.raises(UserError, match=r"has no validation/"):
-        open_split(manifest.describe(root, Solo()), "validation", None, Solo())
+        open_splits(manifest.describe(root, Solo()), Solo())
