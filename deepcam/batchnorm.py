@@ -69,7 +69,7 @@ class _Grouped(torch.autograd.Function):
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, norm.eps)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight, mean, var, count = ctx.saved_tensors
         # With mean and variance as constants; then what goes through them.

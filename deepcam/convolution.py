@@ -70,14 +70,24 @@ class _Halving(torch.autograd.Function):
         return F.conv2d(x, weight, None, 2, 1, 1, len(weight))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: FunctionCtx, gradient: Tensor) -> Gradients:
         x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         wants_x, wants_weight = ctx.needs_input_grad  # type: ignore[attr-defined]
         of_x = of_weight = None
         if wants_weight:
             of_weight = torch.ops.aten.convolution_backward(
-                gradient, x, weight, None, (2, 2), (1, 1), (1, 1), False, (0, 0), len(weight), (False, True, False)
+                gradient,
+                x,
+                weight,
+                None,
+                (2, 2),
+                (1, 1),
+                (1, 1),
+                False,
+                (0, 0),
+                len(weight),
+                (False, True, False),
             )[1]
         if wants_x:
             spread = torch.zeros_like(x)
@@ -97,7 +107,7 @@ class _Doubling(torch.autograd.Function):
         return F.conv_transpose2d(x, weight, None, 2, 1, 1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: FunctionCtx, gradient: Tensor) -> Gradients:
         x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         wants_x, wants_weight = ctx.needs_input_grad  # type: ignore[attr-defined]

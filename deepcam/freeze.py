@@ -38,7 +38,7 @@ def still(model: nn.Module, before: Weights, below: float, world: World) -> int:
     """
     moves = []
     for block, old in zip(blocks(model), before, strict=True):
-        new = list(block.parameters())
+        new: list[Tensor] = list(block.parameters())
         moved = torch.stack(torch._foreach_norm(torch._foreach_sub(new, old))).norm()
         moves.append(moved / torch.stack(torch._foreach_norm(old)).norm())
     small = (torch.stack(moves) < below).tolist()

@@ -59,7 +59,7 @@ class Lamb(torch.optim.Optimizer):
                 self.state[parameter] = dict(zip(("exp_avg", "exp_avg_sq"), zeros, strict=True))
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         result = None
         if closure is not None:
             with torch.enable_grad():

@@ -2,6 +2,7 @@
 decoder (Kurth et al. 2018), as fixed by the MLPerf HPC reference, rounds 0.7 to 3.0."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class DeepLab(nn.Module):
         def filters(count: int) -> int:
             return max(8, round(count * network.width / 8) * 8)
 
-        def block(inputs: int, *widths: int, **options: int | bool) -> Block:
+        def block(inputs: int, *widths: int, **options: Any) -> Block:
             return Block(filters(inputs), [filters(width) for width in widths], **options)
 
         self.stem = nn.Sequential(
@@ -50,7 +51,9 @@ class DeepLab(nn.Module):
             *(block(728, 728, 728, 728) for _ in range(network.middle_blocks)),
             block(728, 728, 1024, closing=True, relu=False),
             *(
-                nn.Sequential(*separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True))
+                nn.Sequential(
+                    *separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True)
+                )
                 for a, b in ((1024, 1536), (1536, 1536), (1536, 2048))
             ),
         )
@@ -66,7 +69,9 @@ class DeepLab(nn.Module):
         return logits
 
 
-def separable(inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1) -> tuple[nn.Module, nn.Module]:
+def separable(
+    inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1
+) -> tuple[nn.Module, nn.Module]:
     """A 3 x 3 convolution of every channel by itself, then a 1 x 1 convolution over channels."""
     depthwise = Depthwise(inputs, stride=stride, dilation=dilation)
     return depthwise, Pointwise(inputs, outputs)
@@ -127,11 +132,13 @@ class Pyramid(nn.Module):
             )
         )
         for level in self.levels:
-            nn.init.kaiming_normal_(level[0].weight)
+            nn.init.kaiming_normal_(level[0].weight)  # type: ignore[index]
         self.mean = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, filters, 1, bias=False), Affine(filters), nn.ReLU()
         )
-        self.join = nn.Sequential(nn.Conv2d(5 * filters, filters, 1, bias=False), BatchNorm(filters, relu=True))
+        self.join = nn.Sequential(
+            nn.Conv2d(5 * filters, filters, 1, bias=False), BatchNorm(filters, relu=True)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         levels = [level(x) for level in self.levels]

@@ -1,6 +1,7 @@
 """The optimizers that the rules allow: Adam, AdamW and LAMB."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -20,7 +21,11 @@ def make_optimizer(
     parameters = list(parameters)
     facts = hyperparameters
     rate = torch.tensor(facts.opt_lr, device=parameters[0].device)
-    options = {"betas": facts.opt_betas, "eps": facts.opt_eps, "weight_decay": facts.opt_weight_decay}
+    options: dict[str, Any] = {
+        "betas": facts.opt_betas,
+        "eps": facts.opt_eps,
+        "weight_decay": facts.opt_weight_decay,
+    }
     if facts.opt_name == "LAMB":
         return Lamb(
             parameters,

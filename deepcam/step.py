@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from mlhpc.common.errors import UserError
@@ -30,14 +31,14 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % gpus)
 
 
-def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
+def make_scaler(precision: str, device: torch.device) -> GradScaler:
     """Dynamic loss scaling for float16, and one that does nothing for the other precisions.
 
     Raises ``UserError`` for float16 without a GPU: CPUs have bfloat16.
     """
     if precision == "mixed_float16" and device.type == "cpu":
         raise UserError("training.precision mixed_float16 needs a GPU; on a CPU take mixed_bfloat16")
-    return torch.amp.GradScaler(device.type, enabled=precision == "mixed_float16")
+    return GradScaler(device.type, enabled=precision == "mixed_float16")
 
 
 def share(model: nn.Module, world: World) -> nn.Module:
@@ -59,7 +60,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def make_train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    scaler: GradScaler,
     precision: str = "float32",
     *,
     accumulate: int = 1,
@@ -88,8 +89,8 @@ def make_train_step(
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-        alone = isinstance(model, DistributedDataParallel) and not last
-        with model.no_sync() if alone else nullcontext():
+        waits = isinstance(model, DistributedDataParallel) and not last
+        with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
             with _autocast(device, precision):
                 logits = forward(x)
             loss = weighted_cross_entropy(logits, y)
@@ -137,7 +138,7 @@ def first_not_finite(losses: list[Tensor]) -> int | None:
 def warm_up(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    scaler: GradScaler,
     train_step: TrainStep,
     eval_step: EvalStep,
     sample_shape: tuple[int, int, int],
@@ -164,9 +165,7 @@ def warm_up(
 
 
 @contextmanager
-def kept(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
-) -> Iterator[None]:
+def kept(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler) -> Iterator[None]:
     """Put weights, buffers, optimizer, loss scale and random state back, in place, at the end.
 
     State that the optimizer has only made since is set to zero, which is where Adam's begins.

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import statistics
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -398,12 +399,12 @@ def _is_official(benchmark: str, train: int | None, evaluate: int | None) -> boo
 
 
 def _count(value: Any) -> int | None:
-    """A positive whole number, also where a description writes it as text."""
+    """A positive whole number, also where a description writes it as text; none that nothing can count to."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if number > 0 else None
+    return number if 0 < number <= sys.maxsize else None
 
 
 def _named(value: Any) -> str | None:

@@ -74,7 +74,9 @@ def test_the_loss_is_the_mean_over_pixels_of_weighted_logarithms():
                 chance = math.exp(values[number]) / sum(math.exp(value) for value in values)
                 total -= SHARES[number] ** -0.125 * math.log(chance)
     for kind in (torch.uint8, torch.int64):
-        loss = weighted_cross_entropy(torch.tensor(logits, dtype=torch.float32), torch.tensor(truth, dtype=kind))
+        loss = weighted_cross_entropy(
+            torch.tensor(logits, dtype=torch.float32), torch.tensor(truth, dtype=kind)
+        )
         assert loss.item() == pytest.approx(total / 40, rel=1e-6)
 
 

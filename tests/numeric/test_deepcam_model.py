@@ -25,11 +25,23 @@ def separable(inputs, outputs, norm=True):
 
 PUBLISHED = {
     "stem": plain(3, 16, 32) + plain(3, 32, 64),
-    "entry block 1": separable(64, 128) + separable(128, 128) + separable(128, 128, False) + plain(1, 64, 128),
-    "entry block 2": separable(128, 256) + separable(256, 256) + separable(256, 256, False) + plain(1, 128, 256),
-    "entry block 3": separable(256, 728) + separable(728, 728) + separable(728, 728, False) + plain(1, 256, 728),
+    "entry block 1": separable(64, 128)
+    + separable(128, 128)
+    + separable(128, 128, False)
+    + plain(1, 64, 128),
+    "entry block 2": separable(128, 256)
+    + separable(256, 256)
+    + separable(256, 256, False)
+    + plain(1, 128, 256),
+    "entry block 3": separable(256, 728)
+    + separable(728, 728)
+    + separable(728, 728, False)
+    + plain(1, 256, 728),
     "middle flow": 16 * 3 * separable(728, 728),
-    "exit block": separable(728, 728) + separable(728, 1024) + separable(1024, 1024, False) + plain(1, 728, 1024),
+    "exit block": separable(728, 728)
+    + separable(728, 1024)
+    + separable(1024, 1024, False)
+    + plain(1, 728, 1024),
     "exit flow": separable(1024, 1536) + separable(1536, 1536) + separable(1536, 2048),
     "pyramid": plain(1, 2048, 256) + 3 * plain(3, 2048, 256) + (2048 * 256 + 2 * 256) + plain(1, 1280, 256),
     "decoder": plain(1, 128, 48)

@@ -153,7 +153,9 @@ def test_scaled_gradients_give_the_same_step_and_infinite_ones_give_none(scale):
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
 def test_adam_and_adamw_follow_their_papers_at_a_rate_that_changes(name):
     """Kingma and Ba 2015, algorithm 1, with L2; Loshchilov and Hutter 2019, algorithm 2."""
-    facts = Hyperparameters(global_batch_size=1, opt_name=name, opt_lr=0.1, opt_weight_decay=0.3, opt_eps=1e-3)
+    facts = Hyperparameters(
+        global_batch_size=1, opt_name=name, opt_lr=0.1, opt_weight_decay=0.3, opt_eps=1e-3
+    )
     weight, gradients = torch.tensor([0.5, -2.0, 3.0]), torch.tensor([[0.1, -0.2, 0.3], [0.4, 0.0, -0.1]])
     parameter = torch.nn.Parameter(weight.clone())
     optimizer = make_optimizer(facts, [parameter])
@@ -173,7 +175,12 @@ def test_lamb_takes_its_settings_and_a_rate_that_changes():
     settings = {"weight_decay": 0.2, "eps": 1e-4, "betas": (0.7, 0.9), "grad_averaging": False}
     named = {f"opt_{key}": value for key, value in settings.items()}
     facts = Hyperparameters(
-        global_batch_size=1, opt_name="LAMB", opt_lr=1.0, opt_max_grad_norm=3.0, **named, opt_bias_correction=False
+        global_batch_size=1,
+        opt_name="LAMB",
+        opt_lr=1.0,
+        opt_max_grad_norm=3.0,
+        **named,
+        opt_bias_correction=False,
     )
     weights, gradients = weights_and_gradients()
 

@@ -81,7 +81,9 @@ def our_step(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--reference", type=Path)
     parser.add_argument("--precision", nargs="+", default=["float32", "mixed_bfloat16"])
     parser.add_argument("--batch", type=int, default=2)
@@ -97,7 +99,9 @@ def main() -> None:
     torch.manual_seed(1)
     x = torch.rand(options.batch, options.rows, options.columns, 16).permute(0, 3, 1, 2)
     y = (x[:, 0] > 0.98).to(torch.uint8) + (x[:, 1] > 0.995).to(torch.uint8)
-    table = Table(title=f"batch {options.batch} of {options.rows} x {options.columns}, {options.threads} threads")
+    table = Table(
+        title=f"batch {options.batch} of {options.rows} x {options.columns}, {options.threads} threads"
+    )
     for head in ("precision", "side", "seconds a step", "samples/s", "CPU seconds", "loss", "peak GB"):
         table.add_column(head, justify="left" if head in ("precision", "side") else "right")
     for precision in options.precision:
@@ -117,7 +121,10 @@ def main() -> None:
                 if number:  # the first one allocates and fills caches
                     walls[side].append(wall)
                     cpus[side].append(cpu)
-                print(f"{precision} {side} {number}: {wall:.2f} s, CPU {cpu:.2f} s, loss {losses[side]:.4f}", flush=True)
+                print(
+                    f"{precision} {side} {number}: {wall:.2f} s, CPU {cpu:.2f} s, loss {losses[side]:.4f}",
+                    flush=True,
+                )
         for side in steps:
             wall = statistics.median(walls[side])
             row = [precision, side, f"{wall:.2f}", f"{options.batch / wall:.3f}"]

@@ -423,3 +423,18 @@ def test_the_command_line_returns_the_verdict(tmp_path: Path, capsys: pytest.Cap
     assert main(["check", str(tmp_path)]) == main(["score", str(tmp_path)]) == 1
     assert main(["score", str(tmp_path / "nothing")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_runs_of_two_divisions_make_no_score(tmp_path: Path) -> None:
+    """Without a system description the logs alone say what they are."""
+    for n in range(1, 11):
+        made = records(seed=n, minutes=9 + n, division="open" if n == 1 else "closed")
+        write_log(tmp_path / f"result_{n}.txt", made)
+    assert "set/division" in rules(only(tmp_path))
+
+
+def test_a_run_without_a_log_is_none_that_complies(tmp_path: Path) -> None:
+    for n in (1, 2):
+        make_run(tmp_path / f"run_{n}")
+    (tmp_path / "run_2" / "run.log").unlink()
+    assert only(tmp_path).complying <= 1

@@ -125,6 +125,16 @@ def test_staging_twice_and_an_open_end(tmp_path: Path) -> None:
     assert log.staging == (Interval(10, 20), Interval(30, 45))
 
 
+@pytest.mark.parametrize("events", ["0+ 1+ 5- 8-", "0+ 1+ 8- 5-", "0+ 1+ 2+ 5- 8-"])
+def test_staging_that_every_rank_logs_lasts_from_the_first_start_to_the_last_stop(
+    events: str, tmp_path: Path
+) -> None:
+    """In the last one a rank does not say when it stopped."""
+    kinds = {"+": "staging_start", "-": "staging_stop"}
+    log = parsed(tmp_path, *(mllog(int(event[:-1]), kinds[event[-1]]) for event in events.split()))
+    assert log.staging == (Interval(0, 8),)
+
+
 def test_empty_file_gives_an_empty_log(tmp_path: Path) -> None:
     log = parsed(tmp_path, "")
     assert (log.records, log.evaluations("eval_error"), log.time_to_train_s) == ((), (), None)
