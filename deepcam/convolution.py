@@ -45,7 +45,9 @@ class Pointwise(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if input.device.type != "cpu" or self.stride == (1, 1):
             return super().forward(input)
-        return F.conv2d(input[:, :, :: self.stride[0], :: self.stride[1]], self.weight)
+        # Sliced with channels last, so that the gradient is laid out like that too.
+        kept = input.permute(0, 2, 3, 1)[:, :: self.stride[0], :: self.stride[1]]
+        return F.conv2d(kept.permute(0, 3, 1, 2), self.weight)
 
 
 class Deconvolution(nn.ConvTranspose2d):
@@ -119,17 +121,28 @@ def _taps(x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
     """The gradient of a deconvolution's weights [inputs, outputs, 3, 3]."""
     inputs, outputs = weight.shape[:2]
     columns = x.shape[3] + 1
-    rows_of_x = F.pad(x.permute(0, 2, 3, 1), (0, 0, 0, 1, 0, 1)).view(-1, inputs)
+    rows_of_x = _bordered(x.permute(0, 2, 3, 1), 1, 1).view(-1, inputs)
     taps = weight.new_empty(3, 3, inputs, outputs)
     for row in (0, 1):  # 0: the output's odd rows, for taps 0 and 2; 1: its even rows, for tap 1
         for column in (0, 1):
             pixels = gradient.permute(0, 2, 3, 1)[:, 1 - row :: 2, 1 - column :: 2]
-            pixels = F.pad(pixels, (0, 0, 1 - column, column, 1 - row, row)).view(-1, outputs)
+            pixels = _bordered(pixels, row, column).view(-1, outputs)
             for i in range(row, 3, 2):
                 for j in range(column, 3, 2):
                     shift = (i // 2) * columns + j // 2
                     torch.mm(rows_of_x[: len(pixels) - shift].t(), pixels[shift:], out=taps[i, j])
     return taps.permute(2, 3, 0, 1)
+
+
+def _bordered(pixels: Tensor, below: int, right: int) -> Tensor:
+    """[b, h, w, c] with one row and one column of zeros: at the end where ``below`` or ``right`` is 1, at the
+    beginning where it is 0."""
+    batch, rows, columns, channels = pixels.shape
+    bordered = pixels.new_empty(batch, rows + 1, columns + 1, channels)
+    bordered[:, rows if below else 0] = 0
+    bordered[:, :, columns if right else 0] = 0
+    bordered[:, 1 - below : 1 - below + rows, 1 - right : 1 - right + columns] = pixels
+    return bordered
 
 
 def _grids(x: Tensor, rate: int) -> Tensor:

@@ -133,16 +133,16 @@ class Pyramid(nn.Module):
         )
         for level in self.levels:
             nn.init.kaiming_normal_(level[0].weight)  # type: ignore[index]
-        self.mean = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, filters, 1, bias=False), Affine(filters), nn.ReLU()
-        )
+        self.mean = nn.Sequential(nn.Conv2d(inputs, filters, 1, bias=False), Affine(filters), nn.ReLU())
         self.join = nn.Sequential(
             nn.Conv2d(5 * filters, filters, 1, bias=False), BatchNorm(filters, relu=True)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         levels = [level(x) for level in self.levels]
-        levels.append(self.mean(x).expand_as(levels[0]))
+        # The mean is taken with channels last, so that its gradient is laid out like the others'.
+        mean = x.permute(0, 2, 3, 1).mean((1, 2))[:, :, None, None]
+        levels.append(self.mean(mean).expand_as(levels[0]))
         y: Tensor = self.join(torch.cat(levels, 1))
         return y
 

@@ -69,9 +69,7 @@ def my_address(ranks: RollCall, leader: str) -> str:
 def interface_of(address: str) -> str:
     """The network interface that has this IPv4 address. Raises ``UserError``."""
     if address.startswith("127."):
-        address = (
-            "127.0.0.1"  # a host may know its own name as another address of loopback: 127.0.1.1 on Debian
-        )
+        address = "127.0.0.1"  # a host may have its own name at another one of loopback: Debian, 127.0.1.1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
             try:

@@ -6,7 +6,7 @@ Read from a rank's events. The parts of the interval run_start to run_stop are
 - data wait: what the training loop waited for its next batch;
 - step: the rest of the training spans;
 - evaluation: the spans ``eval``;
-- first-epoch excess: what the first epoch took longer than the median of the later ones in data wait, step
+- first-epoch excess: what the first epoch took longer than the median of the later whole ones in data wait, step
   and evaluation, taken out of those three. Data that is read in while training shows here: it was 10 to 43%
   of time to train in published logs that have no staging records;
 - rest: everything else (checkpoints, the time between epochs).
@@ -36,7 +36,7 @@ class EpochTimes:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds. ``first_epoch_excess`` is None when fewer than three epochs leave no median."""
+    """Seconds. ``first_epoch_excess`` is None when fewer than three whole epochs leave no median."""
 
     total: float
     staging: float
@@ -85,21 +85,23 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     if not runs:
         raise ValueError("the events hold no finished run")
     train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
-    waits = {
-        e.get("epoch"): e["seconds"] for e in events if e["event"] == "timed" and e["name"] == "data_wait"
-    }
+    timed = {e.get("epoch"): e for e in events if e["event"] == "timed" and e["name"] == "data_wait"}
+    waits = {epoch: event["seconds"] for epoch, event in timed.items()}
     epochs = tuple(
         EpochTimes(epoch, seconds, waits.get(epoch, 0.0), evaluation.get(epoch, 0.0))
         for epoch, seconds in sorted(train.items())
     )
+    # An evaluation on the way may cut the last epoch short: it then says nothing of the first.
+    batches = [timed.get(epoch.epoch, {}).get("count") for epoch in epochs]
+    whole = len(epochs) - (len(epochs) > 1 and batches[-1] != batches[0])
     wait, step, evaluated = (
-        _without_excess([getattr(epoch, part) for epoch in epochs])
+        _without_excess([getattr(epoch, part) for epoch in epochs], whole)
         for part in ("data_wait_s", "step_s", "eval_s")
     )
     return Breakdown(
         total=sum(runs.values()),
         staging=sum(_seconds(events, "staging").values()),
-        first_epoch_excess=wait[1] + step[1] + evaluated[1] if len(epochs) >= 3 else None,
+        first_epoch_excess=wait[1] + step[1] + evaluated[1] if whole >= 3 else None,
         data_wait=wait[0],
         step=step[0],
         evaluation=evaluated[0],
@@ -116,7 +118,7 @@ def _seconds(events: list[dict[str, Any]], name: str) -> dict[Any, float]:
     return seconds
 
 
-def _without_excess(seconds: list[float]) -> tuple[float, float]:
-    """(sum without the first epoch's excess, that excess)."""
-    excess = max(0.0, seconds[0] - median(seconds[1:])) if len(seconds) >= 3 else 0.0
+def _without_excess(seconds: list[float], whole: int) -> tuple[float, float]:
+    """(sum without the first epoch's excess over the other ``whole`` ones, that excess)."""
+    excess = max(0.0, seconds[0] - median(seconds[1:whole])) if whole >= 3 else 0.0
     return sum(seconds) - excess, excess

@@ -49,6 +49,16 @@ def test_excess_is_unknown_rather_than_zero_when_no_median_can_be_had():
     assert breakdown(events([20, 10, 10], [1] * 3, [1] * 3)).first_epoch_excess is not None
 
 
+def test_an_epoch_cut_short_by_the_target_is_no_measure_of_the_first():
+    made = events([10, 10, 10, 2], [1, 1, 1, 0.2], [3, 3, 3, 1])
+    for event, count in zip([e for e in made if e["event"] == "timed"], [8, 8, 8, 2], strict=True):
+        event["count"] = count
+    assert breakdown(made).first_epoch_excess == 0
+    del made[3:6]  # two whole epochs and a part of one
+    made[-1]["seconds"] = 22 + 7
+    assert breakdown(made).first_epoch_excess is None
+
+
 def test_a_fast_first_epoch_has_no_excess():
     assert breakdown(events([8, 10, 10], [0, 1, 1], [1, 1, 1])).first_epoch_excess == 0
 
