@@ -105,7 +105,7 @@ def training_set(known: Known) -> Iterator[Finding]:
 
     Source: HPC rules, "Closed Division"; for DeepCAM also mlperf-logging, hpc_2.0.0/closed_deepcam.yaml.
     """
-    yield from _fixed(known, "data.train_samples", "data.official")
+    yield from _fixed(known, "data.train_samples", "data.official", "loading.broken_images")
 
 
 def evaluation_set(known: Known) -> Iterator[Finding]:
