@@ -40,7 +40,7 @@ class Network(schema.Network):
 
     width: PositiveFloat = Field(1.0, le=1, description="share of the reference's filters in every layer")
     middle_blocks: PositiveInt = Field(16, description="residual blocks of the middle flow")
-    classes: PositiveInt = 3
+    classes: Literal[3] = 3
 
 
 class Hyperparameters(schema.Hyperparameters):

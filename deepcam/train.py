@@ -42,7 +42,12 @@ def train(
     """
     hparams, training = run.hyperparameters, run.training
     accumulated = hparams.gradient_accumulation_frequency
-    local_batch = local_batch_size(hparams.global_batch_size, world.size * accumulated)
+    if hparams.global_batch_size % accumulated:
+        raise UserError(
+            f"a global batch of {hparams.global_batch_size} samples cannot be gathered in {accumulated} equal "
+            "backward passes; take another hyperparameters.gradient_accumulation_frequency"
+        )
+    local_batch = local_batch_size(hparams.global_batch_size // accumulated, world.size)
 
     # Before the clock: network, optimizer, compilation on synthetic samples. The data set is not touched.
     with log.span("init"):
@@ -186,6 +191,11 @@ def _dataset(run: DeepCam, data: Path, world: World) -> Manifest:
     """The part of the data set that the run needs; the closed division's rules on data are held here."""
     dataset = take(describe(data, world), train=run.data.train_samples, validation=run.data.eval_samples)
     rules.hold(rules.Known(run, facts=dataset.facts))
+    if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
+        raise UserError(
+            f"{data}: its .npy files have no manifest that says what they hold, a sample being two of them; make "
+            "them with mlhpc data convert deepcam"
+        )
     return dataset
 
 

@@ -127,13 +127,16 @@ def train(
 
 def _require_finite(losses: npt.NDArray[np.float64], loader: Loader, epoch: int, world: World) -> None:
     """Raise UserError on all ranks when a loss of one is not finite: of which step, made from which files."""
+    bad = np.flatnonzero(~np.isfinite(losses))
+    mine = int(bad[0]) if len(bad) else len(losses)
+    # By its gradients the first bad loss spoils those of all ranks in the next update: it alone is told.
+    earliest = min(world.gather(mine))
 
     def check() -> None:
-        bad = np.flatnonzero(~np.isfinite(losses))
-        if len(bad):
-            files = ", ".join(loader.files_of(epoch - 1, int(bad[0])))
+        if len(bad) and mine == earliest:
+            files = ", ".join(loader.files_of(epoch - 1, mine))
             raise UserError(
-                f"the loss became {losses[bad[0]]} in step {bad[0] + 1} of epoch {epoch}, on {files}; "
+                f"the loss became {losses[mine]} in step {mine + 1} of epoch {epoch}, on {files}; "
                 "look at them, or lower the base learning rate in hyperparameters"
             )
 

@@ -7,6 +7,8 @@ removes as soon as both sides have it, so that a killed run leaves nothing and t
 
 import math
 import multiprocessing
+import os
+import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,7 @@ def batches(
             prefetch_factor=each,
             multiprocessing_context=context,
             pin_memory=device != "cpu",
+            worker_init_fn=_end_with_run,
         )
     )
     try:
@@ -86,6 +89,19 @@ def batches(
     finally:
         # Now: a traceback that holds the iterator would keep them running.
         iterator._shutdown_workers()
+
+
+def _end_with_run(worker: int) -> None:
+    """Have this worker end when the process that reads from it is gone, killed or not. PyTorch's own watch is
+    over the parent, which here is the fork server, and that stays as long as its workers do."""
+
+    def watch() -> None:
+        reader = multiprocessing.parent_process()
+        assert reader is not None
+        reader.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
 def _require_shared_memory(batch_bytes: int, batches: int) -> None:

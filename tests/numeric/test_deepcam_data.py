@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -273,6 +274,24 @@ def test_a_killed_worker_is_told(data_set):
 
 
 # DALI
+
+
+def test_workers_end_when_the_run_that_reads_from_them_is_killed(data_set):
+    """As when the loss of another rank ends a rank at once. What they inherit of it, its output, closes then."""
+    program = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from pathlib import Path
+from numeric.test_deepcam_data import open_loader
+batches = open_loader(Path({str(data_set)!r}), "workers").train_epoch(0)
+next(batches)
+print("reading", flush=True)
+time.sleep(600)
+"""
+    run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert run.stdout and run.stdout.readline() == "reading\n"
+    run.kill()
+    run.communicate(timeout=60)  # not before the last process that holds the pipe has ended
 
 
 def test_dali_that_is_not_there_is_one_line(data_set, monkeypatch):

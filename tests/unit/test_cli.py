@@ -15,7 +15,7 @@ OPTIONS = {
         *("--runs", "--instances", "--number"),
     ],
     "data make": ["--preset", "--set", "--out", "--raw", "--workers"],
-    "data convert": ["--workers", "--sample", "--plain", "--validation", "--float16"],
+    "data convert": ["--workers", "--sample", "--plain", "--validation", "--float16", "--to"],
     "data bench": ["--samples", "--batch", "--workers", "--rounds", "--evict"],
     "data index": ["--workers"],
     "data verify": ["--workers"],
