@@ -58,7 +58,7 @@ def test_a_run_that_meets_its_target_passes_the_check_but_for_the_official_targe
     out = tmp_path / "out"
     done = mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *settings("target.value=0.9"))
     assert done.returncode == 0, done.stderr
-    assert result(out)["status"] == "success" and len(result(out)["epochs"]) == 1
+    assert result(out)["status"] == "success"
     for ruleset in ("1.0.0", "2.0.0", "3.0.0"):
         checked = mlhpc("check", out, "--ruleset", ruleset)
         assert checked.returncode == 0, checked.stdout
