@@ -380,10 +380,11 @@ def _record(manifest: Manifest, target: Path, files: list[File], team: _Team, mo
     if len(files) < len(manifest.files):
         facts.pop("samples", None)  # they are the whole data set's
     before = manifests.load(target).facts["staged"] if (target / manifests.NAME).exists() else {}
+    # Of runs that begin at once, the one that made the folder need not be the first to write in it.
     facts["staged"] = {
         "of": _identity(manifest),
         "mode": mode,
-        "made_folder": before.get("made_folder", team.made_folder),
+        "made_folder": before.get("made_folder", False) or team.made_folder,
     }
     manifests.save(replace(manifest, root=target, files=tuple(files), facts=facts))
 
