@@ -89,7 +89,8 @@ def _first_problem(error: ValidationError, model: type[Run]) -> str:
         return f"unknown key {place!r}; {did_you_mean(place, _keys(model))}"
     message = problem["msg"].removeprefix("Value error, ")
     given = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
-    return f"{place}: {message}{given}"
+    # What speaks of several tables at once has no place, and names its keys itself.
+    return f"{place}: {message}{given}" if place else message
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:

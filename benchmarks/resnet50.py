@@ -129,6 +129,7 @@ class ResNet50(schema.Run):
         drawn = self.data.simulation.classes if self.data.simulation else self.network.classes
         if drawn != self.network.classes:
             raise ValueError(
-                f"network.classes {self.network.classes} and data.simulation.classes {drawn} differ"
+                f"network.classes {self.network.classes} and data.simulation.classes {drawn} differ; "
+                "set both to the data set's"
             )
         return self

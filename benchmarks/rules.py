@@ -246,6 +246,7 @@ def from_the_start(known: Known) -> Iterator[Finding]:
     """
     if known.resumed:
         yield _against("--resume", "a run from the start", "a resumed one", _OPEN)
+    yield from _fixed(known, "study.")
 
 
 # Before the run: where the data is.

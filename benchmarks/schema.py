@@ -8,7 +8,9 @@ what the rules check have one name.
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+
+from mlhpc.common.errors import UserError
 
 
 class Facts(BaseModel):
@@ -80,6 +82,26 @@ class Loading(Facts):
     prefetch: PositiveInt = Field(4, description="batches ready and waiting at most")
 
 
+class Study(Facts):
+    """A run of ``mlhpc study``: it ends after some steps of its first epoch, and evaluates nothing."""
+
+    warmup_steps: NonNegativeInt = Field(0, description="steps before what is measured")
+    steps: NonNegativeInt = Field(0, description="steps to measure; 0: train to the target")
+
+    def cut(self, steps: int) -> int:
+        """The training steps of an epoch that could have ``steps``. Raises UserError when they are too few:
+        reading a sample twice would measure the page cache."""
+        wanted = self.warmup_steps + self.steps
+        if not self.steps:
+            return steps
+        if wanted > steps:
+            raise UserError(
+                f"{self.warmup_steps} steps of warm-up and {self.steps} to measure are more than the {steps} of "
+                "an epoch; take fewer, a smaller batch, or more training samples"
+            )
+        return wanted
+
+
 class Submission(Facts):
     """Who runs it; goes into the log's submission_* records."""
 
@@ -102,6 +124,7 @@ class Run(Facts):
     training: Training
     staging: Staging = Field(default=Staging())
     loading: Loading = Field(default=Loading())
+    study: Study = Field(default=Study())
     submission: Submission = Field(default=Submission())
 
     @classmethod

@@ -41,12 +41,17 @@ def save(directory: Path, checkpoint: Checkpoint) -> None:
     }
     half = directory / "checkpoint.npz.part"
     try:
-        with open(half, "wb") as file:
-            np.savez(file, allow_pickle=False, **facts, **arrays)
+        # As np.savez does, which leaves its archive open where the disk is full, to complain much later.
+        with zipfile.ZipFile(half, "w") as archive:
+            for name, array in (facts | arrays).items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
         half.replace(directory / "checkpoint.npz")
     except OSError as error:
         half.unlink(missing_ok=True)
-        raise UserError(f"cannot write a checkpoint in {directory}: {error.strerror}") from None
+        raise UserError(
+            f"cannot write a checkpoint in {directory}: {error.strerror}; free some space, or choose another --out"
+        ) from None
 
 
 def load(directory: Path) -> Checkpoint:

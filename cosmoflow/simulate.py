@@ -5,13 +5,7 @@ module makes universes of the same kind at any size: linear theory (``cosmology`
 conditions, 2LPT and optionally COLA move the particles (``gravity``), and a voxel holds their number.
 """
 
-import ctypes
-import json
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.benchmarks.cosmoflow import Data, Simulation
-from mlhpc.common.data import atomic, manifest, tfrecord
+from mlhpc.common.data import atomic, making, manifest, tfrecord
+from mlhpc.common.data.together import first
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
@@ -28,9 +23,6 @@ from mlhpc.cosmoflow.cosmology import MEAN, OMEGA_B_H2, PARAMETERS, Cosmology
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
 """The channels of a sample, early to late. The published set has four redshifts and does not state them."""
-
-_SETTINGS = ".simulation.json"
-"""Says how the files beside it were made, so that a restart never mixes two data sets. Hidden: not staged."""
 
 
 def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
@@ -98,10 +90,10 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
     else:
         tasks = [
             (
-                first + u,
-                [f"{folder}/seed{simulation.seed}_{stem.format(first + u)}_{i:03d}.tfrecord" for i in part],
+                begin + u,
+                [f"{folder}/seed{simulation.seed}_{stem.format(begin + u)}_{i:03d}.tfrecord" for i in part],
             )
-            for folder, first, samples in (
+            for folder, begin, samples in (
                 ("train", 0, data.train_samples),
                 ("validation", train, data.eval_samples),
             )
@@ -109,22 +101,22 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
             for part in [range(min(cuts, samples - u * cuts))]
         ]
     work = partial(_write_raw if raw else _write_samples, data, out)
-    missing: list[tuple[int, list[str]]] = []
 
-    def prepare() -> None:
-        if world.rank == 0:
-            _settle(out, {"raw": raw, **data.model_dump(mode="json")})
-            missing.extend(_missing(out, tasks))
+    def prepare() -> list[tuple[int, list[str]]]:
+        making.settle(out, {"raw": raw, **data.model_dump(mode="json")})
+        names = set(making.missing(out, [name for _, names in tasks for name in names]))
+        left = ((universe, [name for name in wanted if name in names]) for universe, wanted in tasks)
+        return [(universe, wanted) for universe, wanted in left if wanted]
+
+    # One rank looks what is there, before any writes: the others would see files of a moment later.
+    missing = first(world, prepare)
+    todo = missing[world.rank :: world.size]
 
     def make_mine() -> None:
         with progress(len(todo), "universes", "universes", show=world.rank == 0) as advance:
-            _run(work, todo, workers, advance)
+            making.in_processes(work, todo, workers, advance)
 
-    _together(world, prepare)
-    # One rank looks what is there, before any writes: the others would see files of a moment later.
-    missing = world.broadcast(missing)
-    todo = missing[world.rank :: world.size]
-    _together(world, make_mine)
+    making.on_all(world, make_mine)
     if missing or not (out / manifest.NAME).exists():
         files = sum(len(names) for _, names in tasks)
         with progress(files, "checksums", "files", show=world.rank == 0) as advance:
@@ -166,38 +158,6 @@ def _facts(data: Data, raw: bool) -> dict[str, object]:
     )
 
 
-def _settle(out: Path, settings: dict[str, object]) -> None:
-    """Make ``out`` the place of a data set with these ``settings``, or find that it is."""
-    path = out / _SETTINGS
-    try:
-        if not path.exists():
-            if out.exists() and any(out.iterdir()):
-                raise UserError(
-                    f"{out}: not empty, and not a data set of 'mlhpc data make'; give another --out"
-                )
-            out.mkdir(parents=True, exist_ok=True)
-            atomic.write_bytes(path, json.dumps(settings, indent=1).encode())
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error}; give another --out") from error
-    # Through JSON, as what was read has been: tuples are lists there.
-    if found != json.loads(json.dumps(settings)):
-        differ = sorted(key for key in found.keys() | settings.keys() if found.get(key) != settings.get(key))
-        raise UserError(
-            f"{out}: holds a data set made with another {', '.join(differ)}; remove it or give another --out"
-        )
-
-
-def _missing(out: Path, tasks: Sequence[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
-    """The universes of which a file is missing, with the missing files."""
-    folders = {os.path.dirname(name) for _, names in tasks for name in names}
-    for folder in folders:
-        (out / folder).mkdir(exist_ok=True)
-    there = {f"{folder}/{name}" for folder in folders for name in os.listdir(out / folder)}
-    left = ((universe, [name for name in names if name not in there]) for universe, names in tasks)
-    return [(universe, names) for universe, names in left if names]
-
-
 def _write_samples(data: Data, out: Path, task: tuple[int, list[str]]) -> None:
     universe, names = task
     assert data.simulation is not None
@@ -229,58 +189,3 @@ def write_universe(
         file["unitPar"] = unit
         file["physPar"] = (np.array(MEAN) * (1 + spread * unit)).astype(np.float32)
         file["redshifts"] = np.array(REDSHIFTS, np.float32)
-
-
-def _run(
-    work: Callable[[tuple[int, list[str]]], None],
-    tasks: Sequence[tuple[int, list[str]]],
-    workers: int,
-    advance: Callable[[int], None],
-) -> None:
-    """Do ``work`` for every task in ``workers`` processes, in this one if that is enough."""
-    workers = min(workers, len(tasks))
-    if workers <= 1:
-        _keep_memory()
-        for task in tasks:
-            work(task)
-            advance(1)
-        return
-    # Spawned, not forked: the parent may hold MPI, threads of a framework, locks.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_keep_memory)
-    try:
-        # Small chunks for an even end, large enough that handing them out costs nothing.
-        for _ in pool.map(work, tasks, chunksize=max(1, min(8, len(tasks) // (4 * workers)))):
-            advance(1)
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a worker process was killed, most likely for want of memory; run it again with fewer --workers"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _keep_memory() -> None:
-    """Have the C library (glibc; others have no such call) keep the memory that is freed.
-
-    A universe is hundreds of arrays that come and go; fresh pages for each took longer than the arithmetic.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD of <malloc.h>
-        mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, at its largest
-
-
-def _together(world: World, work: Callable[[], None]) -> None:
-    """Do ``work`` on every rank and wait for all. An error of any rank is raised on all of them."""
-    message = None
-    try:
-        work()
-    except UserError as error:
-        message = str(error)
-    except OSError as error:
-        where = error.filename or "writing the data set"
-        message = f"{where}: {error.strerror or error}; check the space and the rights there"
-    for rank, other in enumerate(world.gather(message)):
-        if other is not None:
-            raise UserError(other if world.size == 1 else f"rank {rank}: {other}")

@@ -82,11 +82,15 @@ def train(
                 with log.span("train", epoch=epoch):
                     optimizer.learning_rate = rate = rate_of(epoch - 1)
                     batches = log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)
-                    losses = [
-                        train_step(x, y) for x, y in track(batches, loader.steps, f"epoch {epoch}", world)
-                    ]
+                    losses = []
+                    for x, y in track(batches, loader.steps, f"epoch {epoch}", world):
+                        losses.append(train_step(x, y))
+                        if len(losses) == run.study.warmup_steps:
+                            log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
                     (loss,) = mean(world, np.mean(losses), weight=1)
                     bytes_read = loader.bytes_read - bytes_before
+                if run.study.steps:
+                    break
                 with log.span("eval", epoch=epoch):
                     errors = [eval_step(x, y) for x, y in loader.evaluation()]
                     error_sum, count = world.sum(np.sum(errors, axis=0) if errors else (0, 0))
@@ -142,7 +146,7 @@ def _open_loader(
         targets=run.network.targets,
         local_batch=local_batch,
         eval_batch=run.training.eval_batch_size,
-        steps=steps_per_epoch(world.gather(mine.train_pool), local_batch),
+        steps=run.study.cut(steps_per_epoch(world.gather(mine.train_pool), local_batch)),
         seed=seed,
         augment=run.training.augment,
         readers=run.loading.workers,

@@ -72,22 +72,25 @@ class _Grouped(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight, mean, var, count = ctx.saved_tensors
-        # With mean and variance as constants; then what goes through them.
-        of_x, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-            gradient, x, weight, mean, var, None, None, False, ctx.eps, (True, True, True)
+        # The two sums over this rank's pixels: of gradient times normalised input, and of the gradient.
+        _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, weight, mean, var, None, None, False, ctx.eps, (False, True, True)
         )
         sums = torch.stack((of_weight, of_bias))
         dist.all_reduce(sums, group=ctx.group)
+        # Ioffe and Szegedy 2015, section 3, solved for the input. The three terms nearly cancel: in bfloat16
+        # each would be rounded before they do, so they are added in the statistics' precision.
         of_means = sums / count
         spread = (var + ctx.eps).rsqrt()
         slope = weight * spread**2 * of_means[0]
         offset = weight * spread * of_means[1] - slope * mean
-        of_x -= torch.addcmul(_per_channel(offset, x), x, _per_channel(slope, x))
-        return of_x, of_weight, of_bias, None
+        of_x = torch.addcmul(_per_channel(-offset), x, _per_channel(-slope))
+        of_x.addcmul_(gradient, _per_channel(weight * spread))
+        return of_x.to(x.dtype), of_weight, of_bias, None
 
 
-def _per_channel(values: Tensor, like: Tensor) -> Tensor:
-    return values.to(like.dtype).view(1, -1, 1, 1)
+def _per_channel(values: Tensor) -> Tensor:
+    return values.view(1, -1, 1, 1)
 
 
 def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:

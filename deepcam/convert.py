@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mlhpc.common.data import atomic, manifest
+from mlhpc.common.data import atomic, making, manifest
 from mlhpc.common.data.together import first, together
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import progress
@@ -22,6 +22,8 @@ from mlhpc.deepcam import hdf5, npy
 from mlhpc.deepcam.sample import Reader, list_samples
 
 FOLDERS = ("train", "validation", "test")
+SETTINGS = ".conversion.json"
+"""Says how the files beside it were converted, so that a restart never mixes two ways. Hidden: not staged."""
 
 
 def convert(source: Path, out: Path, float16: bool, world: World, workers: int) -> None:
@@ -33,17 +35,23 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
     open division alone.
 
     The ranks share the samples, ``workers`` threads in each; the same files come out for any number of
-    them. What is complete is kept, so that an interrupted conversion can be started again. Each thread
+    them. What is complete is kept, so that an interrupted conversion can be started again; a source file
+    that was changed or replaced since, as its time of modification tells, is converted anew. Each thread
     holds a sample in memory, 54 MiB at the published size.
 
     Called by all ranks. Raises UserError, the same on all ranks, when a sample or the statistics are not as
-    expected, or ``out`` cannot be written or holds files of another kind.
+    expected, or ``out`` cannot be written or holds files of another kind, or normalised by other statistics.
     """
     samples = first(world, lambda: _samples(source, out))
     shape, statistics = first(world, lambda: _kind(source, samples[0][1]))
     dtype = np.dtype(np.float16 if float16 else np.float32)
     reader = Reader(shape, statistics if float16 else None)
     mine = samples[world.rank :: world.size]
+    normalised_by = (
+        {name: values.tolist() for name, values in statistics._asdict().items()} if float16 else None
+    )
+    settings: dict[str, object] = {"sample_shape": shape, "dtype": dtype.name, "statistics": normalised_by}
+    first(world, lambda: making.settle(out, settings, SETTINGS))
     for folder in {folder for folder, _ in samples}:
         together(world, partial(_make_folder, out / folder))
 
@@ -67,8 +75,8 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
         "dtype": dtype.name,
         "converted_from": source.resolve().name,
     }
-    if float16:
-        facts["normalised_by"] = {name: values.tolist() for name, values in statistics._asdict().items()}
+    if normalised_by:
+        facts["normalised_by"] = normalised_by
     expected = 2 * len(samples) + 1
     with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
         made = manifest.index(out, facts, world, workers, lambda size: advance(1))
@@ -117,16 +125,25 @@ def _convert_sample(
     folder, path = sample
     data = out / folder / path.with_suffix(".npy").name
     mask = npy.label_path(data)
-    there = [made for made in (data, mask) if made.exists()]
-    for made, size in ((data, npy.size(dtype, reader.shape)), (mask, npy.size(np.uint8, reader.shape[:2]))):
-        if made in there and made.stat().st_size != size:
-            raise UserError(f"{made}: is of another shape or type; convert into an empty folder")
-    if len(there) < 2:
+    modified_ns = path.stat().st_mtime_ns  # asked before it is read: a change meanwhile will show
+    whole = (data, npy.size(dtype, reader.shape)), (mask, npy.size(np.uint8, reader.shape[:2]))
+    if not all(_is_kept(made, size, modified_ns) for made, size in whole):
         x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
         reader.read(path, x, y)
-        npy.write(data, x.astype(dtype, copy=False))
-        npy.write(mask, y)
+        npy.write(data, x.astype(dtype, copy=False), modified_ns)
+        npy.write(mask, y, modified_ns)
     advance(1)
+
+
+def _is_kept(made: Path, size: int, modified_ns: int) -> bool:
+    """Whether a file is there, whole, and has its source's time of modification, which it was given."""
+    try:
+        found = made.stat()
+    except FileNotFoundError:
+        return False
+    # Some file systems keep whole seconds.
+    second = modified_ns - modified_ns % 10**9
+    return found.st_size == size and found.st_mtime_ns in (modified_ns, second)
 
 
 def _in_threads(

@@ -1,5 +1,7 @@
 """The two numbers of a batch: the loss that is minimised and the metric that the target is set for."""
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,8 +20,14 @@ def weighted_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     ``logits`` are [b, 3, H, W] in any floating type, ``y`` classes [b, H, W] in any integer type. The mean is
     over the number of pixels, not over the sum of their weights (MLPerf HPC reference, utils/losses.py).
     """
-    weights = torch.tensor(CLASS_WEIGHTS, device=logits.device)
+    weights = _class_weights(logits.device)
     return F.cross_entropy(logits.float(), y.long(), weights, reduction="none").mean()
+
+
+@cache
+def _class_weights(device: torch.device) -> Tensor:
+    """Kept on the device: to bring them there in every step would wait for all that was started on a GPU."""
+    return torch.tensor(CLASS_WEIGHTS, device=device)
 
 
 def iou(prediction: Tensor, y: Tensor, classes: int = 3) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mlhpc.benchmarks.deepcam import Network
 from mlhpc.deepcam.batchnorm import BatchNorm
-from mlhpc.deepcam.convolution import Deconvolution, Depthwise, Pointwise
+from mlhpc.deepcam.convolution import Deconvolution, Dense, Depthwise, Pointwise
 
 RATES = (6, 12, 18)  # dilations of the pyramid at output stride 16 (Chen et al. 2018, section 3.1)
 
@@ -128,7 +128,7 @@ class Pyramid(nn.Module):
             nn.Sequential(convolution, BatchNorm(filters, relu=True))
             for convolution in (
                 nn.Conv2d(inputs, filters, 1, bias=False),
-                *(nn.Conv2d(inputs, filters, 3, padding=rate, dilation=rate, bias=False) for rate in RATES),
+                *(Dense(inputs, filters, dilation=rate) for rate in RATES),
             )
         )
         for level in self.levels:
@@ -155,9 +155,9 @@ class Decoder(nn.Module):
         self.reduce = nn.Sequential(nn.Conv2d(fine, reduced, 1, bias=False), BatchNorm(reduced, relu=True))
         self.rise = nn.Sequential(*doubling(filters), *doubling(filters))
         self.blend = nn.Sequential(
-            nn.Conv2d(filters + reduced, filters, 3, padding=1, bias=False),
+            Dense(filters + reduced, filters),
             BatchNorm(filters, relu=True),
-            nn.Conv2d(filters, filters, 3, padding=1, bias=False),
+            Dense(filters, filters),
             BatchNorm(filters, relu=True),
             nn.Conv2d(filters, filters, 1),
         )

@@ -44,11 +44,16 @@ def locate(fd: int, path: Path) -> Extent:
     return extent
 
 
-def write(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write an array in C order atomically. Raises OSError as the file system does."""
+def write(path: Path, array: npt.NDArray[Any], modified_ns: int | None = None) -> None:
+    """Write an array in C order atomically, with ``modified_ns`` as the file's time of modification if given.
+
+    Raises OSError as the file system does.
+    """
     with atomic.writing(path) as fd:
         atomic.write_all(fd, memoryview(_header(array.dtype, array.shape)))
         atomic.write_all(fd, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        if modified_ns is not None:
+            os.utime(fd, ns=(modified_ns, modified_ns))
 
 
 def size(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> int:

@@ -15,7 +15,7 @@ from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
 from mlhpc.common.data.share import share_of
 from mlhpc.common.data.staging import stage
-from mlhpc.common.data.together import together
+from mlhpc.common.data.together import first, together
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import track
 from mlhpc.common.ranks.world import World, mean
@@ -24,7 +24,7 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.deepcam.batchnorm import average_statistics, group_batchnorm
 from mlhpc.deepcam.data import Loader
 from mlhpc.deepcam.freeze import freeze, frozen, still, weights_of
-from mlhpc.deepcam.hdf5 import read_statistics
+from mlhpc.deepcam.hdf5 import Statistics, read_statistics
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optimizer import make_optimizer, set_rate
 from mlhpc.deepcam.sample import is_sample
@@ -46,6 +46,12 @@ def train(
         raise UserError(
             f"a global batch of {hparams.global_batch_size} samples cannot be gathered in {accumulated} equal "
             "backward passes; take another hyperparameters.gradient_accumulation_frequency"
+        )
+    if training.cuda_graphs and accumulated > 1:
+        # Replayed graphs write gradients where those of the passes before lie (PyTorch issue 96693).
+        raise UserError(
+            f"training.cuda_graphs would lose all but the last of {accumulated} backward passes to an update; "
+            "set it to false, or hyperparameters.gradient_accumulation_frequency to 1"
         )
     local_batch = local_batch_size(hparams.global_batch_size // accumulated, world.size)
 
@@ -103,12 +109,12 @@ def train(
     with log.span("run"):
         if staged:
             with log.span("staging"):
-                dataset = _dataset(run, data, world)
+                dataset, statistics = _dataset(run, data, world)
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
             log.note("staging", **asdict(report))
         else:
-            dataset = _dataset(run, data, world)
-        loader = _open_loader(run, dataset, staged, local_batch, seed, world, device)
+            dataset, statistics = _dataset(run, data, world)
+        loader = _open_loader(run, dataset, statistics, staged, local_batch, seed, world, device)
         updates = loader.steps // accumulated
 
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
@@ -125,10 +131,14 @@ def train(
                             rate = rate_of((epoch - 1) * updates + update)
                             set_rate(optimizer, rate)
                             losses += [train_step(*next(batches)) for _ in range(accumulated)]
+                            if update + 1 == run.study.warmup_steps:
+                                log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
                         local = torch.stack(losses).double().cpu().numpy()
                         (loss,) = mean(world, local.mean(), weight=1)
                     bytes_read += loader.bytes_read - bytes_before
                     _require_finite(local, loader, epoch, world)
+                    if run.study.steps:
+                        break
                     with log.span("eval", epoch=epoch):
                         average_statistics(model, world)
                         evaluated = [eval_step(x, y) for x, y in loader.evaluation()]
@@ -140,6 +150,8 @@ def train(
                     if run.target.met_by(iou):
                         break
 
+            if run.study.steps:
+                break
             log.metric("samples", len(losses) * local_batch * world.size, epoch=epoch)
             log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
             log.metric("learning_rate", rate, epoch=epoch)
@@ -181,27 +193,32 @@ def _require_finite(losses: npt.NDArray[np.float64], loader: Loader, epoch: int,
             files = ", ".join(str(path) for path in loader.files_of(epoch - 1, mine))
             raise UserError(
                 f"the loss became {losses[mine]} in step {mine + 1} of epoch {epoch}, on {files}; "
-                "look at them with mlhpc data show, or lower hyperparameters.opt_lr"
+                "look at them with mlhpc data show deepcam, or lower hyperparameters.opt_lr"
             )
 
     together(world, check)
 
 
-def _dataset(run: DeepCam, data: Path, world: World) -> Manifest:
-    """The part of the data set that the run needs; the closed division's rules on data are held here."""
-    dataset = take(describe(data, world), train=run.data.train_samples, validation=run.data.eval_samples)
+def _dataset(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
+    """The part of the data set that the run needs, and its statistics, which cost nothing to look at before
+    terabytes are copied. The closed division's rules on data are held here."""
+    dataset = describe(data, world)
+    if (benchmark := dataset.facts.get("benchmark", run.benchmark)) != run.benchmark:
+        raise UserError(f"{data}: is a data set of {benchmark}; give one of {run.benchmark} with --data")
+    dataset = take(dataset, train=run.data.train_samples, validation=run.data.eval_samples)
     rules.hold(rules.Known(run, facts=dataset.facts))
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
         raise UserError(
             f"{data}: its .npy files have no manifest that says what they hold, a sample being two of them; make "
             "them with mlhpc data convert deepcam"
         )
-    return dataset
+    return dataset, first(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
 
 
 def _open_loader(
     run: DeepCam,
     dataset: Manifest,
+    statistics: Statistics,
     staged: Path | None,
     local_batch: int,
     seed: int,
@@ -218,7 +235,7 @@ def _open_loader(
         is_sample=is_sample,
     )
     accumulated = run.hyperparameters.gradient_accumulation_frequency
-    updates = steps_per_epoch(world.gather(mine.train_pool), local_batch * accumulated)
+    updates = run.study.cut(steps_per_epoch(world.gather(mine.train_pool), local_batch * accumulated))
     return Loader(
         mine.train_files,
         mine.eval_files,
@@ -226,7 +243,7 @@ def _open_loader(
         mine.eval_pool,
         place=mine.place,
         sample_shape=run.data.sample_shape,
-        statistics=read_statistics(staged or dataset.root, run.data.sample_shape[-1]),
+        statistics=statistics,
         local_batch=local_batch,
         eval_batch=run.training.eval_batch_size,
         steps=updates * accumulated,

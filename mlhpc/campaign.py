@@ -4,35 +4,28 @@ The folder is the record: a run is done when its directory says so, and a second
 ``campaign.json`` is made anew from the directories after every run; nothing is read back from it.
 """
 
-import contextlib
-import fcntl
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from mlhpc.benchmarks import load, rules
-from mlhpc.campaign_record import Campaign, attempts, read, save, score_of, show
+from mlhpc.campaign_record import Campaign, Made, attempts, read, save, score_of, show
+from mlhpc.children import check_alone, end, in_slurm, is_locked, locked, sigterm_as_ctrl_c, start
 from mlhpc.common.data import manifest
 from mlhpc.common.errors import UserError
 from mlhpc.common.evidence import accelerators
 from mlhpc.common.ranks.hostlist import expand_hosts
-from mlhpc.common.ranks.launch import identify
 from mlhpc.run import Places, known_of
 
-GRACE_S = 60.0
-"""How long runs may take to end in good order when the campaign is ended."""
 ABORTS_IN_A_ROW = 2
 """So many runs that end without a result say that the next will too."""
 
@@ -45,7 +38,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     it was ended from outside. Raises UserError when another campaign is at work in the folder, when it holds
     runs with other settings, or the rules of the closed division keep the runs from starting.
     """
-    if _in_slurm(os.environ):
+    if in_slurm(os.environ):
         campaign = replace(campaign, nodes=len(expand_hosts(os.environ["SLURM_JOB_NODELIST"])))
     _check_launcher(campaign)
     if number is not None and campaign.metric == "weak":
@@ -55,15 +48,15 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     for finding in rules.hold(_known(campaign)):
         console.print(Text(f"{finding.severity}: {rules.sentence(finding)}", style="yellow"), soft_wrap=True)
     names = campaign.names if number is None else [campaign.names[number - 1]]
-    with _locked(campaign.out, names[0] if number else None) as locks:
+    with locked(campaign.out, names[0] if number else None, "campaign") as locks:
         _check_settings(campaign)
         interrupted = False
         try:
-            with _sigterm_as_ctrl_c():
+            with sigterm_as_ctrl_c():
                 why = _make_all(campaign, names, locks, console)
         except KeyboardInterrupt:
             interrupted, why = True, "ended from outside; start it again to go on"
-        made = [read(campaign, name) for name in campaign.names]
+        made = _as_it_stands(campaign, names)
         score = score_of(campaign, made)
         save(campaign, made, score, why)
     show(campaign, made, score, why, console)
@@ -114,11 +107,20 @@ def _make_all(campaign: Campaign, names: Sequence[str], locks: list[int], consol
                 made = read(campaign, name)
                 aborted = aborted + 1 if made.state == "aborted" else 0
                 console.print(Text(f"{name}: {made.state}" + (f": {made.why}" if made.why else "")))
-                everything = [read(campaign, each) for each in campaign.names]
+                everything = _as_it_stands(campaign, names, [name for name, _ in running.values()])
                 save(campaign, everything, score_of(campaign, everything), why)
     finally:
-        _end([process for _, process in running.values()])
+        end([process for _, process in running.values()])
     return ""
+
+
+def _as_it_stands(campaign: Campaign, ours: Sequence[str], running: Sequence[str] = ()) -> list[Made]:
+    """All runs: of ``ours`` those in ``running`` are going on; the others may be made by other tasks of a job
+    array."""
+    return [
+        read(campaign, name, name in running if name in ours else is_locked(campaign.out, name))
+        for name in campaign.names
+    ]
 
 
 def _hopeless(campaign: Campaign) -> str:
@@ -134,38 +136,17 @@ def _hopeless(campaign: Campaign) -> str:
 
 
 def _start(campaign: Campaign, name: str, slot: int, seed: int, locks: list[int]) -> subprocess.Popen[bytes]:
-    """Start a run in a session of its own: Ctrl-C is for the campaign, which ends its runs in good order. It
-    keeps the campaign's locks, so that nobody starts a second one while an orphaned run goes on."""
     words = [
-        *(sys.executable, "-m", "mlhpc", "run", campaign.run.benchmark, *campaign.words),
-        *("--data", str(campaign.data), "--out", str(campaign.out / name)),
-        *("--seed", str(seed), "--evict", *(["--stage", str(campaign.stage)] if campaign.stage else [])),
+        *(campaign.run.benchmark, *campaign.words, "--data", str(campaign.data)),
+        *("--out", str(campaign.out / name), "--seed", str(seed), "--evict"),
+        *(["--stage", str(campaign.stage)] if campaign.stage else []),
     ]
-    env = dict(os.environ)
-    cores: set[int] = set()
-    if _in_slurm(os.environ):
-        words = ["srun", "--wait=60", "--kill-on-bad-exit=0", *_step(campaign, slot, os.environ), *words]
-    else:
-        words += ["--ranks", str(campaign.ranks)] if campaign.ranks > 1 else []
-        cores = _cores_of(campaign, slot)
-        env |= _gpus_of(campaign, slot)
-    output: IO[bytes] | None = None
-    if campaign.instances > 1:
-        output = (campaign.out / f"{name}.out").open("ab")
-    try:
-        return subprocess.Popen(
-            words,
-            env=env,
-            stdout=output,
-            stderr=subprocess.STDOUT if output else None,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=locks,
-            preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
-        )
-    finally:
-        if output:
-            output.close()
+    output = campaign.out / f"{name}.out" if campaign.instances > 1 else None
+    if in_slurm(os.environ):
+        step = _step(campaign, slot, os.environ)
+        return start(words, ranks=campaign.ranks, step=step, output=output, keep=locks)
+    env, cores = _gpus_of(campaign, slot), _cores_of(campaign, slot)
+    return start(words, ranks=campaign.ranks, output=output, env=env, cores=cores, keep=locks)
 
 
 def _step(campaign: Campaign, slot: int, env: Mapping[str, str]) -> list[str]:
@@ -220,28 +201,11 @@ def _set_aside(out: Path, name: str) -> None:
         (out / name).rename(out / ".aborted" / f"{name}-{attempts(out, name) + 1}")
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for send, patience in ((subprocess.Popen.terminate, GRACE_S), (subprocess.Popen.kill, 5.0)):
-        deadline = time.monotonic() + patience
-        for process in processes:
-            send(process)
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(0.0, deadline - time.monotonic()))
-
-
 # Before the first run.
 
 
-def _in_slurm(env: Mapping[str, str]) -> bool:
-    """Whether this is the shell of a Slurm job, from which srun starts the ranks."""
-    return "SLURM_JOB_ID" in env and identify(env).launcher == "none" and shutil.which("srun") is not None
-
-
 def _check_launcher(campaign: Campaign) -> None:
-    around = identify(os.environ)
-    if around.size > 1:
-        raise UserError(f"{around.launcher} started {around.size} campaigns: start one, it starts the ranks")
+    check_alone("campaigns")
     for option, value in (("--runs", campaign.runs), ("--instances", campaign.instances)):
         if value < 1:
             raise UserError(f"{option} {value}: give 1 or more")
@@ -251,7 +215,7 @@ def _check_launcher(campaign: Campaign) -> None:
         raise UserError(
             f"--instances {campaign.instances} at a time of --runs {campaign.runs} in all; give as many runs"
         )
-    if _in_slurm(os.environ):
+    if in_slurm(os.environ):
         if campaign.instances < campaign.nodes and campaign.nodes % campaign.instances:
             raise UserError(
                 f"--instances {campaign.instances} cannot share {campaign.nodes} nodes equally; "
@@ -270,42 +234,32 @@ def _known(campaign: Campaign) -> rules.Known:
     """What the rules can know of the campaign before its first run. The manifest is read here, by a process
     that is no run; the runs themselves open it inside their clocks."""
     places = Places(data=campaign.data, stage=campaign.stage, out=campaign.out, resume=None)
-    has_manifest = (campaign.data / manifest.NAME).exists()
     made = [read(campaign, name) for name in campaign.names]
     return replace(
         known_of(campaign.run, places, evict=True),
-        facts=manifest.load(campaign.data).facts if has_manifest else None,
+        facts=_facts_of_data(campaign),
         runs=campaign.runs,
         seeds=[m.seed for m in made if m.seed is not None],
     )
 
 
-@contextlib.contextmanager
-def _locked(out: Path, name: str | None) -> Iterator[list[int]]:
-    """The folder, made and locked: for this process alone, or for one run of it while tasks of the same job
-    array make the others. The kernel drops the locks with the last process that has them."""
-    files = [(out / ".lock", fcntl.LOCK_EX if name is None else fcntl.LOCK_SH)]
-    files += [(out / f".lock.{name}", fcntl.LOCK_EX)] if name else []
-    fds: list[int] = []
+def _facts_of_data(campaign: Campaign) -> dict[str, Any] | None:
+    """What the manifest says; None without one. Raises UserError where every run would: for no data set, an
+    empty one, a broken manifest, or one of too few samples."""
+    data, wanted = campaign.data, campaign.run.data.train_samples
+    if (data / manifest.NAME).exists():
+        found = manifest.load(data)
+        if "train" in found.facts.get("samples", {}):
+            manifest.take(found, train=wanted)
+        return found.facts
+    make = f"mlhpc data make {campaign.run.benchmark} --preset {campaign.run.preset}"
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for path, kind in files:
-            fds.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
-            try:
-                fcntl.flock(fds[-1], kind | fcntl.LOCK_NB)
-            except BlockingIOError:
-                what = f" on {name}" if name and kind == fcntl.LOCK_EX else ""
-                raise UserError(
-                    f"{out}: another campaign is at work there{what}; wait for it, or choose another --out"
-                ) from None
-            except OSError:  # a file system without locks: nobody can be told apart
-                pass
-        yield fds
+        files = any(not entry.name.startswith(".") for entry in os.scandir(data))
     except OSError as error:
-        raise UserError(f"{out}: {error.strerror}; choose another --out") from None
-    finally:
-        for fd in fds:
-            os.close(fd)
+        raise UserError(f"--data {data}: {error.strerror}; give the data set's folder, or {make}") from None
+    if not files:
+        raise UserError(f"--data {data}: holds no file; give the data set's folder, or {make}")
+    return None
 
 
 def _check_settings(campaign: Campaign) -> None:
@@ -332,15 +286,3 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in table.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
-
-
-@contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -18,12 +18,13 @@ from mlhpc.benchmarks import rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import atomic
+from mlhpc.common.ranks.world import Loss
 from mlhpc.common.timing.breakdown import read_events
 from mlhpc.submission.parse import Log, parse
 from mlhpc.submission.rundir import Target
 from mlhpc.submission.score import Strong, Weak, instance_scale, score_strong, score_weak
 
-State = Literal["converged", "missed", "aborted", "to do"]
+State = Literal["converged", "missed", "aborted", "running", "to do"]
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,14 @@ def attempts(out: Path, name: str) -> int:
     return len(list((out / ".aborted").glob(f"{name}-*")))
 
 
-def read(campaign: Campaign, name: str) -> Made:
-    """A run as its directory tells. A run whose loss is no number any more has missed its target: to make it
-    again would be to choose among runs."""
+def read(campaign: Campaign, name: str, at_work: bool = False) -> Made:
+    """A run as its directory tells; ``at_work``: somebody is making it, so that what is not there may come. A
+    run whose loss is no number any more has missed its target: to make it again would be to choose among
+    runs."""
     folder = campaign.out / name
     aborted = attempts(campaign.out, name)
+    if at_work and not (folder / "result.json").exists():
+        return Made(name, "running", aborted=aborted)
     if not (folder / "run.log").exists():
         return Made(name, "to do", aborted=aborted)
     result: dict[str, Any] = {}
@@ -92,8 +96,12 @@ def read(campaign: Campaign, name: str) -> Made:
     diverged = bool(losses) and not math.isfinite(losses[-1])
     target = result.get("target", {})
     state: State = "aborted"
+    lost = next((e for e in events if e["event"] == "lost"), None)
     why = ends.get("run", ends.get("init", {})).get(
-        "error", "it did not end: killed, or out of time or memory?"
+        "error",
+        str(Loss(**{key: lost[key] for key in ("rank", "hostname", "phase", "reason")}))
+        if lost
+        else "it did not end: killed, or out of time or memory?",
     )
     if result.get("status") == "success":
         state, why = "converged", ""
@@ -195,7 +203,7 @@ def show(campaign: Campaign, made: Sequence[Made], score: Strong | Weak, why: st
         table.add_column(name, justify="right")
     table.add_column("caches dropped")
     table.add_column("", overflow="fold", ratio=1)
-    styles = {"converged": "green", "missed": "yellow", "aborted": "red", "to do": "dim"}
+    styles = {"converged": "green", "missed": "yellow", "aborted": "red", "running": "cyan", "to do": "dim"}
     for m in made:
         minutes = ("" if s is None else f"{s / 60:.4f}" for s in (m.seconds, m.without_staging_s))
         notes = [m.why, f"not in the score: {dropped[m.name]}" if m.name in dropped else ""]

@@ -12,6 +12,8 @@ from mlhpc import __version__
 from mlhpc.common.errors import UserError, did_you_mean
 
 INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
+BENCH_SIZES = {"deepcam": (32, 2), "resnet50": (512, 32)}
+"""Samples and batch of ``data bench``, of those benchmarks that have loaders to compare."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -100,6 +102,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     campaign.add_argument("--number", type=int, help="make only this run: for the tasks of a job array")
 
+    study = command("study", _study, "measure throughput under varied settings, several runs each")
+    _add_benchmark(study)
+    study.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=A,B",
+        help="batch (local), ranks, data (folders), storage (shared,staged), or a setting; all combinations",
+    )
+    study.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
+    study.add_argument(
+        "--stage", type=Path, help="node-local folder to copy the data set to, before the steps"
+    )
+    study.add_argument(
+        "--out", type=Path, help="folder of the study, which grows (default: results/BENCHMARK-PRESET-study)"
+    )
+    study.add_argument("--repeats", type=int, default=5, help="runs of each combination (default: 5)")
+    study.add_argument("--steps", type=int, default=20, help="steps that are measured (default: 20)")
+    study.add_argument("--warmup", type=int, default=5, help="steps before them (default: 5)")
+    study.add_argument("--number", type=int, help="make only this run: for the tasks of a job array")
+
     data = command("data", _help, "make, convert, index, verify and show data sets")
     actions = data.add_subparsers(title="commands", metavar="", parser_class=_Parser)
     make = command("make", _data_make, "make the data set of a preset in its official layout", actions)
@@ -132,10 +155,12 @@ def _parser() -> argparse.ArgumentParser:
         "--to", choices=("tfrecord", "lmdb", "raw"), help="TFRecord shards, LMDB, or decoded pixels"
     )
     bench = command("bench", _data_bench, "compare the loaders of a benchmark on a data set", actions)
-    bench.add_argument("benchmark", metavar="BENCHMARK", help="deepcam")
+    bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(BENCH_SIZES))
     bench.add_argument("data", type=Path)
-    bench.add_argument("--samples", type=int, default=32, help="training samples to read (default: 32)")
-    bench.add_argument("--batch", type=int, default=2, help="samples of a batch (default: 2)")
+    bench.add_argument(
+        "--samples", type=int, help="training samples to read (default: deepcam 32, resnet50 512)"
+    )
+    bench.add_argument("--batch", type=int, help="samples of a batch (default: deepcam 2, resnet50 32)")
     bench.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     bench.add_argument("--rounds", type=int, default=3, help="turns of each loader (default: 3)")
     bench.add_argument("--evict", action="store_true", help="drop the data set from the page cache first")
@@ -145,8 +170,9 @@ def _parser() -> argparse.ArgumentParser:
     verify = command("verify", _data_verify, "compare a data set with its manifest", actions)
     verify.add_argument("data", type=Path)
     verify.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    show = command("show", _data_show, "draw one sample as a picture", actions)
-    show.add_argument("sample", type=Path)
+    show = command("show", _data_show, "draw a sample as a picture", actions)
+    show.add_argument("benchmark", metavar="BENCHMARK", help="cosmoflow, deepcam, resnet50")
+    show.add_argument("sample", type=Path, help="a file; resnet50: the data set, many of its images")
     show.add_argument("--out", type=Path, default=Path("sample.png"))
 
     rules = command("rules", _rules, "show the rules of the closed division, or hold a preset to them")
@@ -269,6 +295,26 @@ def _campaign(options: argparse.Namespace) -> int:
     return make(campaign, options.number, Console())
 
 
+def _study(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.study import Sweep, make, parse_axes
+
+    sweep = Sweep(
+        options.benchmark,
+        options.preset,
+        tuple(options.set),
+        parse_axes(options.vary),
+        data=options.data or Path("data") / f"{options.benchmark}-{options.preset}",
+        stage=options.stage,
+        out=options.out or Path("results") / f"{options.benchmark}-{options.preset}-study",
+        repeats=options.repeats,
+        warmup_steps=options.warmup,
+        steps=options.steps,
+    )
+    return make(sweep, options.number, Console())
+
+
 def _data_make(options: argparse.Namespace) -> int:
     from mlhpc.benchmarks import load
     from mlhpc.common.ranks import launch
@@ -326,23 +372,23 @@ def _data_convert(options: argparse.Namespace) -> int:
 def _data_bench(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    if options.benchmark != "deepcam":
-        raise UserError(f"no loaders to compare for {options.benchmark!r}; data bench is for deepcam")
-    for name in ("samples", "batch", "workers", "rounds"):
-        if (value := getattr(options, name)) < 1:
+    if options.benchmark not in BENCH_SIZES:
+        raise UserError(
+            f"no loaders to compare for {options.benchmark!r}; data bench is for {' and '.join(BENCH_SIZES)}"
+        )
+    samples, batch = BENCH_SIZES[options.benchmark]
+    given = {
+        "samples": samples if options.samples is None else options.samples,
+        "batch": batch if options.batch is None else options.batch,
+        "workers": options.workers,
+        "rounds": options.rounds,
+    }
+    for name, value in given.items():
+        if value < 1:
             raise UserError(f"--{name} {value}: give 1 or more")
-    from mlhpc.deepcam.bench import bench
-
-    bench(
-        options.data,
-        options.samples,
-        options.batch,
-        options.workers,
-        options.rounds,
-        options.evict,
-        Console(),
-    )
-    return 0
+    module = import_module(f"mlhpc.{options.benchmark}.bench")
+    same = module.bench(options.data, **given, evict=options.evict, console=Console())
+    return 0 if same else 1
 
 
 def _data_index(options: argparse.Namespace) -> int:
@@ -370,9 +416,11 @@ def _data_verify(options: argparse.Namespace) -> int:
 
 
 def _data_show(options: argparse.Namespace) -> int:
-    from mlhpc.cosmoflow.show import show
+    from mlhpc.run import BACKENDS
 
-    show(options.sample, options.out)
+    if options.benchmark not in BACKENDS:
+        raise UserError(f"no benchmark {options.benchmark!r}; {did_you_mean(options.benchmark, BACKENDS)}")
+    import_module(f"mlhpc.{options.benchmark}.show").show(options.sample, options.out)
     print(options.out)
     return 0
 

@@ -76,7 +76,7 @@ def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
     backend: Backend = BACKENDS[benchmark] if benchmark else "none"
     env = os.environ
     try:
-        place = launch.identify(env)
+        place = _place(env)
     except UserError as error:
         _print([Line("fail", "launcher", str(error), "start all ranks with one launcher")], console)
         return 1
@@ -86,7 +86,8 @@ def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
         lines = [*judge(nodes, place, benchmark, backend, env), *_clocks(nodes)]
         if place.size > 1 and not place.leader:
             found = f"not examined: {place.launcher} does not say where rank 0 is"
-            lines.append(Line("warn", "other nodes", found, "start this with srun, torchrun or --ranks"))
+            remedy = "start this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
+            lines.append(Line("warn", "other nodes", found, remedy))
     _print(lines, console)
     failed = any(line.status == "fail" for line in lines)
     if place.size > 1 and backend != "none":
@@ -232,11 +233,23 @@ def _told(process: subprocess.Popen[str]) -> dict[str, Any]:
 # Several ranks ----------------------------------------------------------------------------------------------
 
 
+def _place(env: Mapping[str, str]) -> Place:
+    """This rank's place, with where to meet rank 0 as far as that can be known (of mpirun from Slurm's
+    variables or MLHPC_LEADER, or because all ranks are on this node). Raises UserError as ``identify``."""
+    place = launch.identify(env)
+    if place.size == 1 or place.leader:
+        return place
+    try:
+        return launch.with_leader(place, env)
+    except UserError:
+        return place
+
+
 def _of_all_nodes(
     place: Place, look: Callable[[], dict[str, Any]], env: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """On rank 0 what ``look`` finds on every node, by its first rank, and ``offset_s``: how far that node's
-    clock is ahead of rank 0's. Of this node alone where the ranks cannot meet (mpirun, horovodrun). An empty
+    clock is ahead of rank 0's. Of this node alone where the ranks cannot meet (``_place``). An empty
     list on other ranks. Raises UserError on every rank when one does not come, and names it."""
     if place.size == 1 or not place.leader:
         return [look() | {"offset_s": 0.0}] if place.rank == 0 else []
@@ -326,9 +339,9 @@ def judge(
     nodes: Sequence[Node], place: Place, benchmark: str | None, backend: Backend, env: Mapping[str, str]
 ) -> Iterator[Line]:
     """One line a check, from the facts of every node (:func:`examine`); what nodes agree on is said once."""
-    yield _launcher(place, env)
     checks = [list(_node(node, place, benchmark, backend)) for node in nodes]
     hosts = [str(node["host"]) for node in nodes]
+    yield _launcher(place, hosts, env)
     yield from _merged(hosts, checks)
     yield from _alike(nodes)
     yield from _seen_by_all(nodes)
@@ -345,14 +358,18 @@ def _merged(hosts: Sequence[str], checks: Sequence[Iterable[Line]]) -> Iterator[
         yield Line(line.status, line.what + some, line.found, line.remedy)
 
 
-def _launcher(place: Place, env: Mapping[str, str]) -> Line:
+def _launcher(place: Place, hosts: Sequence[str], env: Mapping[str, str]) -> Line:
+    """Who started this, and the nodes that were looked at."""
     tasks = env.get("SLURM_NTASKS", "1")
     if place.launcher == "none" and tasks.isdigit() and int(tasks) > 1:
         found = f"one process, in a Slurm job of {tasks} tasks"
         return Line("warn", "launcher", found, "start it with srun, or it runs as one rank")
-    nodes = f" on {place.nodes} nodes" if place.nodes and place.nodes > 1 else ""
-    name = "none" if place.launcher == "none" else place.launcher
-    return Line("pass", "launcher", f"{name}: {place.size} rank{'s' * (place.size > 1)}{nodes}")
+    nodes = f"{len(hosts)} nodes: " if len(hosts) > 1 else ""
+    seen = f"{nodes}{', '.join(hosts[:8])}{', …' * (len(hosts) > 8)}"
+    ranks = f"{place.size} rank{'s' * (place.size > 1)}"
+    if place.size > 1 and not place.leader:
+        return Line("pass", "launcher", f"{place.launcher}: {ranks}, examined on {seen} alone")
+    return Line("pass", "launcher", f"{place.launcher}: {ranks} on {seen}")
 
 
 def _node(node: Node, place: Place, benchmark: str | None, backend: Backend) -> Iterator[Line]:
@@ -425,7 +442,7 @@ def _torch(node: Node, needed: bool) -> Iterator[Line]:
     told, name = node["torch"], "PyTorch"
     if told is None:
         yield Line(
-            "fail" if needed else "warn", name, "not installed", "pip install torch, which deepcam needs"
+            "fail" if needed else "warn", name, "not installed", "pip install torch, which deepcam and resnet50 need"
         )
         return
     gpus = len(node["gpus"])
@@ -623,7 +640,12 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     given = system.given_fields(settings)
     if out and out.exists():
         raise UserError(f"{out} is there already; choose another --out, or move it away")
-    place = launch.identify(os.environ)
+    place = _place(os.environ)
+    if place.size > 1 and not place.leader:
+        raise UserError(
+            f"{place.launcher} does not say where rank 0 is, so the nodes cannot be described together; start "
+            "this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
+        )
     nodes = _of_all_nodes(place, system.node_facts, os.environ)
     if place.rank:
         return 0

@@ -7,8 +7,11 @@ import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,11 +27,12 @@ from mlhpc.common.data.together import together
 from mlhpc.common.errors import UserError
 from mlhpc.common.evidence import accelerators, evidence
 from mlhpc.common.ranks import launch
-from mlhpc.common.ranks.world import World
+from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.breakdown import breakdown, read_events
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.submission.tree import MLPERF_NAMES
 
+ENDED = "ended from outside (SIGTERM), perhaps by the time limit of the job"
 BACKENDS: dict[str, launch.Framework] = {"cosmoflow": "horovod", "deepcam": "torch", "resnet50": "torch"}
 
 
@@ -50,13 +54,16 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
     Raises UserError when the output directory holds results already, or anything else is for the user to
     mend; once the run has begun, its log then says that it was aborted.
     """
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _exit_at_once)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its build would bury ours
     threads = str(launch.threads_per_rank(launch.identify(os.environ)))
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
         os.environ.setdefault(name, threads)
-    with launch.joined(BACKENDS[run.benchmark]) as world:
-        result, out = _execute(run, places, seed, evict, world)
+    try:
+        with launch.joined(BACKENDS[run.benchmark]) as world:
+            result, out = _execute(run, places, seed, evict, world)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if world.rank == 0:
         print(_last_line(result, out), file=sys.stderr)
     return 0 if result["status"] == "success" else 1
@@ -72,21 +79,42 @@ def _execute(
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
     _write_evidence(run, places.data, out, world)
     evicted = evict and _evict(places.data, world)
-    with RunLog(out, world) as log:
+    train = importlib.import_module(f"mlhpc.{run.benchmark}.train").train
+    with RunLog(out, world) as log, _heeding_sigterm(world):
         _log_facts(run, places.resume, seed, evicted, world, log)
-        train = importlib.import_module(f"mlhpc.{run.benchmark}.train").train
+        conclude = partial(_conclude, run, out, world, threading.Lock())
+
+        def lost(loss: Loss) -> None:
+            log.lost(loss)
+            conclude(last=True)
+
+        world.on_loss(lost)
         try:
             train(run, places.data, places.stage, seed, places.resume, world, log)
         finally:
-            events = read_events(out / f"events.rank{world.rank}.jsonl")
-            result = summarize(run, events)
-            if world.rank == 0:
-                _write(out / "result.json", json.dumps(result, indent=1) + "\n")
+            events, result = conclude()
     if places.stage:
         _remove_staged(places.stage, world)
     init_s = next((e["seconds"] for e in events if e["event"] == "end" and e["name"] == "init"), None)
     _warn(rules.findings(rules.Known(run, init_s=init_s, evicted=evicted if evict else None)), world)
     return result, out
+
+
+def _conclude(
+    run: Run, out: Path, world: World, turn: threading.Lock, last: bool = False
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The events of this rank and what they come to; rank 0 writes it. ``last``: the process ends after this,
+    and nobody else is to begin to write."""
+    turn.acquire()
+    try:
+        events = read_events(out / f"events.rank{world.rank}.jsonl")
+        result = summarize(run, events)
+        if world.rank == 0:
+            _write(out / "result.json", json.dumps(result, indent=1) + "\n")
+    finally:
+        if not last:
+            turn.release()
+    return events, result
 
 
 def known_of(run: Run, places: Places, evict: bool) -> rules.Known:
@@ -191,8 +219,41 @@ def _make_out(run: Run, wanted: Path | None) -> Path:
     return out
 
 
-def _terminated(number: int, frame: object) -> None:
-    raise UserError("ended from outside (SIGTERM), perhaps by the time limit of the job")
+def _exit_at_once(number: int, frame: object) -> None:
+    """SIGTERM while there is nothing to close. Frameworks that are being loaded bear no exception from a
+    signal: PyTorch 2.13 aborts with a page of frames."""
+    os.write(2, f"mlhpc: {ENDED}\n".encode())
+    os._exit(2)
+
+
+@contextmanager
+def _heeding_sigterm(world: World) -> Iterator[None]:
+    """SIGTERM while the log is open. Rank 0 raises UserError, so that all is closed in order. The others have
+    nothing to close: they say it and are gone, from a thread, for the signal may have come in the middle of
+    what they say to rank 0."""
+    came = threading.Event()
+
+    def leave() -> None:
+        world.fail(ENDED)
+        os.write(2, f"mlhpc: {ENDED}\n".encode())
+        os._exit(2)
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher may send it twice
+        came.set()
+        if world.rank == 0:
+            raise UserError(ENDED)
+        threading.Thread(target=leave, daemon=True).start()
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except BaseException as error:
+        if came.is_set():  # a framework may have made another error of it on its way
+            raise UserError(ENDED) from error
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _seed_of(directory: Path, run: Run) -> int:

@@ -97,10 +97,14 @@ def train(
                         rate = rate_at(hparams, update, updates)
                         set_rate(optimizer, rate)
                         losses.append(train_step(x, y))
+                        if len(losses) == run.study.warmup_steps * accumulated:
+                            log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
                     local = torch.stack(losses).double().cpu().numpy()
                     (loss,) = mean(world, local.mean(), weight=1)
                 bytes_read = loader.bytes_read - bytes_before
                 _require_finite(local, loader, epoch, world)
+                if run.study.steps:
+                    break
                 if training.evaluates(epoch):
                     with log.span("eval", epoch=epoch):
                         average_statistics(model, world)
@@ -112,6 +116,7 @@ def train(
 
             log.metric("samples", len(losses) * local_batch * world.size, epoch=epoch)
             log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
+            _log_skipped(run.loading.broken_images, loader, epoch, world, log)
             log.metric("learning_rate", rate, epoch=epoch)
             log.metric("train_loss", loss, epoch=epoch)
             told = f"{accuracy:.4f} (target {run.target.value})" if accuracy is not None else "not evaluated"
@@ -123,6 +128,14 @@ def train(
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, run, seed, epoch, model, optimizer, scaler, world)
         log.finish("failed")
+
+
+def _log_skipped(broken_images: str, loader: Loader, epoch: int, world: World, log: RunLog) -> None:
+    """Where images may be left out: how many have been until now, on all ranks, each once, and which."""
+    if broken_images == "skip":
+        skipped = sorted(set[str]().union(*world.gather(loader.skipped)))
+        log.metric("images_skipped", len(skipped), epoch=epoch)
+        log.note("images_skipped", images=skipped)
 
 
 def _require_finite(losses: npt.NDArray[np.float64], loader: Loader, epoch: int, world: World) -> None:
@@ -162,7 +175,7 @@ def _open_loader(
         eval_samples=run.data.eval_samples,
     )
     accumulated = run.hyperparameters.gradient_accumulation_steps
-    updates = steps_per_epoch(world.gather(mine.train_pool), local_batch * accumulated)
+    updates = run.study.cut(steps_per_epoch(world.gather(mine.train_pool), local_batch * accumulated))
     return Loader(
         mine.train,
         mine.evaluation,

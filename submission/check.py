@@ -244,6 +244,16 @@ def _log_rules(log: Log) -> Iterator[Finding]:
             f"{len(backwards)} steps back, the largest {largest:g} ms",
             "several ranks wrote into one file, or a clock was set: log from rank 0",
         )
+    seeds = log.all("seed")
+    if len(seeds) > 1:
+        yield Finding(
+            "log/seed",
+            "warning",
+            f"{name}:{', '.join(str(r.line) for r in seeds[:4])}",
+            "one seed",
+            f"{len(seeds)} records: {', '.join(str(r.value) for r in seeds[:4])}{', …' * (len(seeds) > 4)}",
+            "log the one that the run was started with, from rank 0; the first is taken for it",
+        )
     if log.repeated:
         yield Finding(
             "log/repeated",

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from mlhpc.submission.findings import Finding
+from mlhpc.submission.official import rules_of
 from mlhpc.submission.rundir import RunDirectory, Target
+from mlhpc.submission.tree import MLPERF_NAMES
 
 TITLES = {"cosmoflow": "CosmoFlow", "deepcam": "DeepCAM", "resnet50": "ResNet-50", "resnet": "ResNet-50"}
 
@@ -46,6 +48,12 @@ def parts(run: RunDirectory) -> list[Part]:
         Part(key, *PARTS.get(key, (key, "")), value, max(value or 0.0, 0.0) / total if total else 0.0)
         for key, value in seconds.items()
     ]
+
+
+def rules_text(run: RunDirectory, ruleset: str) -> str:
+    """The rules that the check of ``run`` held it to, as a reader knows them: "hpc 2.0.0", "training 4.0.0"."""
+    logged = run.log.value("submission_benchmark") if run.log else None
+    return rules_of(str(logged or MLPERF_NAMES.get(run.benchmark, run.benchmark)), ruleset).replace("_", " ")
 
 
 def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:

@@ -41,6 +41,18 @@ class Mark(NamedTuple):
     style: str
     title: str
     x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
+
+
+class Column(NamedTuple):
+    """A bar with the interval of its amount: name below, what is written above, and what the pointer shows."""
+
+    name: str
+    amount: float
+    interval: tuple[float, float]
+    style: str
+    top: str
+    title: str
 
 
 class Axis(NamedTuple):
@@ -164,6 +176,31 @@ def bars(columns: Sequence[tuple[str, Sequence[Piece]]], says: str, y_label: Cal
     return _plot(body, says)
 
 
+def whisker_bars(columns: Sequence[Column], says: str, y_label: Callable[[float], str]) -> str:
+    """One bar each, from zero, with a whisker over its interval."""
+    tallest = max((max(c.amount, c.interval[1]) for c in columns), default=0.0) or 1.0
+    scale = ticks(0.0, tallest * 1.08)
+    high = max(tallest * 1.05, scale[-1])
+
+    def y(value: float) -> str:
+        return f"{HEIGHT * (1 - value / high):.1f}"
+
+    slot = 1 / max(len(columns), 2)
+    body = _y_axis(scale, y, y_label)
+    for index, column in enumerate(columns):
+        middle, width = (index + 0.5) * slot, slot * 0.5
+        low, top = column.interval
+        body.append(
+            f'<g><title>{escape(column.title)}</title><rect class="bar {column.style}" '
+            f'x="{middle - width / 2:.2%}" width="{width:.2%}" y="{y(column.amount)}" '
+            f'height="{HEIGHT * column.amount / high:.1f}"/>'
+            f'<line class="whisker" x1="{middle:.2%}" x2="{middle:.2%}" y1="{y(low)}" y2="{y(top)}"/></g>'
+        )
+        body.append(_text(f"{middle:.2%}", float(y(top)) - 6, column.top, "top"))
+        body.append(_text(f"{middle:.2%}", HEIGHT + 18, column.name))
+    return _plot(body, says)
+
+
 def plane(
     marks: Sequence[Mark],
     lines: Sequence[tuple[str, Sequence[tuple[float, float]]]],
@@ -211,6 +248,9 @@ def plane(
         if mark.x_range:
             left, right = (f"{across(end):.2%}" for end in mark.x_range)
             whiskers += f'<line x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>'
+        if mark.y_range:
+            bottom, top = (f"{down(end):.1f}" for end in mark.y_range)
+            whiskers += f'<line x1="{x}" x2="{x}" y1="{bottom}" y2="{top}"/>'
         radius = 7 if "hollow" in mark.style else 5  # a ring is seen around a dot at the same place
         body.append(
             f'<g class="mark {mark.style}">{whiskers}<circle cx="{x}" cy="{y}" r="{radius}"/>'
@@ -231,6 +271,8 @@ def _letters(marks: Sequence[Mark], levels: Sequence[Level], x_axis: Axis, y_axi
     """The letters beside their marks: on the first of four sides where nothing else is."""
     places: dict[tuple[float, float], list[str]] = {}
     for mark in marks:
+        if not mark.letter:
+            continue
         x, y = x_axis.place(mark.x), HEIGHT_PLANE * (1 - y_axis.place(mark.y))
         # Marks that lie on one another share a place: whose letter is whose could not be told.
         near = ((a, b) for a, b in places if abs(a - x) * _NOMINAL < 9 and abs(b - y) < 9)

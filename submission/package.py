@@ -178,6 +178,14 @@ def _throughput_chosen(
                     "not packed: it cannot count, and pruned logs have to comply")
             for path in failed
         ]  # fmt: skip
+        # How long such an instance took nobody can say any more: to leave it out is for the submitter to choose.
+        findings += [
+            Finding("pack/left-out", "warning" if run.resolve() in pruned else "error", str(run),
+                    "the log of every instance", "run.log is missing",
+                    "not packed, as --prune asks" if run.resolve() in pruned
+                    else "restore it, or leave the instance out with --prune")
+            for run in results.runs if run / "run.log" not in results.log_paths
+        ]  # fmt: skip
     alone = {r.benchmark for r in given} - {r.benchmark for r in given if r.metric == "strong"}
     findings += [
         Finding("pack/throughput", "warning", benchmark, "a time to solution beside the throughput", "none",

@@ -10,6 +10,7 @@ from mlhpc.submission.facts import (
     duration,
     no_score,
     rate,
+    rules_text,
     size,
     standing,
     target_sign,
@@ -31,10 +32,10 @@ def page(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
         pair(conditions.staging(run), conditions.hyperparameters(run)),
         conditions.hardware(run),
         conditions.provenance(run),
-        _check(findings, ruleset),
+        _check(findings, rules_text(run, ruleset)),
     ]
-    foot = """Time to train is run_stop − run_start on one monotonic clock over all ranks, staging included
-(MLPerf HPC training rules up to round 2.0)."""
+    by = " (MLPerf HPC training rules up to round 2.0)" * rules_text(run, ruleset).startswith("hpc")
+    foot = f"Time to train is run_stop − run_start on one monotonic clock over all ranks, staging included{by}."
     body = _header(run, findings, ruleset) + "\n" + "".join(sections)
     return document(_title(run), body, foot)
 
@@ -63,7 +64,7 @@ def _header(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str
         if result.resumed:
             pills.append('<li class="bad">resumed</li>')
     tone = "good" if passes(findings) else "bad"
-    pills.append(f'<li class="{tone}">hpc {ruleset}: {escape(verdict(findings))}</li>')
+    pills.append(f'<li class="{tone}">{rules_text(run, ruleset)}: {escape(verdict(findings))}</li>')
     banner = f'<p class="banner">{escape(standing(run))}</p>'
     if reasons:
         why = "; ".join(reasons)
@@ -115,8 +116,8 @@ def _missing(run: RunDirectory) -> str:
     return section("Missing pieces", "The report shows what could be read.", f"<ul>{items}</ul>")
 
 
-def _check(findings: Sequence[Finding], ruleset: str) -> str:
-    about = f"mlperf-logging, ruleset hpc {ruleset}, and mlhpc's own rules: {verdict(findings)}."
+def _check(findings: Sequence[Finding], rules: str) -> str:
+    about = f"mlperf-logging, ruleset {rules}, and mlhpc's own rules: {verdict(findings)}."
     if not findings:
         return section("Check", about, "")
     head = ("finding", "expected", "found", "what to do")

@@ -22,6 +22,7 @@ from mlhpc.submission.facts import (
     plain,
     quality,
     rate,
+    rules_text,
     size,
     standing,
     throughput,
@@ -124,7 +125,7 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console
     elif result:
         both = duration(result.time_to_train_s), duration(result.time_to_train_without_staging_s)
         facts = {"time to train": f"{both[0]}; without staging {both[1]}", **facts}
-    facts["check"] = f"hpc {ruleset}: {verdict(findings)}"
+    facts["check"] = f"{rules_text(run, ruleset)}: {verdict(findings)}"
     grid = Table.grid(padding=(0, 2))
     for key, value in facts.items():
         bad = (key == "time to train" and reasons) or (key == "check" and not passes(findings))

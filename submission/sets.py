@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from mlhpc.submission.findings import Finding
 from mlhpc.submission.parse import Log
@@ -182,7 +183,7 @@ def _of_one_kind(results: ResultSet) -> Iterator[Finding]:
         )
     keys = {k for log in results.logs for k in _settings(log)}
     for key in sorted(keys):
-        values = Counter(str(log.value(key)) for log in results.logs if log.first(key))
+        values = Counter(_comparable(log.value(key)) for log in results.logs if log.first(key))
         if len(values) > 1:
             told = ", ".join(f"{value} ({count} runs)" for value, count in values.most_common(3))
             yield _finding(
@@ -193,6 +194,18 @@ def _of_one_kind(results: ResultSet) -> Iterator[Finding]:
                 told,
                 "a score is made from runs of one configuration: sort them into sets of their own",
             )
+
+
+def _comparable(value: Any) -> str:
+    """A setting as text that is the same for the same number, however the log writes it: 1, 1.0, "1e0"."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_comparable, value))}]"
+    if isinstance(value, bool):
+        return str(value)
+    try:
+        return f"{float(value):.15g}"
+    except (TypeError, ValueError, OverflowError):
+        return str(value)
 
 
 def _settings(log: Log) -> Iterable[str]:

@@ -21,28 +21,27 @@ SETTINGS = ".simulation.json"
 """Says how the files beside it were made, so that a restart never mixes two data sets. Hidden: not staged."""
 
 
-def settle(out: Path, settings: dict[str, object]) -> None:
-    """Make ``out`` the place of a data set with these ``settings``, or find that it is.
+def settle(out: Path, settings: dict[str, object], name: str = SETTINGS) -> None:
+    """Make ``out`` the place of a data set with these ``settings``, or find that it is, by the file ``name``.
 
     Raises UserError when it holds anything else.
     """
-    path = out / SETTINGS
+    path = out / name
     try:
         if not path.exists():
             if out.exists() and any(out.iterdir()):
-                raise UserError(
-                    f"{out}: not empty, and not a data set of 'mlhpc data make'; give another --out"
-                )
+                raise UserError(f"{out}: not empty, and not begun by this command; give another folder")
             out.mkdir(parents=True, exist_ok=True)
             atomic.write_bytes(path, json.dumps(settings, indent=1).encode())
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error}; give another --out") from error
+        raise UserError(f"{path}: {error}; give another folder") from error
     # Through JSON, as what was read has been: tuples are lists there.
-    if found != json.loads(json.dumps(settings)):
-        differ = sorted(key for key in found.keys() | settings.keys() if found.get(key) != settings.get(key))
+    wanted = json.loads(json.dumps(settings))
+    if found != wanted:
+        differ = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
         raise UserError(
-            f"{out}: holds a data set made with another {', '.join(differ)}; remove it or give another --out"
+            f"{out}: holds a data set made with another {', '.join(differ)}; remove it or give another folder"
         )
 
 

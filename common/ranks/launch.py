@@ -255,7 +255,7 @@ def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s
     if framework == "none":
         raise UserError(f"{place.launcher} started {place.size} ranks of what runs as one; start it once")
     if framework == "torch" and not place.leader:
-        place = _with_leader(place, env)
+        place = with_leader(place, env)
     # The roll call comes before the framework is loaded: a missing rank is named sooner.
     ranks = call_roll(place, env, timeout_s) if place.leader else None
     try:
@@ -279,13 +279,13 @@ def joined(framework: Framework) -> Iterator[World]:
     world = connect(framework)
     try:
         yield world
+        world.close()
     except BaseException as error:
         world.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         raise
-    world.close()
 
 
-def _with_leader(place: Place, env: Mapping[str, str]) -> Place:
+def with_leader(place: Place, env: Mapping[str, str]) -> Place:
     """``place`` of a launcher that does not tell where rank 0 is, with what else tells it: on one node,
     this one; otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""
     if place.launcher == "horovodrun":

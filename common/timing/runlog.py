@@ -45,6 +45,7 @@ class RunLog:
         self._opened = time.perf_counter()
         self._opened_ms = time.time() * 1e3
         self._open_spans: list[str] = []
+        self._waited: dict[str, float] = {}
         self._status: Status = "aborted"
         self._stopping = threading.Lock()
         self._stopped = False
@@ -55,7 +56,7 @@ class RunLog:
             raise UserError(
                 f"cannot write the log in {out}: {error.strerror}; choose another --out"
             ) from None
-        world.on_loss(self._lost)
+        world.on_loss(self.lost)
 
     def __enter__(self) -> Self:
         return self
@@ -116,14 +117,20 @@ class RunLog:
                 try:
                     item = next(iterator)
                 except StopIteration:
-                    waited += time.perf_counter() - before
                     break
-                wait = time.perf_counter() - before
-                waited, longest, count = waited + wait, max(longest, wait), count + 1
+                finally:
+                    wait = time.perf_counter() - before
+                    waited += wait
+                    self._waited[name] = self._waited.get(name, 0.0) + wait
+                longest, count = max(longest, wait), count + 1
                 yield item
         finally:
             if not self._events.closed:  # an iterator that an error left behind may end after the log
                 self._event("timed", name, count=count, seconds=waited, max=longest, **tags)
+
+    def mark(self, name: str, **tags: Any) -> None:
+        """A moment inside the clock, and the seconds that each kind of loop had waited until then."""
+        self._event("mark", name, waited=self._waited, **tags)
 
     def metric(self, name: str, value: float, **tags: Any) -> None:
         """A measured value, such as ``eval_error``; with ``epoch`` where the rules want ``epoch_num``."""
@@ -179,8 +186,10 @@ class RunLog:
             write: Callable[..., None] = getattr(self._mllog, kind)
             write(key, value, metadata=metadata, time_ms=round(self._opened_ms + at * 1e3), stack_offset=3)
 
-    def _lost(self, loss: Loss) -> None:
+    def lost(self, loss: Loss) -> None:
         """On the lowest surviving rank, when another is lost: close the record of a run that cannot go on."""
+        if self._events.closed:  # the run had ended
+            return
         self._status = "aborted"
         at = self._event(
             "lost", "rank", rank=loss.rank, hostname=loss.hostname, phase=loss.phase, reason=loss.reason

@@ -110,11 +110,13 @@ def test_batches_are_the_references_values_in_the_planned_order(data_set, tmp_pa
     assert made.bytes_read == sum(path.stat().st_size for path in read)
 
 
+@pytest.mark.parametrize("readers", [1, 2, 4])
 @pytest.mark.parametrize("loader", LOADERS)
-def test_many_readers_give_the_bytes_of_one(data_set, loader):
-    one = list(open_loader(data_set, loader, readers=1, batches_ahead=1).train_epoch(3))
-    many = list(open_loader(data_set, loader, readers=2, batches_ahead=4).train_epoch(3))
-    assert same(one, many)
+def test_every_loader_with_any_readers_gives_the_bytes_of_one_thread(data_set, loader, readers):
+    one = open_loader(data_set, "threads", batch=1, readers=1, batches_ahead=1)
+    many = open_loader(data_set, loader, batch=1, readers=readers, batches_ahead=readers)
+    assert same(list(one.train_epoch(3)), list(many.train_epoch(3)))
+    assert same(list(one.evaluation()), list(many.evaluation()))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

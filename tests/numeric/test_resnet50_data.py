@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from scipy.stats import ks_2samp
 from torchvision.transforms import v2
 
@@ -17,6 +18,7 @@ from mlhpc.common.data import manifest
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
+from mlhpc.resnet50 import bench as bench_module
 from mlhpc.resnet50 import simulate
 from mlhpc.resnet50.augment import MEAN, STD, training_view
 from mlhpc.resnet50.convert import convert
@@ -24,6 +26,7 @@ from mlhpc.resnet50.data import Loader
 from mlhpc.resnet50.dataset import select, share_of
 from mlhpc.resnet50.image import decode, size_of
 from mlhpc.resnet50.reader import Reader
+from mlhpc.resnet50.show import show
 
 TRAIN, EVALUATION, CLASSES, SIZE = 16, 7, 2, 64
 FACTS = Data(
@@ -346,3 +349,40 @@ def test_reading_leaves_pytorchs_threads_as_they_were(sets):
     iterator.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
     torch.set_num_threads(before)
+
+
+# --- looked at, and compared ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "lmdb"])
+def test_bench_compares_the_loaders(sets, kind, monkeypatch):
+    monkeypatch.setattr(bench_module, "WAYS", ("threads", "workers"))  # a process each: two are enough
+    console = Console(file=io.StringIO(), width=120)
+    assert bench_module.bench(sets[kind], 8, batch=3, workers=1, rounds=1, evict=True, console=console)
+    table = console.file.getvalue()
+    rows = {cells[1].strip(): cells for line in table.splitlines() if len(cells := line.split("│")) > 2}
+    for way in bench_module.WAYS:
+        assert float(rows[way][2]) > 0 and rows[way][6].strip() == "bit for bit"
+    assert "8 images" in table
+
+
+def test_a_sheet_shows_the_images_of_a_data_set(sets, tmp_path):
+    """The picture of every format is the same, and has the colours of the images in it."""
+    pictures = {}
+    for kind in FORMATS:
+        show(sets[kind], tmp_path / f"{kind}.png")
+        with Image.open(tmp_path / f"{kind}.png") as image:
+            pictures[kind] = np.asarray(image.convert("RGB"))
+    drawn = [(pictures["jpeg"] != pictures[kind]).any(2).mean() for kind in FORMATS]
+    assert max(drawn) < 0.02, "only the name of the data set differs"
+    assert (np.ptp(pictures["jpeg"], axis=2) > 20).mean() > 0.1, "the images are coloured, the paper is white"
+
+
+def test_a_sheet_that_cannot_be_made_is_one_line(sets, own, tmp_path):
+    with pytest.raises(UserError, match=r"no/such/folder/a\.png: the picture cannot be written"):
+        show(sets["jpeg"], tmp_path / "no/such/folder/a.png")
+    broken = sorted((own / "train").rglob("*.JPEG"))[0]
+    broken.write_bytes(b"\xff\xd8nothing")
+    with pytest.raises(UserError, match=broken.name):
+        show(own, tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()

@@ -1,4 +1,5 @@
-"""Campaigns under a real Slurm of two nodes: in one allocation, as a job array, several at the same time."""
+"""Campaigns and studies under a real Slurm of two nodes: in one allocation, as a job array, several at the same
+time."""
 
 import json
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from smoke.conftest import result, settings
+
+from mlhpc.submission.study import read
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
 pytestmark = pytest.mark.system
@@ -121,6 +124,39 @@ def test_a_cancelled_campaign_closes_its_log(submit, slurm, tmp_path):
     # With other settings it would be another campaign. Nobody is at work there any more.
     assert not submit("--runs", 1)[1]
     assert "was run with target.value = 0.3, not 9.0" in said(tmp_path)
+
+
+def test_a_study_fills_nodes_one_after_the_other(slurm, tiny_data, tmp_path, monkeypatch):
+    """In one job of four tasks: two ranks on one node, then four on both. Then one more run by a job array."""
+    monkeypatch.chdir(ROOT)
+    words = [
+        "run_scripts/study.sbatch",
+        "--vary",
+        "ranks=2,4",
+        "--vary",
+        "batch=2",
+        "--warmup",
+        1,
+        "--steps",
+        2,
+    ]
+    places = {"DATA": str(tiny_data), "OUT": str(tmp_path / "out"), "STAGE": str(tmp_path / "stage")}
+
+    def submit(repeats, *options):
+        done = slurm.run(
+            "sbatch", "--parsable", "-o", tmp_path / "job-%j.out", "-N2", "--ntasks-per-node=2", *options, *words,
+            "--repeats", repeats, *settings(), BENCHMARK="cosmoflow", PWD=str(ROOT), **places,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        ended(slurm, done.stdout.strip(), tmp_path)
+        return [[result(run.path) for run in cell.runs] for cell in read(tmp_path / "out").cells]
+
+    alone = submit(1)
+    assert [[(run["ranks"], run["nodes"]) for run in cell] for cell in alone] == [[(2, 1)], [(4, 2)]], said(
+        tmp_path
+    )
+    assert [len(cell) for cell in submit(2, "--array=3")] == [2, 1], said(tmp_path)
+    assert not (tmp_path / "stage").exists()
 
 
 def when(key, log):

@@ -43,6 +43,25 @@ def test_two_jobs_on_the_same_two_nodes_do_not_mix(slurm, framework):
         assert sorted(line[:8] for line in out.splitlines()) == ["rank 0/2", "rank 1/2"]
 
 
+def test_the_doctor_looks_at_both_nodes_and_starts_the_backend_on_them(slurm, climate, tmp_path):
+    folders = ["--data", climate, "--stage", tmp_path / "stage", "--out", tmp_path / "out"]
+    doctor = ["srun", "-N2", "-n2", sys.executable, "-m", "mlhpc", "doctor", "deepcam", *folders]
+    done = slurm.run(*doctor, COLUMNS="300")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "srun: 2 ranks on 2 nodes: n0, n1" in done.stdout
+    assert "the same on 2 nodes" in done.stdout and "n1 is" in done.stdout  # versions, clocks
+    assert "torch counts 2 ranks on 2 nodes" in done.stdout
+    assert done.stdout.count("launcher") == 1, "rank 0 tells it for all"
+
+
+def test_the_system_is_described_from_both_nodes(slurm, tmp_path):
+    out = tmp_path / "system.json"
+    done = slurm.run("srun", "-N2", "-n2", sys.executable, "-m", "mlhpc", "doctor", "--system", "--out", out)
+    assert done.returncode == 1, done.stderr  # 1: it asks for what no machine can tell
+    assert "fill in: --set" in done.stderr and "Traceback" not in done.stderr
+    assert json.loads(out.read_text())["number_of_nodes"] == "2"
+
+
 def test_the_batch_script_itself_is_one_rank(slurm, tmp_path):
     script, out = tmp_path / "job", tmp_path / "out"
     who = "import os; from mlhpc.common.ranks.launch import identify; print(identify(os.environ))"

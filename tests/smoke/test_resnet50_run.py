@@ -157,10 +157,11 @@ def test_a_killed_rank_ends_the_run_and_is_named(pictures, tmp_path):
     assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["aborted"]
 
 
-def break_an_image(data):
-    path = sorted((data / "train").rglob("*.JPEG"))[0]
+def break_an_image(data, split="train"):
+    path = sorted((data / split).rglob("*.JPEG"))[0]
     path.write_bytes(path.read_bytes()[:100])
-    (data / "manifest.json").unlink()  # else its checksum tells first
+    (data / "manifest.json").unlink(missing_ok=True)  # else its checksum tells first
+    return path.name
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def break_an_image(data):
         (lambda d: None, hyperparameters("sgd_opt_base_learning_rate=1e30"), "base learning rate"),
         (lambda d: None, hyperparameters("global_batch_size=64"), "cannot fill a step"),
         (lambda d: None, ["training.precision=mixed_float16"], "needs a GPU"),
-        (lambda d: None, ["network.classes=5"], "classes"),
+        (lambda d: None, ["network.classes=5"], "mlhpc: network.classes 5 and data.simulation.classes 4"),
         (lambda d: None, ["network.parameters=7"], "parameters, not 7"),
         (lambda d: None, ["training.eval_offset_epochs=1"], "eval_offset_epochs 1 must be less"),
     ],
@@ -187,6 +188,22 @@ def test_bad_input_is_one_line_status_2_and_an_aborted_log(break_it, more, said,
     assert "Traceback" not in done.stderr and not list(tmp_path.rglob("*.part"))
     if (out / "run.log").exists() and "run_start" in (out / "run.log").read_text():
         assert mllog(out)[-1]["metadata"]["status"] == "aborted"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_images_that_are_skipped_are_in_the_evidence(ranks, pictures, tmp_path):
+    """One broken image in each split, each counted once, whichever rank met it and however often."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    shutil.copytree(pictures, data)
+    names = [break_an_image(data, split) for split in ("train", "validation")]
+    more = settings("loading.broken_images=skip", "training.max_epochs=3", "target.value=0.999")
+    done = mlhpc("run", "resnet50", "--seed", 5, "--data", data, "--out", out, "--ranks", ranks, *more)
+    assert done.returncode == 1, done.stderr
+    counts = [epoch["images_skipped"] for epoch in result(out)["epochs"]]
+    assert counts[-1] == 2 and counts == sorted(counts)
+    events = [json.loads(line) for line in (out / "events.rank0.jsonl").read_text().splitlines()]
+    noted = [e["images"] for e in events if e["event"] == "note" and e["name"] == "images_skipped"]
+    assert all(name in told for name, told in zip(names, noted[-1], strict=True))
 
 
 @pytest.mark.parametrize("network", ["lenet", "alexnet", "resnet101"])

@@ -60,7 +60,7 @@ class Site:
 
     def __init__(self, folder):
         self.folder, self.out = folder, folder / "campaign"
-        (folder / "data").mkdir()
+        (folder / "data" / "train").mkdir(parents=True)
         (folder / "stand_in.py").write_text(STAND_IN)
         words = [PYTHON, "-S", folder / "stand_in.py"]
         self.python = folder / "python"
@@ -107,7 +107,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     site = Site(tmp_path)
-    monkeypatch.setattr("mlhpc.campaign.sys.executable", str(site.python))
+    monkeypatch.setattr("mlhpc.children.sys.executable", str(site.python))
     monkeypatch.setenv("COLUMNS", "200")
     return site
 
@@ -253,6 +253,67 @@ def test_tasks_of_a_job_array_make_a_run_each_at_the_same_time(site, capsys):
     assert site.run("--runs", "3", "--number", "3") == 0, "it is done: nothing to do"
     assert [call["name"] for call in site.calls()] == ["run_01", "run_03"]
     assert site.states() == ["aborted", "to do", "converged"]
+
+
+def test_a_run_that_another_task_is_making_is_running_and_not_aborted(site, capsys):
+    site.will(run_01="hangs")
+    first = site.start("--runs", "3", "--number", "1")
+    wait_for(lambda: (site.out / "run_01" / "run.log").exists())
+    assert site.run("--runs", "3", "--number", "2") == 0
+    assert site.states() == ["running", "converged", "to do"]
+    assert "running" in capsys.readouterr().out
+    first.kill()  # its run goes on, and keeps the lock
+    first.wait()
+    assert site.run("--runs", "3", "--number", "2") == 0
+    assert site.states()[0] == "running"
+    (orphan,) = [p for p in Path("/proc").glob("[0-9]*") if str(site.out).encode() in _cmdline(p)]
+    os.kill(int(orphan.name), signal.SIGKILL)
+    wait_for(lambda: not _cmdline(orphan))
+    assert site.run("--runs", "3", "--number", "2") == 0
+    assert site.states()[0] == "aborted"
+
+
+def test_of_instances_at_the_same_time_those_that_go_on_are_running(site):
+    site.will(run_02="hangs")
+    campaign = site.start("--instances", "2", "--runs", "2")
+    wait_for(lambda: (site.out / "campaign.json").exists())
+    assert site.states() == ["converged", "running"]
+    campaign.terminate()
+    campaign.communicate(timeout=60)
+    assert site.states() == ["converged", "aborted"]
+
+
+def samples(count):
+    return json.dumps({"version": 1, "facts": {"samples": {"train": count}}, "files": []})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda data: data.rename(data.parent / "elsewhere"), "mlhpc data make cosmoflow"),
+        (lambda data: (data / "train").rmdir(), "holds no file"),
+        (lambda data: (data / "manifest.json").write_text("{"), "manifest.json"),
+        (lambda data: (data / "manifest.json").write_text(samples(5)), "5 samples, 2048 are needed"),
+    ],
+)
+def test_a_data_set_that_no_run_could_start_from_is_refused_before_the_first(site, capsys, spoil, said):
+    spoil(site.folder / "data")
+    assert site.run("--runs", "2") == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert not site.calls() and not site.out.exists()
+
+
+def test_why_a_rank_was_lost_is_why_its_run_was_aborted(site):
+    site.will(run_01="aborted")
+    assert site.run("--runs", "1") == 1
+    loss = {"t": 1, "event": "lost", "name": "rank", "rank": 3, "hostname": "n1", "phase": "epoch 2", "reason": "x"}
+    (site.out / "run_01" / "events.rank0.jsonl").write_text(json.dumps(loss) + "\n")
+    (site.out / "run_01" / "result.json").write_text('{"status": "aborted"}')
+    site.will(run_01="hangs")
+    campaign = site.start("--runs", "2", "--number", "2")
+    campaign.communicate(timeout=60)
+    assert site.record()["made"][0]["why"] == "rank 3 on n1 was lost in phase 'epoch 2': x"
 
 
 def test_runs_with_other_settings_are_not_mixed(site, capsys):

@@ -178,6 +178,17 @@ def test_a_clock_that_goes_back_and_a_missing_seed_are_warnings(tmp_path: Path) 
     assert verdict(findings) == "passes; 2 warnings"
 
 
+def test_a_log_with_two_seeds_says_so(tmp_path: Path) -> None:
+    def another_seed(lines: Lines) -> Lines:
+        at = line_of(lines, "seed")
+        return [*lines[: at + 1], *changed("seed", "1234", "99")(lines)[at:]]
+
+    (finding,) = check(written(tmp_path, another_seed))
+    # A warning, as the official seed checker has it.
+    assert (finding.rule, finding.severity) == ("log/seed", "warning")
+    assert finding.where == "result_1.txt:10, 11" and "1234, 99" in finding.actual
+
+
 def test_two_runs_in_one_file_are_named_by_their_lines(tmp_path: Path) -> None:
     findings = check(written(tmp_path, lambda lines: lines + lines))
     where = {f.where for f in findings if f.rule == "log/one-run"}

@@ -239,6 +239,21 @@ def test_a_run_that_met_the_target_and_does_not_comply_is_not_excused(tmp_path: 
     assert rules(only(tmp_path)) == {"hpc_2.0.0/cache_clear"}
 
 
+@pytest.mark.parametrize(
+    ("name", "written", "same"),
+    [
+        ("opt_base_learning_rate", "1e-3", True),  # the others log the number 0.001
+        ("opt_learning_rate_warmup_factor", 1, True),  # 1.0
+        ("opt_learning_rate_decay_boundary_epochs", [32.0, 64.0], True),  # [32, 64]
+        ("opt_base_learning_rate", 0.0010001, False),
+        ("opt_learning_rate_decay_boundary_epochs", [32, 65], False),
+    ],
+)
+def test_settings_are_compared_as_numbers(name: str, written: Any, same: bool, tmp_path: Path) -> None:
+    make_set(tmp_path / "org", "cosmoflow", edit=in_run(3, says(name, written)))
+    assert ("set/settings" not in rules(only(tmp_path))) == same
+
+
 def test_one_finding_tells_what_many_logs_share(tmp_path: Path) -> None:
     make_set(tmp_path / "org", "deepcam", edit=lambda _, made: made.pop(0))
     same = [f for f in grouped(only(tmp_path).findings) if f.rule == "hpc_2.0.0/cache_clear"]

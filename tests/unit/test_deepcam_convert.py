@@ -5,7 +5,16 @@ import os
 import h5py
 import numpy as np
 import pytest
-from deepcam_files import CHANNELS, SHAPE, as_the_reference_reads, fields, make_data_set, mask, write_sample
+from deepcam_files import (
+    CHANNELS,
+    SHAPE,
+    as_the_reference_reads,
+    fields,
+    make_data_set,
+    mask,
+    write_sample,
+    write_statistics,
+)
 from thread_world import on_ranks
 
 from mlhpc.common.data.manifest import load, verify
@@ -37,7 +46,7 @@ def test_the_values_are_those_of_the_source(source, tmp_path):
             y = np.load(made / f"{path.stem.replace('data', 'label')}.npy")
             assert y.dtype == np.uint8 and np.array_equal(y, file["climate/labels_0"][:])
     assert (tmp_path / "out/stats.h5").read_bytes() == (source / "stats.h5").read_bytes()
-    assert len(list((tmp_path / "out").rglob("*.*"))) == 2 * 11 + 2
+    assert len(list((tmp_path / "out").rglob("*.*"))) == 2 * 11 + 3
     made = load(tmp_path / "out")
     assert made.facts == {
         "benchmark": "deepcam",
@@ -60,15 +69,62 @@ def test_a_second_start_makes_what_is_missing_alone(source, tmp_path):
     out = tmp_path / "out"
     convert(source, out, False, Solo(), 2)
     before = contents(out)
-    times = {path: path.stat().st_mtime_ns for path in out.glob("*/*.npy")}
-    lost = sorted(times)[0], sorted(times)[-1]  # a field and a mask
+    kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
+    lost = sorted(kept)[0], sorted(kept)[-1]  # a field and a mask
     for path in lost:
         path.unlink()
     (out / "train" / ".data-0003.npy.elsewhere.1.part").write_bytes(b"left by a killed process")
     convert(source, out, False, Solo(), 2)
     assert contents(out) == before
-    redone = {path for path in times if path.stat().st_mtime_ns != times[path]}
-    assert set(lost) <= redone and len(redone) <= 4
+    redone = {path for path in kept if path.stat().st_ino != kept[path]}
+    assert len(redone) <= 4
+
+
+def test_a_source_that_was_replaced_is_converted_anew_and_no_other(source, tmp_path):
+    out = tmp_path / "out"
+    convert(source, out, False, Solo(), 2)
+    kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
+    replaced = source / "train" / "data-0003.h5"
+    size = replaced.stat().st_size
+    write_sample(replaced, seed=77)
+    assert replaced.stat().st_size == size
+    convert(source, out, False, Solo(), 2)
+    pair = out / "train/data-0003.npy", out / "train/label-0003.npy"
+    assert np.array_equal(np.load(pair[0]), fields(77)) and np.array_equal(np.load(pair[1]), mask(77))
+    assert {path for path, inode in kept.items() if path.stat().st_ino != inode} == set(pair)
+    assert verify(out, workers=1) == []
+
+
+def test_a_file_system_of_whole_seconds_keeps_what_is_complete(source, tmp_path):
+    out = tmp_path / "out"
+    convert(source, out, False, Solo(), 2)
+    for path in out.glob("*/*.npy"):
+        os.utime(path, (int(path.stat().st_mtime),) * 2)
+    kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
+    convert(source, out, False, Solo(), 2)
+    assert {path: path.stat().st_ino for path in kept} == kept
+
+
+def test_float16_samples_are_never_of_two_statistics(source, tmp_path):
+    """As when a conversion is cut off, the statistics are made again, and it is started again."""
+    out = tmp_path / "out"
+    bad = source / "validation" / "data-0104.h5"
+    good = bad.read_bytes()
+    bad.write_bytes(b"cut off here")
+    with pytest.raises(UserError, match=r"data-0104\.h5"):
+        convert(source, out, True, Solo(), 1)
+    bad.write_bytes(good)
+    half = contents(out)
+    assert any(name.endswith(".npy") for name in half) and "manifest.json" not in half
+    before = (source / "stats.h5").read_bytes()
+    write_statistics(source / "stats.h5", high=np.full(CHANNELS, 1e6, np.float32))
+    with pytest.raises(UserError, match="made with another statistics; remove it"):
+        convert(source, out, True, Solo(), 1)
+    assert contents(out) == half
+    (source / "stats.h5").write_bytes(before)
+    convert(source, out, True, Solo(), 1)
+    convert(source, tmp_path / "at once", True, Solo(), 1)
+    assert contents(out) == contents(tmp_path / "at once")
 
 
 def test_float16_holds_the_normalised_values_and_says_so(source, tmp_path):
@@ -138,7 +194,7 @@ def test_what_cannot_be_converted_is_said_in_one_line(source, tmp_path):
     with pytest.raises(UserError, match="is converted already"):
         convert(out, tmp_path / "again", False, Solo(), 1)
     before = contents(out)
-    with pytest.raises(UserError, match=r"\.npy: is of another shape or type; convert into an empty folder"):
+    with pytest.raises(UserError, match="made with another dtype, statistics; remove it or give"):
         convert(source, out, True, Solo(), 1)
     assert contents(out) == before
     (out / "train" / "foreign").touch()

@@ -55,6 +55,44 @@ def worst(found, what):
     return next((state for state in ("fail", "warn", "pass") if state in states), None)
 
 
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("env", "leader"),
+    [
+        ({}, None),
+        ({"MLHPC_LEADER": "n7"}, "n7"),
+        ({"SLURM_JOB_NODELIST": "n[3-4]", "SLURM_JOB_ID": "1"}, "n3"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "127.0.0.1"),
+    ],
+)
+def test_under_mpirun_the_nodes_meet_wherever_rank_0_can_be_known(env, leader):
+    assert doctor._place(MPIRUN | env).leader == leader
+
+
+def test_the_nodes_that_were_looked_at_are_named():
+    nodes = [spoiled(host="n0"), spoiled(host="n1")]
+    place = Place("srun", 0, 2, 0, 1, 0, 2, leader="n0")
+    found = [line.found for line in judge(nodes, place, None, "none", {}) if line.what == "launcher"]
+    assert found == ["srun: 2 ranks on 2 nodes: n0, n1"]
+    alone = Place("mpirun", 0, 4, 0, 1, None, None)
+    found = [line.found for line in judge(nodes[:1], alone, None, "none", {}) if line.what == "launcher"]
+    assert found == ["mpirun: 4 ranks, examined on n0 alone"]
+
+
+def test_nodes_that_cannot_meet_are_not_described_as_one(monkeypatch, capsys, tmp_path):
+    """The description would say one node of many."""
+    for name, value in (MPIRUN | {"OMPI_COMM_WORLD_RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    assert cli.main(["doctor", "--system", "--out", str(tmp_path / "s.json")]) == 2
+    assert "MLHPC_LEADER" in capsys.readouterr().err and not (tmp_path / "s.json").exists()
+
+
 @pytest.mark.parametrize("backend", ["horovod", "torch", "none"])
 @pytest.mark.parametrize("place", [Place(), SRUN])
 def test_a_good_node_passes(backend, place):

@@ -229,3 +229,20 @@ def test_ranks_inside_another_launcher_are_refused(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="leave out --ranks"):
         run_local(2, python(""))
+
+
+def test_a_rank_lost_while_the_others_leave_is_told_to_the_roll_call(monkeypatch):
+    """The roll call ends the process with one line; left alone, the error of the collective is a traceback."""
+
+    class Leaving(Solo):
+        def close(self):
+            raise RuntimeError("[gloo] Connection closed by peer")
+
+        def fail(self, reason):
+            told.append(reason)
+
+    told = []
+    monkeypatch.setattr(launch, "connect", lambda framework: Leaving())
+    with pytest.raises(RuntimeError), launch.joined("torch"):
+        pass
+    assert told == ["RuntimeError: [gloo] Connection closed by peer"]

@@ -256,6 +256,19 @@ def test_of_a_throughput_set_those_that_do_not_count_are_pruned(closed_set, syst
     assert made.sets[0].startswith("cosmoflow strong: 10 results; ")
 
 
+@pytest.mark.parametrize(("told", "severity"), [(False, "error"), (True, "warning")])
+def test_an_instance_without_a_log_is_not_left_out_in_silence(
+    told, severity, closed_set, system_file, tmp_path
+):
+    runs = [golden(tmp_path / "weak", number) for number in range(11)]
+    (runs[3] / "run.log").unlink()
+    made = pack([closed_set], weak=runs, prune=[runs[3]] if told else [], org="Lab",
+                system_file=system_file(), out=tmp_path / "out")  # fmt: skip
+    said = [f for f in made.findings if f.rule == "pack/left-out" and str(runs[3]) in f.where]
+    assert [f.severity for f in said] == [severity] and "run.log is missing" in said[0].actual
+    assert (made.tree is not None) == told
+
+
 def resnet_log(path, number):
     """A closed LARS run at batch 4096, as the rules of training 4.0.0 want it (closed_resnet*.yaml)."""
     lines = []

@@ -89,6 +89,18 @@ def test_the_breakdown_adds_up_to_the_whole(tmp_path: Path) -> None:
     assert [a["class"] for a in bar][:2] == ["staging", "first_epoch_excess"]
 
 
+def test_a_run_of_resnet_is_said_to_be_held_to_the_rules_of_training(tmp_path: Path) -> None:
+    def of_resnet(lines: list[dict[str, Any]]) -> None:
+        next(line for line in lines if line["key"] == "submission_benchmark")["value"] = "resnet"
+
+    run = make_run(tmp_path / "run", log=of_resnet, result=lambda told: told.update(benchmark="resnet50"))
+    for text in told(run):
+        text = text if isinstance(text, str) else text.text
+        assert "training 4.0.0" in text and "hpc 2.0.0" not in text and "MLPerf HPC training" not in text
+    page, terminal = told(make_run(tmp_path / "other"))
+    assert "hpc 2.0.0" in terminal and "hpc 2.0.0" in page.text
+
+
 def aborted(result: dict[str, Any]) -> None:
     result.update(
         status="aborted", time_to_train_s=None, time_to_train_without_staging_s=None, breakdown_s=None

@@ -52,7 +52,7 @@ def named(text):
     for match in re.finditer(r"\bBENCHMARK=(?:\$\{BENCHMARK:-)?([a-z]\w+)", text):
         yield match[1], None
     for match in re.finditer(r"run_scripts/([a-z]\w+)\.sbatch", text):
-        if match[1] != "campaign":  # any benchmark's
+        if match[1] not in ("campaign", "study"):  # any benchmark's
             yield match[1], None
     for match in re.finditer(r"\bPRESET=(?:\$\{PRESET:-)?(\w[\w-]*)", text):
         yield None, match[1]

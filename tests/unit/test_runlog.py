@@ -41,6 +41,16 @@ def test_spans_nest_and_carry_their_tags(tmp_path):
     assert mllog(tmp_path)[-1]["metadata"]["status"] == "success"
 
 
+def test_a_rank_lost_after_the_log_was_closed_changes_nothing(tmp_path):
+    world = Watched()
+    with RunLog(tmp_path, world) as log:
+        with log.span("run"):
+            log.finish("success")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    world.lose(Loss(1, "n1", "after the run", "killed"))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_mllog_time_and_event_time_are_one_clock(tmp_path):
     with RunLog(tmp_path, Solo()) as log, log.span("run"):
         for epoch in range(3):

@@ -17,12 +17,13 @@ from thread_world import on_ranks
 
 from mlhpc.benchmarks.cosmoflow import Data, Simulation
 from mlhpc.common.data import manifest, tfrecord
+from mlhpc.common.data.making import in_processes
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
 from mlhpc.cosmoflow import evidence, gravity
 from mlhpc.cosmoflow.cosmology import MEAN, Cosmology
 from mlhpc.cosmoflow.show import show
-from mlhpc.cosmoflow.simulate import REDSHIFTS, _run, cut, make, simulate, write_universe
+from mlhpc.cosmoflow.simulate import REDSHIFTS, cut, make, simulate, write_universe
 
 SCALES = [1 / (1 + z) for z in REDSHIFTS]
 MIDDLE = Cosmology.from_unit([0, 0, 0, 0], 0.3)
@@ -433,7 +434,7 @@ def test_settings_that_do_not_fit_are_refused(
 def test_two_data_sets_are_never_mixed(tmp_path: Path) -> None:
     make(small(), tmp_path / "d", Solo(), workers=1)
     other = Simulation(box_mpc_h=100.0, grid=8, particles=16)
-    with pytest.raises(UserError, match="another simulation; remove it or give another --out"):
+    with pytest.raises(UserError, match="another simulation; remove it or give another folder"):
         make(small(simulation=other), tmp_path / "d", Solo(), workers=1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("…")
@@ -460,7 +461,7 @@ def _die(task: tuple[int, list[str]]) -> None:
 
 def test_a_worker_that_is_killed_is_reported_not_waited_for() -> None:
     with pytest.raises(UserError, match="killed, most likely for want of memory"):
-        _run(_die, [(0, []), (1, [])], 2, lambda count: None)
+        in_processes(_die, [(0, []), (1, [])], 2, lambda count: None)
 
 
 # The picture and the regression
