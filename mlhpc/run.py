@@ -325,7 +325,9 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
             "number_of_nodes": world.nodes,
             "accelerators_per_node": min(len(accelerators()), world.local_size),
             "seed": seed,
-            **({"resumed": True} if resume else {}),  # no key of the rules: our own check looks for it
+            # No keys of the rules: our own check looks for them.
+            **({"resumed": True} if resume else {}),
+            **({"study_steps": run.study.steps} if run.study.steps else {}),
             "train_samples": run.data.train_samples,
             "eval_samples": run.data.eval_samples,
             **run.hyperparameters.logged(),
@@ -346,5 +348,5 @@ def _last_line(result: dict[str, Any], out: Path) -> str:
     best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
     return (
         f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} "
-        f"({best}) in {result['time_to_train_s']:.2f} s, staging included; see: mlhpc report {out}"
+        f"({best}) in {result['time_to_train_s']:.2f} s, staging included; see: mlhpc report {shlex.quote(str(out))}"
     )

@@ -306,6 +306,15 @@ def _bare_log_rules(log: Log) -> Iterator[Finding]:
             "resumed from a checkpoint",
             "run it again from the start; the time of a resumed run counts for nothing",
         )
+    if log.value("study_steps"):
+        yield Finding(
+            "log/study",
+            "error",
+            name,
+            "a training to the target",
+            f"a run of a study, ended after {log.value('study_steps')} measured steps",
+            "leave it out: a study measures throughput, its runs are no results",
+        )
     stop = log.first("run_stop")
     status = stop.metadata.get("status") if stop else None
     if stop and status not in (None, "success"):

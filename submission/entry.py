@@ -245,6 +245,8 @@ def entries_of(found: ResultSet) -> list[Entry]:
         keys += ["submission_org", "submission_platform"]
     groups: dict[tuple[object, ...], list[Log]] = {}
     for log in found.logs:
+        if log.value("study_steps"):
+            continue  # its one epoch was cut: what it says of epochs and samples is no measure of a training
         groups.setdefault(tuple(str(log.value(key)) for key in keys), []).append(log)
     split = len(groups) > 1
     return [_entry(found, logs, split) for logs in groups.values()]

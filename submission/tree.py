@@ -97,6 +97,8 @@ def result_sets(path: Path) -> list[ResultSet]:
     if _is_run(path):
         return [_runs(path, [path], _what(path))]
     sets = list(_below(path))
+    if not sets and (path / "study.html").is_file():
+        raise UserError(f"{path}: a study, whose runs are no results; its report is {path / 'study.html'}")
     if not sets:
         raise UserError(
             f"{path}: no run directory, and none below it (no run.log, result.json or result_N.txt); "
@@ -112,6 +114,8 @@ def natural(path: Path) -> list[tuple[int, int | str]]:
 
 
 def _below(top: Path) -> Iterator[ResultSet]:
+    if (top / "cell.json").is_file():
+        return  # of a study (study.py)
     try:
         names = sorted((Path(entry.path) for entry in os.scandir(top)), key=natural)
     except OSError as error:
