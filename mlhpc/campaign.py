@@ -252,7 +252,7 @@ def _facts_of_data(campaign: Campaign) -> dict[str, Any] | None:
         if "train" in found.facts.get("samples", {}):
             manifest.take(found, train=wanted)
         return found.facts
-    make = f"mlhpc data make {campaign.run.benchmark} --preset {campaign.run.preset}"
+    make = f"make one: mlhpc data make {campaign.run.benchmark} --preset {campaign.run.preset}"
     try:
         files = any(not entry.name.startswith(".") for entry in os.scandir(data))
     except OSError as error:

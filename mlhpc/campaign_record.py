@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -200,8 +201,8 @@ def show(campaign: Campaign, made: Sequence[Made], score: Strong | Weak, why: st
     for name in ("run", "state", "seed"):
         table.add_column(name, no_wrap=True)
     for name in ("minutes", "without staging", "epochs"):
-        table.add_column(name, justify="right")
-    table.add_column("caches dropped")
+        table.add_column(name, justify="right", min_width=7)  # its longest word: a narrow terminal cuts none
+    table.add_column("caches dropped", min_width=7)
     table.add_column("", overflow="fold", ratio=1)
     styles = {"converged": "green", "missed": "yellow", "aborted": "red", "running": "cyan", "to do": "dim"}
     for m in made:
@@ -228,4 +229,4 @@ def show(campaign: Campaign, made: Sequence[Made], score: Strong | Weak, why: st
         told = f"(T, S, M', TTTa) = ({score.T}, {score.S}, {score.M}, {score.minutes:.4f} min)"
     else:
         told = f"{score.minutes:.4f} min, without staging {score.without_staging_minutes:.4f} min"
-    console.print(Text(f"{told}; see: mlhpc score {campaign.out}"), soft_wrap=True)
+    console.print(Text(f"{told}; see: mlhpc score {shlex.quote(str(campaign.out))}"), soft_wrap=True)

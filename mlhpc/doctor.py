@@ -441,9 +441,8 @@ def _tensorflow(node: Node, needed: bool) -> Iterator[Line]:
 def _torch(node: Node, needed: bool) -> Iterator[Line]:
     told, name = node["torch"], "PyTorch"
     if told is None:
-        yield Line(
-            "fail" if needed else "warn", name, "not installed", "pip install torch, which deepcam and resnet50 need"
-        )
+        remedy = "pip install torch, which deepcam and resnet50 need"
+        yield Line("fail" if needed else "warn", name, "not installed", remedy)
         return
     gpus = len(node["gpus"])
     yield from _framework(name, told, gpus, needed, "install a build for your CUDA (pytorch.org)")

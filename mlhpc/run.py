@@ -348,5 +348,6 @@ def _last_line(result: dict[str, Any], out: Path) -> str:
     best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
     return (
         f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} "
-        f"({best}) in {result['time_to_train_s']:.2f} s, staging included; see: mlhpc report {shlex.quote(str(out))}"
+        f"({best}) in {result['time_to_train_s']:.2f} s, staging included; "
+        f"see: mlhpc report {shlex.quote(str(out))}"
     )

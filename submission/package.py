@@ -92,7 +92,7 @@ def pack(
         # Seeds are package_checker's too, below.
         checked = check_set(results, ruleset).findings
         findings += [f for f in checked if not f.source.endswith("seed_checker")]
-        findings += _one_configuration(results)
+        findings += [*_one_configuration(results), *_own_target(results)]
     with _aside(out) as part:
         tree = part / org
         _build(tree, name, fields, given, ruleset)
@@ -304,6 +304,21 @@ def _one_configuration(results: ResultSet) -> Iterator[Finding]:
             yield Finding("pack/config", "error", path.name, expected, other, remedy)
 
 
+def _own_target(results: ResultSet) -> Iterator[Finding]:
+    """In the tree a run is held to the official target, which the official checker does not ask of every
+    benchmark in the open division."""
+    if has_own_target(results) and results.target:
+        official = OFFICIAL[results.benchmark][0]
+        yield Finding(
+            "pack/target",
+            "error",
+            f"{results.path.name}/",
+            f"runs to the target {official.metric} {official.value:g}",
+            f"runs of preset {results.preset!r}, to {results.target.value:g}",
+            "a submission is of runs to MLPerf's target: run the preset closed or open",
+        )
+
+
 def _first_other(ours: dict[str, Any], theirs: dict[str, Any], above: str = "") -> str:
     """The first key that differs, and how; nothing where none does."""
     for key in sorted(ours.keys() | theirs.keys()):
@@ -344,10 +359,11 @@ def _said_once(findings: Sequence[Finding]) -> list[Finding]:
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)
-    return [
-        replace(finding, where=where[0] + (f" and {len(where) - 1} more places" if len(where) > 1 else ""))
-        for finding, where in places.items()
-    ]
+    return [replace(finding, where=f"{where[0]}{_more(len(where) - 1)}") for finding, where in places.items()]
+
+
+def _more(count: int) -> str:
+    return f" and {count} more place{'s' * (count > 1)}" if count else ""
 
 
 def _names(given: Sequence[ResultSet]) -> Names:

@@ -35,7 +35,9 @@ def page(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
         _check(findings, rules_text(run, ruleset)),
     ]
     by = " (MLPerf HPC training rules up to round 2.0)" * rules_text(run, ruleset).startswith("hpc")
-    foot = f"Time to train is run_stop − run_start on one monotonic clock over all ranks, staging included{by}."
+    foot = (
+        f"Time to train is run_stop − run_start on one monotonic clock over all ranks, staging included{by}."
+    )
     body = _header(run, findings, ruleset) + "\n" + "".join(sections)
     return document(_title(run), body, foot)
 

@@ -54,6 +54,13 @@ ORDER = (
 """All fields as the published descriptions order them."""
 NOTES = ("hw_notes", "sw_notes")  # free text: nobody is asked for it
 
+CHOICES = {
+    "division": "closed or open",
+    "status": '"Available on-premise", "Available cloud", "Preview" or '
+    '"Research, Development, or Internal (RDI)"',
+}
+"""What fields of a few values may say (mlperf-logging, system_desc_checker)."""
+
 SOFTWARE = {
     "Horovod": "horovod", "Keras": "keras", "NumPy": "numpy", "h5py": "h5py",
     "DALI": r"nvidia-dali-cuda\d+", "mlperf-logging": "mlperf-logging",
@@ -83,7 +90,7 @@ def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> De
     """The description of a system of ``nodes`` (:func:`node_facts` of each), with what the user has ``given``
     laid over it. A field in which the nodes differ is not known."""
     found: dict[str, Any] = {}
-    hints = {key: hint for node in nodes for key, hint in node["hints"].items()}
+    hints = CHOICES | {key: hint for node in nodes for key, hint in node["hints"].items()}
     for key in ORDER:
         values = {json.dumps(node["fields"].get(key, "")) for node in nodes}
         if len(values) == 1:

@@ -307,7 +307,8 @@ def test_a_data_set_that_no_run_could_start_from_is_refused_before_the_first(sit
 def test_why_a_rank_was_lost_is_why_its_run_was_aborted(site):
     site.will(run_01="aborted")
     assert site.run("--runs", "1") == 1
-    loss = {"t": 1, "event": "lost", "name": "rank", "rank": 3, "hostname": "n1", "phase": "epoch 2", "reason": "x"}
+    loss = {"rank": 3, "hostname": "n1", "phase": "epoch 2", "reason": "x"}
+    loss |= {"t": 1, "event": "lost", "name": "rank"}
     (site.out / "run_01" / "events.rank0.jsonl").write_text(json.dumps(loss) + "\n")
     (site.out / "run_01" / "result.json").write_text('{"status": "aborted"}')
     site.will(run_01="hangs")

@@ -256,6 +256,17 @@ def test_of_a_throughput_set_those_that_do_not_count_are_pruned(closed_set, syst
     assert made.sets[0].startswith("cosmoflow strong: 10 results; ")
 
 
+def test_runs_to_a_target_of_their_own_are_no_submission(system_file, tmp_path):
+    for number in range(10):
+        make_run(tmp_path / "runs" / f"run {number}", preset="smoke", epochs=8 + number)
+    made = pack(
+        [tmp_path / "runs"], org="Lab", system_file=system_file(division="open"), out=tmp_path / "out"
+    )
+    (said,) = [f for f in made.findings if f.rule == "pack/target"]
+    assert said.severity == "error" and "0.124" in said.expected and "smoke" in said.actual
+    assert made.tree is None
+
+
 @pytest.mark.parametrize(("told", "severity"), [(False, "error"), (True, "warning")])
 def test_an_instance_without_a_log_is_not_left_out_in_silence(
     told, severity, closed_set, system_file, tmp_path

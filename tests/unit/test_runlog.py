@@ -43,9 +43,8 @@ def test_spans_nest_and_carry_their_tags(tmp_path):
 
 def test_a_rank_lost_after_the_log_was_closed_changes_nothing(tmp_path):
     world = Watched()
-    with RunLog(tmp_path, world) as log:
-        with log.span("run"):
-            log.finish("success")
+    with RunLog(tmp_path, world) as log, log.span("run"):
+        log.finish("success")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     world.lose(Loss(1, "n1", "after the run", "killed"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
