@@ -174,9 +174,15 @@ class Lmdb:
             if self._environment is None:
                 try:
                     # No lock file: nobody writes, and the folder may not be writable.
-                    self._environment = lmdb.open(real, subdir=False, readonly=True, lock=False)
+                    environment = lmdb.open(real, subdir=False, readonly=True, lock=False)
+                    size = os.stat(real).st_size
                 except (lmdb.Error, OSError) as error:
                     raise UserError(self._why_not(error)) from error
+                # LMDB reads through a map of the file: behind its end, the kernel kills the process.
+                needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+                if size < needed:
+                    raise UserError(f"{self.path}: truncated, {size} bytes of {needed}; {_REMEDY}")
+                self._environment = environment
                 _OPEN[real] = self._environment
             return self._environment
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import shutil
 from collections import Counter
@@ -288,6 +289,11 @@ def spoil_lmdb_version(root):
     path.write_bytes(data)
 
 
+def shorten_lmdb(root):
+    path = root / "train" / "data.mdb"
+    os.truncate(path, path.stat().st_size - 4096)
+
+
 def spoil_lmdb(root):
     (root / "train" / "data.mdb").write_bytes(b"\0" * 8192)
 
@@ -313,6 +319,7 @@ def spoil_pixel_index(root):
         ("tfrecord", spoil_shard_by_another_file, r"train-00003-of-00016: not a plain TFRecord"),
         ("lmdb", spoil_lmdb_version, r"train/data\.mdb: of version 999 of LMDB's format"),
         ("lmdb", spoil_lmdb, r"train/data\.mdb: not a readable LMDB data file"),
+        ("lmdb", shorten_lmdb, r"train/data\.mdb: truncated, \d+ bytes of \d+"),
         ("raw", spoil_pixels, r"pixels\.raw: \d+ bytes, \d+ are expected"),
         ("raw", spoil_pixel_index, r"pixels\.raw and index\.npy go together"),
     ],
