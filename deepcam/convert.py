@@ -130,8 +130,13 @@ def _convert_sample(
     if not all(_is_kept(made, size, modified_ns) for made, size in whole):
         x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
         reader.read(path, x, y)
-        npy.write(data, x.astype(dtype, copy=False), modified_ns)
-        npy.write(mask, y, modified_ns)
+        try:
+            npy.write(data, x.astype(dtype, copy=False), modified_ns)
+            npy.write(mask, y, modified_ns)
+        except OSError as error:
+            raise UserError(
+                f"{data}: cannot be written: {error.strerror}; free some space or give another folder"
+            ) from error
     advance(1)
 
 

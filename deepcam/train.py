@@ -29,7 +29,15 @@ from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optimizer import make_optimizer, set_rate
 from mlhpc.deepcam.sample import is_sample
 from mlhpc.deepcam.state import restore, save
-from mlhpc.deepcam.step import make_eval_step, make_scaler, make_train_step, pick_device, share, warm_up
+from mlhpc.deepcam.step import (
+    keep_memory,
+    make_eval_step,
+    make_scaler,
+    make_train_step,
+    pick_device,
+    share,
+    warm_up,
+)
 
 
 def train(
@@ -58,6 +66,7 @@ def train(
     # Before the clock: network, optimizer, compilation on synthetic samples. The data set is not touched.
     with log.span("init"):
         device = pick_device(training.device, world.local_rank)
+        keep_memory(device)
         torch.manual_seed(seed)
         model = build_model(run.network, channels=run.data.sample_shape[-1])
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -83,17 +92,19 @@ def train(
         eval_step = make_eval_step(
             model, training.precision, compiled=training.compile, cuda_graphs=training.cuda_graphs
         )
-        warm_up(
-            network,
-            optimizer,
-            scaler,
-            train_step,
-            eval_step,
-            run.data.sample_shape,
-            train_batch=local_batch,
-            eval_batch=training.eval_batch_size,
-            accumulate=accumulated,
-        )
+        # CUDA graphs: what is compiled runs once before it is captured, at its second call.
+        for _ in range(2 if training.cuda_graphs else 1):
+            warm_up(
+                network,
+                optimizer,
+                scaler,
+                train_step,
+                eval_step,
+                run.data.sample_shape,
+                train_batch=local_batch,
+                eval_batch=training.eval_batch_size,
+                accumulate=accumulated,
+            )
         rate_of = partial(
             step_learning_rate,
             base=hparams.opt_lr,

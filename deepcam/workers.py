@@ -109,8 +109,8 @@ def _require_shared_memory(batch_bytes: int, batches: int) -> None:
     free = filesystem_of(SHARED).free_bytes
     if batches * batch_bytes > free:
         raise UserError(
-            f"{SHARED}: {free / 2**20:.0f} MiB free, and the workers of this node hand over {batches} "
-            f"batches of {batch_bytes / 2**20:.0f} MiB in it; lower loading.workers or loading.prefetch, set "
+            f"{SHARED}: {free / 2**20:.1f} MiB free, and the workers of this node hand over {batches} "
+            f"batches of {batch_bytes / 2**20:.1f} MiB in it; lower loading.workers or loading.prefetch, set "
             "loading.loader=threads, or have it enlarged"
         )
 

@@ -229,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_benchmark(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", metavar="BENCHMARK", help="cosmoflow, deepcam")
+    parser.add_argument("benchmark", metavar="BENCHMARK", help="cosmoflow, deepcam, resnet50")
     parser.add_argument("--preset", default="smoke", help="a named size (mlhpc presets BENCHMARK)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from smoke.conftest import climate_settings as settings
 from smoke.conftest import mlhpc, result
-from smoke.test_run import mllog, rank_process, wait_for
+from smoke.test_run import mllog, wait_for
 
 
 def trace(out):
@@ -113,28 +112,6 @@ def test_a_run_killed_after_an_epoch_resumes_to_the_same_trajectory_and_is_marke
     assert "resumed" in mlhpc("check", out).stdout
 
 
-def test_a_killed_rank_ends_the_run_and_is_named(climate, tmp_path):
-    out = tmp_path / "out"
-    words = [
-        "run",
-        "deepcam",
-        "--data",
-        climate,
-        "--out",
-        out,
-        "--ranks",
-        2,
-        *settings("training.max_epochs=500"),
-    ]
-    command = [sys.executable, "-m", "mlhpc", *map(str, words)]
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (out / "run.log").exists() and "eval_accuracy" in (out / "run.log").read_text())
-    os.kill(rank_process(run.pid, 1), signal.SIGKILL)
-    error = run.communicate(timeout=60)[1]
-    assert run.returncode != 0 and "rank 1 on" in error and "epoch" in error, error
-    assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["aborted"]
-
-
 def corrupt(**change):
     """Overwrite one value of the data of the first training file."""
 
@@ -160,6 +137,12 @@ def flat_statistics(data):
     (data / "manifest.json").unlink()
 
 
+def of_another_benchmark(data):
+    facts = json.loads((data / "manifest.json").read_text())
+    facts["facts"]["benchmark"] = "cosmoflow"
+    (data / "manifest.json").write_text(json.dumps(facts))
+
+
 @pytest.mark.parametrize(
     ("break_it", "more", "said"),
     [
@@ -171,6 +154,7 @@ def flat_statistics(data):
         (lambda d: ((d / "stats.h5").unlink(), (d / "manifest.json").unlink()), [], "stats.h5"),
         (lambda d: (d / "train" / "data-000000.h5").unlink(), [], "data-000000.h5: cannot be read"),
         (lambda d: shutil.rmtree(d), [], "no such"),
+        (of_another_benchmark, [], "is a data set of cosmoflow"),
         (lambda d: None, ["data.sample_shape=[48,48,16]"], "shape"),
         (lambda d: None, ["data.sample_shape=[32,48,4]"], "channel"),
         (lambda d: None, ["data.sample_shape=[33,48,16]"], "divisible by 16"),
@@ -178,17 +162,24 @@ def flat_statistics(data):
         (lambda d: None, ["training.device=cuda"], "sees none"),
         (lambda d: None, ["training.precision=mixed_float16"], "needs a GPU"),
         (lambda d: None, ["hyperparameters.global_batch_size=64"], "cannot fill a step"),
+        (
+            lambda d: None,
+            ["training.cuda_graphs=true", "hyperparameters.gradient_accumulation_frequency=2"],
+            "training.cuda_graphs would lose",
+        ),
     ],
 )
 def test_bad_input_is_one_line_status_2_and_an_aborted_log(break_it, more, said, climate, tmp_path):
-    data, out = tmp_path / "data", tmp_path / "out"
+    data, stage, out = tmp_path / "data", tmp_path / "stage", tmp_path / "out"
     shutil.copytree(climate, data)
     break_it(data)
-    done = mlhpc("run", "deepcam", "--data", data, "--out", out, *settings(*more))
+    done = mlhpc("run", "deepcam", "--data", data, "--stage", stage, "--out", out, *settings(*more))
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("mlhpc: ")]
     assert len(lines) == 1 and said in lines[0], done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.rglob("*.part"))
+    if said == "stats.h5":
+        assert not stage.exists(), "before terabytes are copied"
     if (out / "run.log").exists() and "run_start" in (out / "run.log").read_text():
         assert mllog(out)[-1]["metadata"]["status"] == "aborted"
 

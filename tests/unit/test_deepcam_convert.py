@@ -1,6 +1,8 @@
 """HDF5 samples to .npy pairs: the same values, whoever shares the work, however often it is started."""
 
+import errno
 import os
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -17,10 +19,11 @@ from deepcam_files import (
 )
 from thread_world import on_ranks
 
+from mlhpc.common.data import atomic
 from mlhpc.common.data.manifest import load, verify
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
-from mlhpc.deepcam import hdf5
+from mlhpc.deepcam import hdf5, npy
 from mlhpc.deepcam.convert import convert
 from mlhpc.deepcam.sample import Reader, list_samples
 
@@ -103,6 +106,20 @@ def test_a_file_system_of_whole_seconds_keeps_what_is_complete(source, tmp_path)
     kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
     convert(source, out, False, Solo(), 2)
     assert {path: path.stat().st_ino for path in kept} == kept
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(source, tmp_path, monkeypatch):
+    def full(fd, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(npy.atomic, "write_all", full)
+        patch.setattr(atomic, "write_bytes", Path.write_bytes)
+        with pytest.raises(
+            UserError, match=r"data-0000\.npy: cannot be written: No space left .*; free some"
+        ):
+            convert(source, tmp_path / "out", False, Solo(), 1)
+    assert not list(tmp_path.rglob("*.npy")) and not list(tmp_path.rglob("*.part"))
 
 
 def test_float16_samples_are_never_of_two_statistics(source, tmp_path):

@@ -1,0 +1,126 @@
+"""DeepCAM on two ranks of which one is lost, in every phase of a run, and how the run goes on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from smoke.conftest import climate_settings, mlhpc, result
+from smoke.test_run import mllog
+
+# Rank 1 ends as if the machine had killed it: half way through a file that it stages, or where a span begins.
+PROGRAM = """
+import json, os, signal, sys
+from contextlib import contextmanager
+from mlhpc.cli import main
+from mlhpc.common.data import atomic
+from mlhpc.common.timing.runlog import RunLog
+
+words, phase, epoch = json.loads(sys.argv[1])
+write, span = atomic.write_all, RunLog.span
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def half(fd, data):
+    write(fd, data[: len(data) // 2])
+    die()
+
+@contextmanager
+def deadly(log, name, **tags):
+    with span(log, name, **tags):
+        if (name, tags.get("epoch")) == (phase, epoch):
+            die()
+        yield
+
+if os.environ["MLHPC_RANK"] == "1":
+    if phase == "staging":
+        atomic.write_all = half
+    else:
+        RunLog.span = deadly
+sys.exit(main(words))
+"""
+LOCAL = """import sys
+from mlhpc.common.ranks.local import run_local
+sys.exit(run_local(2, [sys.executable, *sys.argv[1:]]))
+"""
+SETTINGS = climate_settings("training.checkpoint_epochs=1", "training.max_epochs=4", "target.value=0.999")
+
+
+def lose_rank_1(words, phase, epoch):
+    """What the run said that lost rank 1 there. It is given two minutes to end in."""
+    told = json.dumps([[str(word) for word in words], phase, epoch])
+    command = [sys.executable, "-c", LOCAL, "-c", PROGRAM, told]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=120)
+    assert done.returncode not in (0, 2), done.stderr
+    return done.stderr
+
+
+def losses_and_metrics(out):
+    """By epoch, as far as the run came: the training loss and the evaluation."""
+    found = {}
+    for line in (out / "events.rank0.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "metric" and event["name"] in ("train_loss", "eval_accuracy"):
+            found[event["name"], event["epoch"]] = event["value"]
+    return found
+
+
+def test_a_run_that_loses_a_rank_in_every_phase_goes_on_to_where_it_would_have_come(climate, tmp_path):
+    """Each try stages to the same folder, and resumes from the last checkpoint that there is."""
+    stage = tmp_path / "stage"
+    words = ["run", "deepcam", "--data", climate, "--stage", stage, *SETTINGS]
+    whole = mlhpc(*words, "--out", tmp_path / "whole", "--seed", 7, "--ranks", 2)
+    assert whole.returncode == 1, whole.stderr
+    wanted = losses_and_metrics(tmp_path / "whole")
+    assert len(wanted) == 2 * 4
+
+    source = {path.name: path.read_bytes() for path in climate.rglob("*.h5")}
+    found, start = {}, ["--seed", 7]
+    for number, (phase, epoch, named) in enumerate(
+        [
+            ("staging", None, "staging"),
+            ("train", 2, "train of epoch 2"),
+            ("eval", 3, "eval of epoch 3"),
+            ("checkpoint", 4, "checkpoint of epoch 4"),
+        ]
+    ):
+        out = tmp_path / f"out{number}"
+        said = lose_rank_1([*words, "--out", out, *start], phase, epoch)
+        line = f"mlhpc: rank 1 on {os.uname().nodename} was lost in phase '{named}': killed or crashed"
+        assert said.count(line) == said.count("was lost") == 1 and "Traceback" not in said, said
+        stops = [record["metadata"] for record in mllog(out) if record["key"] == "run_stop"]
+        assert [stop["status"] for stop in stops] == ["aborted"] and named in stops[0]["reason"]
+        # What has a name is whole; what is half-written is hidden, and the killed rank's alone.
+        for path in stage.rglob("*.h5"):
+            assert path.read_bytes() == source[path.name]
+        assert len(list(tmp_path.rglob("*.part"))) == (phase == "staging")
+        if (out / "checkpoint.npz").exists():
+            start = ["--resume", out]
+        found |= losses_and_metrics(out)
+    last = mlhpc(*words, "--out", tmp_path / "last", *start, "--ranks", 2)
+    assert last.returncode == 1, last.stderr
+    found |= losses_and_metrics(tmp_path / "last")
+    assert [epoch["epoch"] for epoch in result(tmp_path / "last")["epochs"]] == [4]
+    assert found == pytest.approx(wanted, rel=1e-6)
+    assert not stage.exists()
+
+
+def test_an_error_of_one_rank_is_told_once_with_its_rank_phase_and_file(climate, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    shutil.copytree(climate, data)
+    (data / "manifest.json").unlink()
+    second = sorted((data / "validation").glob("*.h5"))[1]  # of the evaluation, rank 1 reads every other file
+    with h5py.File(second, "r+") as file:
+        file["climate/data"][3, 4, 5] = np.nan
+    done = mlhpc("run", "deepcam", "--data", data, "--out", out, "--ranks", 2, *SETTINGS)
+    assert done.returncode in (1, 2)
+    reason = f"{second}: climate/data is nan in channel 5 (QREFHT) at row 3, column 4"
+    lines = [line for line in done.stderr.splitlines() if line.startswith("mlhpc: ")]
+    assert len(lines) == 1 and "rank 1 on" in lines[0] and f"'eval of epoch 1': {reason}" in lines[0]
+    assert "Traceback" not in done.stderr
+    assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["aborted"]
