@@ -21,7 +21,7 @@ from mlhpc.benchmarks import load, rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common import checkpoint
-from mlhpc.common.data import manifest, pagecache, staging
+from mlhpc.common.data import atomic, manifest, pagecache, staging
 from mlhpc.common.data.filesystem import filesystem_of
 from mlhpc.common.data.together import together
 from mlhpc.common.errors import UserError
@@ -337,9 +337,10 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all."""
-    half = path.with_name(path.name + ".part")
-    half.write_text(text, encoding="utf-8")
-    half.replace(path)
+    try:
+        atomic.write_bytes(path, text.encode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}; make room there") from None
 
 
 def _last_line(result: dict[str, Any], out: Path) -> str:

@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from mlperf_logging.mllog.mllog import MLLogger
 
+from mlhpc.common.data.atomic import write_all
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Loss, World
 
@@ -50,7 +51,8 @@ class RunLog:
         self._stopping = threading.Lock()
         self._stopped = False
         try:
-            self._events = open(out / f"events.rank{world.rank}.jsonl", "a", encoding="utf-8")
+            # Without a buffer: what could not be written must not come up again when the file is closed.
+            self._events = open(out / f"events.rank{world.rank}.jsonl", "ab", buffering=0)
             self._mllog = _mllogger(out / "run.log") if world.rank == 0 else None
         except OSError as error:
             raise UserError(
@@ -67,7 +69,8 @@ class RunLog:
         self._events.close()
         if self._mllog:
             for handler in list(self._mllog.logger.handlers):
-                handler.close()
+                with suppress(OSError):  # of a record that could not be written: it was told then
+                    handler.close()
                 self._mllog.logger.removeHandler(handler)
 
     def now(self) -> float:
@@ -164,9 +167,21 @@ class RunLog:
 
     def _event(self, event: str, name: str, at: float | None = None, **tags: Any) -> float:
         t = self.now() if at is None else at
-        self._events.write(json.dumps({"t": round(t, 6), "event": event, "name": name, **tags}) + "\n")
-        self._events.flush()
+        line = json.dumps({"t": round(t, 6), "event": event, "name": name, **tags}) + "\n"
+        with self._told():
+            write_all(self._events.fileno(), memoryview(line.encode()))
         return t
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """A record with holes would be a wrong one: the run ends where one cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"cannot write the log in {self.out}: {error.strerror}; make room there, and start again with "
+                "another --out"
+            ) from None
 
     def _ruled(self, name: str, edge: Literal["start", "stop"], tags: dict[str, Any], at: float) -> None:
         if name == "run" and edge == "stop":
@@ -184,7 +199,10 @@ class RunLog:
     def _record(self, kind: str, key: str, value: Any, metadata: dict[str, Any], at: float) -> None:
         if self._mllog:
             write: Callable[..., None] = getattr(self._mllog, kind)
-            write(key, value, metadata=metadata, time_ms=round(self._opened_ms + at * 1e3), stack_offset=3)
+            with self._told():
+                write(
+                    key, value, metadata=metadata, time_ms=round(self._opened_ms + at * 1e3), stack_offset=3
+                )
 
     def lost(self, loss: Loss) -> None:
         """On the lowest surviving rank, when another is lost: close the record of a run that cannot go on."""
@@ -215,8 +233,13 @@ def _metadata(tags: dict[str, Any]) -> dict[str, Any]:
     return {"epoch_num" if key == "epoch" else key: value for key, value in tags.items()}
 
 
+class _Handler(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
+
+
 def _mllogger(path: Path) -> MLLogger:
     # A logger of its own name and file: mllog's default prints to standard output.
     logger = logging.Logger(f"mlhpc.mllog.{path}", level=logging.INFO)
-    logger.addHandler(logging.FileHandler(path, mode="a", encoding="utf-8"))
+    logger.addHandler(_Handler(path, mode="a", encoding="utf-8"))
     return MLLogger(logger=logger, root_dir=os.fspath(Path(__file__).resolve().parents[2]))

@@ -166,3 +166,19 @@ def test_a_survivor_closes_the_log_of_a_killed_rank_0(tmp_path, monkeypatch):
     with RunLog(tmp_path, survivor) as log, log.span("run"):
         survivor.lose(Loss(0, "n0", "epoch 2", "killed"))
     assert [r["key"] for r in mllog(tmp_path)] == ["run_stop"]
+
+
+@pytest.mark.parametrize("full", ["run.log", "events.rank0.jsonl"])
+def test_a_record_that_cannot_be_written_ends_the_run_in_one_line(tmp_path, full, capfd):
+    """/dev/full takes no byte: the disk is full in the middle of a run."""
+    (tmp_path / full).symlink_to("/dev/full")
+    reached = False
+    with (
+        pytest.raises(UserError, match=f"{tmp_path}: No space left on device"),
+        RunLog(tmp_path, Solo()) as log,
+        log.span("run"),
+        log.span("epoch", epoch=1),
+    ):
+        reached = True
+    assert not reached, "training does not go on without its record"
+    assert capfd.readouterr().err == "", "nothing of logging's own"
