@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mlhpc.benchmarks.deepcam import Network
 from mlhpc.deepcam.batchnorm import BatchNorm
-from mlhpc.deepcam.convolution import Deconvolution, Dense, Depthwise, Pointwise
+from mlhpc.deepcam.convolution import Deconvolution, Dense, Pointwise, Separable
 
 RATES = (6, 12, 18)  # dilations of the pyramid at output stride 16 (Chen et al. 2018, section 3.1)
 
@@ -51,9 +51,7 @@ class DeepLab(nn.Module):
             *(block(728, 728, 728, 728) for _ in range(network.middle_blocks)),
             block(728, 728, 1024, closing=True, relu=False),
             *(
-                nn.Sequential(
-                    *separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True)
-                )
+                nn.Sequential(Separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True))
                 for a, b in ((1024, 1536), (1536, 1536), (1536, 2048))
             ),
         )
@@ -69,14 +67,6 @@ class DeepLab(nn.Module):
         return logits
 
 
-def separable(
-    inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1
-) -> tuple[nn.Module, nn.Module]:
-    """A 3 x 3 convolution of every channel by itself, then a 1 x 1 convolution over channels."""
-    depthwise = Depthwise(inputs, stride=stride, dilation=dilation)
-    return depthwise, Pointwise(inputs, outputs)
-
-
 class Block(nn.Module):
     """Separable convolutions of these ``widths`` with batch norm after each and a ReLU between them; a closing
     one without batch norm, which takes the stride; plus what came in, through a 1 x 1 convolution and batch
@@ -88,11 +78,12 @@ class Block(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         last = inputs
+        keep = stride > 1  # the large pictures of the entry flow, where computing again takes longest
         for number, width in enumerate(widths, 1):
-            layers += [*separable(last, width), BatchNorm(width, relu=number < len(widths))]
+            layers += [Separable(last, width, keep=keep), BatchNorm(width, relu=number < len(widths))]
             last = width
         if closing or stride > 1:
-            layers += separable(last, last, stride=stride)
+            layers.append(Separable(last, last, stride=stride, keep=keep))
         self.layers = nn.Sequential(*layers)
         self.shortcut = nn.Sequential()
         if stride > 1 or last != inputs:

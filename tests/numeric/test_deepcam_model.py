@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from mlhpc.benchmarks.deepcam import Network
-from mlhpc.deepcam.convolution import Deconvolution, Depthwise, Pointwise
+from mlhpc.deepcam.convolution import Deconvolution, Dense, Depthwise, Pointwise, Separable
 from mlhpc.deepcam.model import build_model
+from mlhpc.deepcam.winograd import winograd
 
 SMALL = Network(width=0.125, middle_blocks=2)
 
@@ -165,7 +166,18 @@ def test_outputs_and_gradients_are_those_of_the_layers_written_out():
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
 @pytest.mark.parametrize(
-    "case", ["depthwise", "stride 2", "dilated", "dilated, odd side", "pointwise, stride 2", "deconvolution"]
+    "case",
+    [
+        "depthwise",
+        "stride 2",
+        "dilated",
+        "dilated, odd side",
+        "pointwise, stride 2",
+        "deconvolution",
+        "dense",
+        "dense, dilated",
+        "dense, dilated, odd side",
+    ],
 )
 def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype, tolerance):
     torch.manual_seed(2)
@@ -173,6 +185,9 @@ def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype
     stride, dilation = (2 if "stride 2" in case else 1), (2 if "dilated" in case else 1)
     if case == "deconvolution":
         layer = Deconvolution(24, 16)
+    elif "dense" in case:
+        dilation = 6 if "odd" in case else dilation  # further apart than some of the sides are long
+        layer = Dense(24, 16, dilation=dilation)
     elif "pointwise" in case:
         layer = Pointwise(24, 16, stride=2)
     else:
@@ -190,10 +205,69 @@ def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype
     elif "pointwise" in case:
         exact = F.conv2d(exact_x, exact_weight, None, 2)
     else:
-        exact = F.conv2d(exact_x, exact_weight, None, stride, dilation, dilation, 24)
+        groups = 1 if "dense" in case else 24
+        exact = F.conv2d(exact_x, exact_weight, None, stride, dilation, dilation, groups)
     expected = torch.autograd.grad((exact * target.double()).sum(), (exact_x, exact_weight))
     for ours, theirs in zip((y, *gradients), (exact, *expected), strict=True):
         assert (ours.double() - theirs).norm() <= tolerance * theirs.norm()
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True), (True, False, False)], ids=str)
+def test_what_a_separable_convolution_does_not_keep_it_computes_again(dilation, wanted):
+    torch.manual_seed(6)
+    layer = Separable(24, 16, dilation=dilation).double()
+    x = torch.randn(2, 24, 6, 10, dtype=torch.float64)
+    tensors = (x, *layer.parameters())
+    for tensor, wants in zip(tensors, wanted, strict=True):
+        tensor.requires_grad_(wants)
+    y, target = layer(x), torch.randn(2, 16, 6, 10, dtype=torch.float64)
+    exact = F.conv2d(F.conv2d(x, tensors[1], None, 1, dilation, dilation, 24), tensors[2])
+    torch.testing.assert_close(y, exact)
+    inputs = [tensor for tensor in tensors if tensor.requires_grad]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
+        layer(x)
+    assert (2, 24, 6, 10) in kept and len(kept) == 3  # what came in and the weights, and nothing between
+    expected = torch.autograd.grad(exact, inputs, target)
+    torch.testing.assert_close(torch.autograd.grad(y, inputs, target), expected)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=["nhwc", "nchw"])
+@pytest.mark.parametrize("batch, rows, columns", [(1, 16, 20), (2, 13, 18), (2, 13, 502)])
+def test_minimal_filtering_is_the_convolution_and_its_gradients(batch, rows, columns, layout):
+    torch.manual_seed(4)
+    x = torch.randn(batch, 11, rows, columns, dtype=torch.float64).contiguous(memory_format=layout)
+    weight = torch.randn(7, 11, 3, 3, dtype=torch.float64).contiguous(memory_format=layout)
+    x.requires_grad_(), weight.requires_grad_()
+    exact, ours = F.conv2d(x, weight, None, 1, 1), winograd(x, weight)
+    torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-10)
+    target = torch.randn_like(exact)
+    expected = torch.autograd.grad(exact, (x, weight), target)
+    torch.testing.assert_close(torch.autograd.grad(ours, (x, weight), target), expected, rtol=1e-9, atol=1e-9)
+    alone = torch.autograd.grad(winograd(x.detach(), weight), weight, target)
+    torch.testing.assert_close(alone, expected[1:], rtol=1e-9, atol=1e-9)
+
+
+def test_minimal_filtering_in_float32_rounds_a_few_times_as_much_as_the_direct_sum():
+    """And it is what a decoder layer of the real network is computed by."""
+    torch.manual_seed(5)
+    layer = Dense(128, 128).to(memory_format=torch.channels_last)
+    x = torch.rand(1, 48, 72, 128).permute(0, 3, 1, 2).requires_grad_()
+    target = torch.randn(1, 48, 72, 128).permute(0, 3, 1, 2)
+
+    def with_gradients(y, x, weight):
+        return y, *torch.autograd.grad(y, (x, weight), target.to(y.dtype))
+
+    direct = with_gradients(F.conv2d(x, layer.weight, None, 1, 1), x, layer.weight)
+    ours = with_gradients(layer(x), x, layer.weight)
+    exact_x, exact_weight = (t.detach().double().requires_grad_() for t in (x, layer.weight))
+    exact = with_gradients(F.conv2d(exact_x, exact_weight, None, 1, 1), exact_x, exact_weight)
+    for our, plain, true in zip(ours, direct, exact, strict=True):
+        error = (our - true).norm()
+        assert 0 < error <= 10 * (plain - true).norm()
+        assert error <= 1e-5 * true.norm()
+        assert not torch.equal(our, plain)
 
 
 def test_bfloat16_stays_close_to_float32():

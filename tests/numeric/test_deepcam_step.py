@@ -1,6 +1,9 @@
 """The training and the evaluation step: what they compute, and what they leave behind."""
 
 import copy
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -124,6 +127,29 @@ def test_the_first_loss_that_is_not_finite_is_named():
     assert first_not_finite([fine, fine]) is None
     assert first_not_finite([fine, nan, infinite, fine]) == 1
     assert first_not_finite([infinite]) == 0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
+def test_freed_memory_is_kept_for_the_next_step():
+    """In a process of its own: it is for good."""
+    program = """
+import resource, sys, torch
+from mlhpc.deepcam.step import keep_memory
+if sys.argv[1] == "keep":
+    keep_memory(torch.device("cpu"))
+for step in range(8):
+    if step == 6:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    x = torch.ones(9 << 20, requires_grad=True)  # 36 MiB
+    (2 * x).relu().exp().sum().backward()
+    del x
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+    def faults(*arguments):
+        return int(subprocess.check_output([sys.executable, "-c", program, *arguments]))
+
+    assert faults("keep") * 3 < faults("leave")
 
 
 def test_what_this_machine_lacks_is_said_in_one_line(monkeypatch):
