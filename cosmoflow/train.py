@@ -90,6 +90,7 @@ def train(
                     (loss,) = mean(world, np.mean(losses), weight=1)
                     bytes_read = loader.bytes_read - bytes_before
                 if run.study.steps:
+                    _require_finite(loss, epoch, rate)
                     break
                 with log.span("eval", epoch=epoch):
                     errors = [eval_step(x, y) for x, y in loader.evaluation()]
@@ -105,10 +106,7 @@ def train(
             log.say(
                 f"epoch {epoch}: loss {loss:.4f}, {run.target.label} {error:.4f} (target {run.target.value})"
             )
-            if not np.isfinite(loss):
-                raise UserError(
-                    f"the loss became {loss} in epoch {epoch}, at learning rate {rate:g}; lower the rate"
-                )
+            _require_finite(loss, epoch, rate)
             if run.target.met_by(error):
                 log.finish("success")
                 return
@@ -116,6 +114,11 @@ def train(
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, run, seed, epoch, model, optimizer, world)
         log.finish("failed")
+
+
+def _require_finite(loss: float, epoch: int, rate: float) -> None:
+    if not np.isfinite(loss):
+        raise UserError(f"the loss became {loss} in epoch {epoch}, at learning rate {rate:g}; lower the rate")
 
 
 def _dataset(run: CosmoFlow, data: Path, world: World) -> Manifest:

@@ -135,7 +135,9 @@ def train(
                 log.span("epoch", epoch=epoch),
                 closing(log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)) as batches,
             ):
-                for first, last in _between_evaluations(updates, training.eval_steps):
+                for first, last in _between_evaluations(
+                    updates, 0 if run.study.steps else training.eval_steps
+                ):
                     bytes_before = loader.bytes_read
                     with log.span("train", epoch=epoch):
                         for update in track(range(first, last), last - first, f"epoch {epoch}", world):

@@ -117,10 +117,19 @@ def locked(out: Path, name: str | None, what: str) -> Iterator[list[int]]:
                 pass
         yield fds
     except OSError as error:
-        raise UserError(f"{out}: {error.strerror}; choose another --out") from None
+        raise UserError(f"{error.filename or out}: {error.strerror}; choose another --out") from None
     finally:
         for fd in fds:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def one_at_a_time(out: Path) -> Iterator[None]:
+    """What the tasks of a job array do one after the other, so that the last of them writes what all came to."""
+    with (out / ".lock.report").open("w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def is_locked(out: Path, name: str) -> bool:

@@ -4,12 +4,15 @@ The folder is the record, and grows: a second call with other settings adds cell
 on where the first was. ``study.json`` and ``study.html`` are made anew from the directories every time.
 """
 
+import csv
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
+import signal
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,17 +28,28 @@ from rich.text import Text
 import mlhpc
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
-from mlhpc.children import check_alone, end, in_slurm, locked, sigterm_as_ctrl_c, start
+from mlhpc.children import (
+    check_alone,
+    end,
+    in_slurm,
+    is_locked,
+    locked,
+    one_at_a_time,
+    sigterm_as_ctrl_c,
+    start,
+)
 from mlhpc.common.data import atomic, manifest
 from mlhpc.common.data.sharding import local_batch_size
 from mlhpc.common.errors import UserError, did_you_mean
 from mlhpc.common.progress import progress
 from mlhpc.submission.entry import Spread
 from mlhpc.submission.facts import plain
-from mlhpc.submission.study import CELL, PLACES, Study, Value, measured, read
+from mlhpc.submission.study import CELL, GLOBAL_BATCH, PLACES, Study, Value, described, flat, measured, read
 from mlhpc.submission.study_page import page
 
 STORAGE = ("shared", "staged")
+LONGEST_NAME = 200
+"""Characters of what a cell's folder tells of its settings; file systems end at 255, with what goes around it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,7 @@ class Planned:
     run: Run
     words: tuple[str, ...]
     data: Path
-    staged: bool
+    stage: str | None
     ranks: int
     settings: dict[str, Value]
     name: str
@@ -82,11 +96,17 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
             raise UserError(f"--vary {key}: {did_you_mean(key, PLACES)}; {settings}")
         if key in axes:
             raise UserError(f"--vary {key} is given twice; name all its values in one")
+        words = [word.strip() for word in next(csv.reader([listed], skipinitialspace=True))]
         try:
             values = tomllib.loads(f"v = [{listed}]")["v"]
         except tomllib.TOMLDecodeError:
-            values = [_scalar(word.strip()) for word in listed.split(",")]  # bare words are strings
+            values = [_scalar(word) for word in words]  # bare words are strings
+        known = str if key == "data" else Value | list  # a folder may be called 007; a date is a word
+        if not all(isinstance(value, known) for value in values):
+            values = words
         axes[key] = list({repr(value): value for value in values if value != ""}.values())
+        if not axes[key]:
+            raise UserError(f"--vary {text!r} names no value; it is of the form KEY=A,B, such as batch=8,16")
     return axes
 
 
@@ -103,8 +123,12 @@ def plan(sweep: Sweep) -> list[Planned]:
         raise UserError(f"--warmup {sweep.warmup_steps}: give 0 or more")
     for key in ("batch", "ranks"):
         for value in sweep.axes.get(key, ()):
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"--vary {key}={value}: give whole numbers of 1 or more")
+    if "batch" in sweep.axes and GLOBAL_BATCH in sweep.axes:
+        raise UserError(
+            f"--vary batch and {GLOBAL_BATCH}: one follows from the other and the ranks; vary one"
+        )
     for value in sweep.axes.get("storage", ()):
         if value not in STORAGE:
             raise UserError(f"--vary storage={value}: {did_you_mean(str(value), STORAGE)}")
@@ -123,12 +147,7 @@ def plan(sweep: Sweep) -> list[Planned]:
         of = facts[cell.data].get("benchmark")
         if of not in (None, sweep.benchmark):
             raise UserError(f"{cell.data}: holds a data set of {of}, not {sweep.benchmark}; choose another")
-    folders = {cell.data.name: cell.data for cell in cells}
-    if twice := next((cell.data for cell in cells if folders[cell.data.name] != cell.data), None):
-        raise UserError(
-            f"{twice} and {folders[twice.name]} have one name; the report could not tell them apart"
-        )
-    return cells
+    return list({cell.name: cell for cell in cells}.values())  # values may be two ways to write one
 
 
 def make(sweep: Sweep, number: int | None, console: Console) -> int:
@@ -157,8 +176,9 @@ def make(sweep: Sweep, number: int | None, console: Console) -> int:
                     advance(1)
         except KeyboardInterrupt:
             interrupted = True
-        study = read(sweep.out)
-        save(study)
+        with one_at_a_time(sweep.out):
+            study = read(sweep.out, lambda run: run != name and is_locked(sweep.out, run))
+            save(study)
     show(study, console)
     if interrupted:
         console.print("ended from outside; start it again to go on")
@@ -170,7 +190,7 @@ def _run(sweep: Sweep, cell: Planned, repeat: int, locks: list[int], console: Co
     """Make one run, unless it is made. Returns why it was not measured; empty when it was."""
     out = sweep.out / cell.name / f"run-{repeat}"
     try:
-        measured(out)
+        measured(out, cell.settings)
         return ""
     except ValueError:
         pass
@@ -180,16 +200,19 @@ def _run(sweep: Sweep, cell: Planned, repeat: int, locks: list[int], console: Co
     printed.unlink(missing_ok=True)
     # The samples of a repeat come in the same order in every cell: its seed is the repeat's number.
     words = [*cell.words, "--data", str(cell.data), "--out", str(out), "--seed", str(repeat), "--evict"]
-    words += ["--stage", str(sweep.stage)] if cell.staged else []
+    words += ["--stage", cell.stage] if cell.stage else []
     step = _step(cell.ranks, os.environ) if in_slurm(os.environ) else []
     process = start(words, ranks=cell.ranks, step=step, output=printed, keep=locks)
     try:
         process.wait()
     finally:
         end([process])
+    if process.returncode < 0:  # by the kernel, for want of memory, perhaps: then it could not say so
+        with printed.open("a") as lines:
+            lines.write(f"ended by {signal.Signals(-process.returncode).name}, perhaps for want of memory\n")
     told = f"{cell.name} run {repeat} of {sweep.repeats}"
     try:
-        found = measured(out)
+        found = measured(out, cell.settings)
     except ValueError as why:
         console.print(Text(f"{told}: failed: {why}; all it printed: {printed}", style="red"), soft_wrap=True)
         return str(why)
@@ -199,8 +222,12 @@ def _run(sweep: Sweep, cell: Planned, repeat: int, locks: list[int], console: Co
 
 def _step(ranks: int, env: Mapping[str, str]) -> list[str]:
     """What tells srun to fill nodes one after the other: with ranks of few nodes, few nodes are measured."""
-    a_node = math.ceil(int(env.get("SLURM_NTASKS", ranks)) / int(env.get("SLURM_JOB_NUM_NODES", 1)))
-    return [f"--ntasks={ranks}", f"--nodes={math.ceil(ranks / a_node)}"]
+    return [f"--ntasks={ranks}", f"--nodes={math.ceil(ranks / _ranks_per_node(ranks, env))}"]
+
+
+def _ranks_per_node(ranks: int, env: Mapping[str, str]) -> int:
+    """Of a Slurm job, at most."""
+    return math.ceil(int(env.get("SLURM_NTASKS", ranks)) / int(env.get("SLURM_JOB_NUM_NODES", 1)))
 
 
 def _cell(sweep: Sweep, chosen: dict[str, Value]) -> Planned:
@@ -214,28 +241,35 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> Planned:
     if "batch" in chosen:
         settings.append(f"hyperparameters.global_batch_size={int(chosen['batch']) * ranks}")
     run = load.load(sweep.benchmark, sweep.preset, settings)
+    if not run.study.steps:
+        raise UserError("a run of 0 steps would be one to the target; give 1 or more")
     batch = local_batch_size(run.hyperparameters.global_batch_size, ranks)
     run.study.cut(run.data.train_samples // run.hyperparameters.global_batch_size)
     staged = chosen.get("storage", "staged" if sweep.stage else "shared") == "staged"
     if staged and sweep.stage is None:
         raise UserError("--vary storage=staged wants a node-local folder to stage to; give --stage")
-    data = Path(str(chosen["data"])) if "data" in chosen else sweep.data
+    data = Path(os.path.abspath(str(chosen["data"]) if "data" in chosen else sweep.data))
+    stage = os.path.abspath(sweep.stage) if sweep.stage and staged else None
     places: dict[str, Value] = {
         "batch": batch,
         "ranks": ranks,
         "data": data.name,
         "storage": "staged" if staged else "shared",
     }
-    facts = {**places, **_flat(run)}
-    identity = json.dumps([facts, str(data.absolute()), str(sweep.stage) if staged else None], sort_keys=True)
+    if in_slurm(os.environ):  # the same ranks on more nodes are another cell
+        places["ranks_per_node"] = _ranks_per_node(ranks, os.environ)
+    facts = {**places, **flat(run)}
+    identity = json.dumps([facts, str(data), stage], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     known = next((path.parent.name for path in sweep.out.glob(f"*{digest}/{CELL}")), None)
-    shown = [re.sub(r"[^\w.=+-]+", "_", f"{key.rpartition('.')[2]}={facts[key]}") for key in sweep.axes]
-    name = known or "-".join([*(shown or [sweep.preset]), digest])
+    shown = [
+        re.sub(r"[^\w.=+-]+", "_", f"{key.rpartition('.')[2]}={facts[key]}", flags=re.A) for key in sweep.axes
+    ]
+    name = known or f"{'-'.join(shown or [sweep.preset])[:LONGEST_NAME]}-{digest}"
     words = [sweep.benchmark, "--preset", sweep.preset]
     for setting in settings:
         words += ["--set", setting]
-    return Planned(run, tuple(words), data, staged, ranks, facts, name)
+    return Planned(run, tuple(words), data, stage, ranks, facts, name)
 
 
 def _scalar(word: str) -> Value:
@@ -244,23 +278,6 @@ def _scalar(word: str) -> Value:
         return value
     except tomllib.TOMLDecodeError:
         return word
-
-
-def _flat(run: Run) -> dict[str, Value]:
-    """Every setting of a run by its dotted name; lists as they are written."""
-    flat: dict[str, Value] = {}
-
-    def put(prefix: str, table: dict[str, Any]) -> None:
-        for key, value in table.items():
-            if isinstance(value, dict):
-                put(f"{prefix}{key}.", value)
-            elif value is not None:
-                flat[prefix + key] = load.toml_value(value) if isinstance(value, list) else value
-
-    put("", run.model_dump(mode="json"))
-    for key in ("description", "division"):
-        del flat[key]
-    return flat
 
 
 def _facts(data: Path) -> dict[str, Any]:
@@ -272,10 +289,9 @@ def _facts(data: Path) -> dict[str, Any]:
 def _check_benchmark(sweep: Sweep) -> None:
     """A folder holds the cells of one benchmark."""
     for path in sweep.out.glob(f"*/{CELL}"):
-        held = json.loads(path.read_text("utf-8"))["settings"].get("benchmark")
+        held = described(path.parent)[0].get("benchmark")
         if held != sweep.benchmark:
             raise UserError(f"{sweep.out}: holds a study of {held}; choose another --out")
-        return
 
 
 def _describe(sweep: Sweep, cell: Planned) -> None:
@@ -287,9 +303,11 @@ def _describe(sweep: Sweep, cell: Planned) -> None:
     facts = {
         "settings": cell.settings,
         "data": str(cell.data),
-        "stage": str(sweep.stage) if cell.staged else None,
+        "stage": cell.stage,
     }
     atomic.write_bytes(folder / CELL, (json.dumps(facts, indent=1) + "\n").encode())
+    now = time.time_ns()  # the order of cells is that of their files, whose own times are too coarse for it
+    os.utime(folder / CELL, ns=(now, now))
 
 
 def save(study: Study) -> None:
@@ -301,6 +319,8 @@ def save(study: Study) -> None:
             {
                 "folder": cell.path.name,
                 "settings": cell.settings,
+                "data": cell.data,
+                "stage": cell.stage,
                 "samples_per_s": _interval(cell.samples_per_s),
                 "variability": cell.variability,
                 "runs": [
@@ -324,23 +344,23 @@ def save(study: Study) -> None:
     atomic.write_bytes(study.path / "study.html", page(study).encode())
 
 
-def _interval(found: Spread | None) -> dict[str, float] | None:
+def _interval(found: Spread | None) -> dict[str, float | None] | None:
     if found is None:
         return None
     mean, low, high = found.interval
-    return {"mean": mean, "low95": low, "high95": high, "n": found.n}
+    known = found.n > 1  # one run has no interval
+    return {"mean": mean, "low95": low if known else None, "high95": high if known else None, "n": found.n}
 
 
 def show(study: Study, console: Console) -> None:
     """Print the cells as a table."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for axis in study.axes or ("cell",):
-        table.add_column(axis.rpartition(".")[2], overflow="fold")
+        table.add_column(study.name(axis), overflow="fold")
     for name in ("runs", "samples/s", "95% interval", "step, ms", "data wait"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold", ratio=1)
     for cell in study.cells:
-        values = [str(cell.settings.get(axis, "")) for axis in study.axes] or [cell.path.name]
+        values = [Text(str(cell.settings.get(axis, ""))) for axis in study.axes] or [Text(cell.path.name)]
         found = cell.samples_per_s
         figures = ["", "", "", ""]
         if found:
@@ -349,8 +369,11 @@ def show(study: Study, console: Console) -> None:
             step = sum(run.step_s for run in cell.runs) / len(cell.runs)
             wait = sum(run.wait_share for run in cell.runs) / len(cell.runs)
             figures = [plain(mean), interval, plain(step * 1e3), f"{wait:.1%}"]
-        table.add_row(*values, str(len(cell.runs)), *figures, Text("; ".join(cell.failures), style="red"))
+        table.add_row(*values, str(len(cell.runs)), *figures)
     console.print(table)
+    for cell in study.cells:
+        for why in cell.failures:
+            console.print(Text(f"{cell.path.name} {why}", style="red"), soft_wrap=True)
     warmup, steps = (study.cells[0].settings.get(f"study.{key}") for key in ("warmup_steps", "steps"))
     told = f"steps a run: {steps}, after {warmup} of warm-up; " if "study.steps" not in study.axes else ""
     console.print(Text(f"{told}pictures: {study.path / 'study.html'}"), soft_wrap=True)

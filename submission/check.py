@@ -284,6 +284,15 @@ def _log_rules(log: Log) -> Iterator[Finding]:
                 f"it ends {(staging.stop_ms - log.run.stop_ms) / 1e3:.3f} s after it",
                 "stage inside the run, and wait for it before training",
             )
+    if log.value("study_steps"):
+        yield Finding(
+            "log/study",
+            "error",
+            log.path.name,
+            "a training to the target",
+            f"a run of a study, ended after {log.value('study_steps')} measured steps",
+            "leave it out: a study measures throughput, its runs are no results",
+        )
 
 
 def _bare_log_rules(log: Log) -> Iterator[Finding]:
@@ -305,15 +314,6 @@ def _bare_log_rules(log: Log) -> Iterator[Finding]:
             "a run in one piece",
             "resumed from a checkpoint",
             "run it again from the start; the time of a resumed run counts for nothing",
-        )
-    if log.value("study_steps"):
-        yield Finding(
-            "log/study",
-            "error",
-            name,
-            "a training to the target",
-            f"a run of a study, ended after {log.value('study_steps')} measured steps",
-            "leave it out: a study measures throughput, its runs are no results",
         )
     stop = log.first("run_stop")
     status = stop.metadata.get("status") if stop else None

@@ -9,17 +9,19 @@ from html import escape
 
 from mlhpc.submission import figures
 from mlhpc.submission.entry import Spread
-from mlhpc.submission.facts import TITLES, plain, whole
+from mlhpc.submission.facts import TITLES, plain
 from mlhpc.submission.figures import Column, Mark
 from mlhpc.submission.markup import count, document, section, table
-from mlhpc.submission.study import Cell, Study, grouped, is_numeric
+from mlhpc.submission.study import GLOBAL_BATCH, Cell, Study, Value, grouped, is_numeric
 
 COLOURS = 6
 PANELS = 12
 """Pictures of one section at most; what they leave out is in the table."""
 TITLE = {
     "batch": "Local batch size",
+    GLOBAL_BATCH: "Global batch size",
     "ranks": "Ranks",
+    "ranks_per_node": "Ranks of a node",
     "data": "Data set and format",
     "storage": "Storage",
     "network.name": "Network",
@@ -36,7 +38,11 @@ def page(study: Study) -> str:
     warmup = _all(cell.settings.get("study.warmup_steps") for cell in study.cells)
     presets = _all(cell.settings.get("preset") for cell in study.cells)
     meta = f"{count(len(study.cells), 'cell')}, {count(len(runs), 'run')}"
-    meta += f" · {steps} steps a run, after {warmup} of warm-up · {_machines(study)}"
+    meta += f" · {steps} steps a run, after {warmup} of warm-up"
+    for key in ("batch", GLOBAL_BATCH):  # where it is the same in all cells
+        if len({cell.settings.get(key) for cell in study.cells}) == 1:
+            meta += f" · {_title(key).lower()} {first.get(key)}"
+    meta += f" · {_machines(study)}"
     title = escape(TITLES.get(benchmark, benchmark))
     header = f"""<header>
 <p class="eyebrow">mlhpc training benchmarks</p>
@@ -58,73 +64,91 @@ def _section(study: Study, axis: str) -> str:
     """The pictures of one setting: curves over numbers, bars over words; all else equal in each."""
     others = [other for other in study.axes if other != axis]
     numeric = is_numeric(study.values(axis))
-    same = others[1:] if numeric else others
+    series, same = (others[:1], others[1:]) if numeric else ([], others)
+    key = axis if not numeric and _is_long(study.values(axis)) else next(iter(series), None)
     panels = []
     for fixed, cells in grouped(study.cells, same).items():
-        drawn = [cell for cell in cells if cell.runs]
-        if len({repr(cell.settings.get(axis)) for cell in drawn}) < 2:
+        drawn = [cell for cell in cells if cell.runs and all(k in cell.settings for k in (axis, *series))]
+        if len({repr(cell.settings[axis]) for cell in drawn}) < 2:
             continue
-        title = ", ".join(f"{_name(key)} {value}" for key, value in zip(same, fixed, strict=True))
-        draw = _curves(study, axis, others[:1], drawn) if numeric else _bars(axis, drawn)
-        caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
-        panels.append(f"<figure>{caption}{draw}</figure>")
+        draw = _curves(study, axis, series, drawn) if numeric else _bars(study, axis, drawn)
+        panels.append(f"<figure>{_caption(study, same, fixed)}{draw}</figure>")
     if not panels:
         return ""
-    more = (
-        f" {len(panels) - PANELS} more pictures are left out; the table has all."
-        if len(panels) > PANELS
-        else ""
-    )
     about = "Training throughput, samples/s: means with 95% intervals."
-    legend = ""
     if numeric:
         about += " Both axes are logarithmic."
         if axis == "ranks":
             about += " Dotted: the same samples/s a rank."
-        if others:
-            legend = "".join(
-                f'<span class="mark c{i % COLOURS}"><b>{chr(65 + i)}</b> {escape(str(value))}</span>'
-                for i, value in enumerate(study.values(others[0]))
-            )
-            legend = f'<div class="key legend">{legend}</div>'
-    layout = "planes" if numeric else "panels"
-    return section(
-        _title(axis), about + more, f'<div class="{layout}">{"".join(panels[:PANELS])}</div>{legend}'
-    )
+    return _panels(_title(axis), about, panels, "planes" if numeric else "panels", _legend(study, key))
+
+
+def _legend(study: Study, key: str | None) -> str:
+    """The letters of a setting's values."""
+    values = study.values(key) if key else []
+    marks = [
+        f'<span class="mark c{i % COLOURS}"><b>{_letter(i)}</b> {escape(f"{study.name(str(key))} {value}")}</span>'
+        for i, value in enumerate(values)
+    ]
+    return f'<div class="key legend">{"".join(marks)}</div>' if marks else ""
+
+
+def _caption(study: Study, same: Sequence[str], fixed: Sequence[Value | None]) -> str:
+    parts = [
+        f"{study.name(key)} {'not set' if value is None else value}"
+        for key, value in zip(same, fixed, strict=True)
+    ]
+    return f"<figcaption>{escape(', '.join(parts))}</figcaption>" if parts else ""
+
+
+def _panels(title: str, about: str, panels: Sequence[str], layout: str, legend: str = "") -> str:
+    left_out = len(panels) - PANELS
+    if left_out > 0:
+        about += f" {count(left_out, 'more picture')} left out; the table has all."
+    return section(title, about, f'<div class="{layout}">{"".join(panels[:PANELS])}</div>{legend}')
 
 
 def _curves(study: Study, axis: str, series: Sequence[str], cells: Sequence[Cell]) -> str:
     """Figs. 6 and 11: a curve for each value of ``series``."""
     names = study.values(series[0]) if series else []
     marks, lines, ends = [], [], []
-    for (of,), members in grouped(cells, series).items() if series else [((None,), list(cells))]:
-        index = names.index(of) if of in names else 0
+    for of, members in grouped(cells, series).items():
+        index = next((i for i, name in enumerate(names) if of and name == of[0]), 0)
         style = f"c{index % COLOURS}"
-        points = sorted((float(c.settings[axis]), c) for c in members)
+        points = sorted(((float(c.settings[axis]), c) for c in members), key=lambda point: point[0])
         for x, cell in points:
             found = _of(cell)
             mean, low, high = found.interval
             ends += [mean, low or mean, high]
-            letter = chr(65 + index) if series and x == points[-1][0] else ""
-            says = f"{of if series else ''} {_name(axis)} {x:g}: {_told(found)}"
+            letter = _letter(index) if series and x == points[-1][0] else ""
+            says = f"{of[0] if of else ''} {study.name(axis)} {x:g}: {_told(found)}"
             marks.append(Mark(x, mean, letter, style, says.strip(), y_range=(low, high)))
         lines.append((style, [(x, _of(cell).mean) for x, cell in points]))
-    x_axis = figures.log_axis([m.x for m in marks], _title(axis).lower(), whole, base=2)
+    whole = all(isinstance(cell.settings[axis], int) for cell in cells)
+    x_axis = figures.log_axis([m.x for m in marks], _title(axis).lower(), _tick, base=2 if whole else 10)
     y_axis = figures.log_axis(ends, "samples/s", _tick, room=1.2)
-    levels = figures.levels(x_axis, y_axis, lambda ratio: f"{ratio:g} a rank") if axis == "ranks" else ()
+    levels = figures.levels(x_axis, y_axis, lambda ratio: f"{_tick(ratio)} a rank") if axis == "ranks" else ()
     says = "; ".join(mark.title for mark in marks)
     return figures.plane(marks, lines, says, x_axis=x_axis, y_axis=y_axis, levels=levels)
 
 
-def _bars(axis: str, cells: Sequence[Cell]) -> str:
-    """Figs. 4a and 10: a bar for each value of the setting."""
+def _bars(study: Study, axis: str, cells: Sequence[Cell]) -> str:
+    """Figs. 4a and 10: a bar for each value of the setting; of one letter and colour in all pictures."""
+    values = study.values(axis)
     columns = []
-    for index, cell in enumerate(cells):
-        found, name = _of(cell), str(cell.settings.get(axis))
+    for cell in cells:
+        found, value = _of(cell), cell.settings[axis]
         _, low, high = found.interval
-        title = f"{name}: {_told(found)}"
+        index = values.index(value)
+        name = _letter(index) if _is_long(values) else str(value)
+        title = f"{value}: {_told(found)}"
         columns.append(Column(name, found.mean, (low, high), f"c{index % COLOURS}", plain(found.mean), title))
     return figures.whisker_bars(columns, "; ".join(c.title for c in columns), _tick)
+
+
+def _is_long(values: Sequence[Value]) -> bool:
+    """Whether the names of bars would not stand beside each other in a picture on a phone."""
+    return len(values) * max((len(str(value)) for value in values), default=0) > 36
 
 
 def _variability(study: Study) -> str:
@@ -141,19 +165,17 @@ def _variability(study: Study) -> str:
             Column(name, share, (share, share), f"c{i % COLOURS}", f"{share:.1f}%", f"{name}: {share:.1f}%")
             for i, (name, share) in enumerate(drawn)
         ]
-        title = ", ".join(f"{_name(key)} {value}" for key, value in zip(others, fixed, strict=True))
         says = "; ".join(column.title for column in columns)
         draw = figures.whisker_bars(columns, says, lambda share: f"{share:g}%")
-        caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
-        panels.append(f"<figure>{caption}{draw}</figure>")
+        panels.append(f"<figure>{_caption(study, others, fixed)}{draw}</figure>")
     if not panels:
         return ""
     about = "What the slowest repeat took longer than the fastest, of the fastest."
-    return section("Variability by storage", about, f'<div class="panels">{"".join(panels[:PANELS])}</div>')
+    return _panels("Variability by storage", about, panels, "panels")
 
 
 def _table(study: Study) -> str:
-    head = [*(escape(_name(axis)) for axis in study.axes or ("cell",)), "runs", "samples/s", "95% interval",
+    head = [*(escape(study.name(axis)) for axis in study.axes or ("cell",)), "runs", "samples/s", "95% interval",
             "slowest over fastest", "step, ms", "waiting for data", "staging, s"]  # fmt: skip
     rows = []
     for cell in study.cells:
@@ -225,11 +247,11 @@ def _told(found: Spread) -> str:
 
 
 def _tick(value: float) -> str:
-    return f"{value:,.4g}".replace(",", "\xa0")
+    return f"{value:,.0f}".replace(",", "\xa0") if value >= 1000 else f"{value:.4g}"
 
 
-def _name(axis: str) -> str:
-    return axis.rpartition(".")[2]
+def _letter(index: int) -> str:
+    return chr(ord("A") + index % 26) * (1 + index // 26)
 
 
 def _title(axis: str) -> str:
