@@ -106,6 +106,22 @@ class Training(schema.Training):
         return epoch % self.epochs_between_evals == self.eval_offset_epochs or epoch == self.max_epochs
 
 
+class Staging(schema.Staging):
+    pack: bool = Field(
+        False,
+        description="pack the JPEG files into TFRecord shards while they are copied; for mode replicate",
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Staging":
+        if self.pack and self.mode == "shard":
+            raise ValueError(
+                "pack and mode=shard exclude each other: each node packs all images; leave one, or convert "
+                "the data set before"
+            )
+        return self
+
+
 class Loading(schema.Loading):
     loader: Literal["threads", "workers", "dali"] = Field(
         "threads", description="threads of this process, PyTorch worker processes, or NVIDIA DALI"
@@ -122,6 +138,7 @@ class ResNet50(schema.Run):
     network: Network
     hyperparameters: Hyperparameters
     training: Training
+    staging: Staging = Field(default=Staging())
     loading: Loading = Field(default=Loading())
 
     @model_validator(mode="after")

@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from mlhpc.common.data import atomic, making, manifest
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.protobuf import field, number_field
-from mlhpc.common.data.tfrecord import encode_features, write_records
+from mlhpc.common.data.tfrecord import feature_pieces, write_record
 from mlhpc.common.data.together import first, together
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
-from mlhpc.resnet50.dataset import SPLITS, files_of, format_of, open_splits
+from mlhpc.resnet50.dataset import SPLITS, Split, files_of, format_of, open_splits
 from mlhpc.resnet50.formats import ENCODED, INDEX, LABEL, LMDB, PIXELS, Images
 from mlhpc.resnet50.image import BrokenImage, Bytes, decode, size_of
 
@@ -66,10 +66,9 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
         for split, images in splits.items():
             first(world, partial(_make_folder, out / split))
             if to == "tfrecord":
-                shards = max(-(-len(images) // _IN_A_SHARD[split]), min(_FEWEST_SHARDS, len(images)))
-                one = partial(_write_shard, images, names, out / split, split, shards, advance)
-                mine = range(world.rank, shards, world.size)
-                together(world, partial(_in_threads, one, mine, workers))
+                one = partial(write_shard, images, names, out, advance)
+                mine = shards_of(split, len(images))[world.rank :: world.size]
+                together(world, partial(in_threads, one, mine, workers))
             else:
                 write = _write_lmdb if to == "lmdb" else _write_raw
                 first(world, partial(write, images, out / split, workers, advance))
@@ -94,28 +93,40 @@ def _make_folder(folder: Path) -> None:
     atomic.sweep([folder])
 
 
-def _write_shard(
-    images: Images,
-    names: Sequence[str] | None,
-    folder: Path,
-    split: str,
-    shards: int,
-    advance: Callable[[int], None],
-    shard: int,
+class Shard(NamedTuple):
+    """A TFRecord file by its name in the data set, and the images of the split that go into it."""
+
+    name: str
+    images: range
+
+
+def shards_of(split: Split, images: int) -> list[Shard]:
+    """What a split of so many images is packed into. Image n is record n // shards of shard n % shards: each
+    has its part of every class."""
+    count = max(-(-images // _IN_A_SHARD[split]), min(_FEWEST_SHARDS, images))
+    return [Shard(f"{split}/{split}-{n:05d}-of-{count:05d}", range(n, images, count)) for n in range(count)]
+
+
+def write_shard(
+    images: Images, names: Sequence[str] | None, root: Path, advance: Callable[[int], None], shard: Shard
 ) -> None:
-    """Image n is record n // shards of shard n % shards: each has its part of every class."""
-    path = folder / f"{split}-{shard:05d}-of-{shards:05d}"
-    mine = range(shard, len(images), shards)
+    """Write a shard of ``images`` below ``root``, unless it is there; ``names`` are those of the classes.
+
+    Raises UserError when an image cannot be read or has no size, OSError as the file system does.
+    """
+    path = root / shard.name
     if not path.exists():
-        write_records(path, (_example(images, names, index) for index in mine), gzip=False)
-    advance(len(mine))
+        with atomic.writing(path) as fd:
+            for index in shard.images:
+                write_record(fd, _example(images, names, index))
+    advance(len(shard.images))
 
 
-def _example(images: Images, names: Sequence[str] | None, index: int) -> bytes:
+def _example(images: Images, names: Sequence[str] | None, index: int) -> Sequence[bytes | memoryview]:
     data, label = images.read(index)
     height, width = _named(images, index, lambda: size_of(data))
-    features: dict[str, bytes | Sequence[int]] = {
-        ENCODED: data.tobytes(),
+    features: dict[str, bytes | memoryview | Sequence[int]] = {
+        ENCODED: data.data,
         LABEL: [label + 1],
         "image/height": [height],
         "image/width": [width],
@@ -126,7 +137,7 @@ def _example(images: Images, names: Sequence[str] | None, index: int) -> bytes:
     }
     if names:
         features["image/class/synset"] = names[label].encode()
-    return encode_features(features)
+    return feature_pieces(features)
 
 
 def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[int], None]) -> None:
@@ -216,7 +227,8 @@ def _ahead(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
             pool.shutdown(cancel_futures=True)
 
 
-def _in_threads(work: Callable[[int], None], items: Sequence[int], workers: int) -> None:
+def in_threads(work: Callable[[T], None], items: Sequence[T], workers: int) -> None:
+    """``work`` of every item, by ``workers`` threads; after a failure what was not begun is left."""
     with ThreadPoolExecutor(max(1, workers)) as pool:
         try:
             for _ in pool.map(work, items):

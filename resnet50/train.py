@@ -20,6 +20,7 @@ from mlhpc.resnet50.data import Loader
 from mlhpc.resnet50.dataset import select, share_of
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optimizer import make_optimizer, rate_at, set_rate
+from mlhpc.resnet50.pack import pack
 from mlhpc.resnet50.state import restore, save
 from mlhpc.resnet50.step import (
     average_statistics,
@@ -40,6 +41,8 @@ def train(
     ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it where it lies),
     ``resume`` the folder of a run to go on from. Raises UserError for what the user can mend.
     """
+    if run.staging.pack and not staged:
+        raise UserError("staging.pack is for data that is staged: give --stage, or leave it out")
     hparams, training = run.hyperparameters, run.training
     accumulated = hparams.gradient_accumulation_steps
     local_batch = local_batch_size(hparams.global_batch_size, world.size * accumulated)
@@ -80,8 +83,12 @@ def train(
         if staged:
             with log.span("staging"):
                 dataset = select(describe(data, world), run.data)
-                report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
-            log.note("staging", **asdict(report))
+                if run.staging.pack:
+                    classes = run.network.classes
+                    dataset, report = pack(dataset, staged, world, classes, run.staging.workers)
+                else:
+                    report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+            log.note("staging", **asdict(report), packed=run.staging.pack)
         else:
             dataset = select(describe(data, world), run.data)
         loader = _open_loader(run, dataset, staged, local_batch, seed, world, device)

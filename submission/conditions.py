@@ -31,7 +31,7 @@ def staging(run: RunDirectory) -> str:
                 "time": duration(staging.seconds),
                 "rate": size(staging.bytes / staging.seconds, "/s") if staging.seconds else "not known",
                 "slowest rank": _slowest(staging),
-                "mode": staging.mode or "not known",
+                "mode": f"{staging.mode or 'not known'}{', packed on the way' if staging.packed else ''}",
                 "target file system": staging.target_filesystem or "not known",
                 "target is RAM": _said(
                     staging.target_is_ram, "yes: staged files take memory from training", "no"

@@ -77,6 +77,7 @@ class Staging(_Read):
     kept: int = 0
     shared: int = 0
     verified: bool | None = None
+    packed: bool = False
     rank_seconds: tuple[float, ...] = ()
 
 

@@ -9,7 +9,12 @@ from collections.abc import Iterator
 
 def field(number: int, value: bytes) -> bytes:
     """A length-delimited field (wire type 2)."""
-    return bytes([number << 3 | 2]) + varint(len(value)) + value
+    return head(number, len(value)) + value
+
+
+def head(number: int, length: int) -> bytes:
+    """What stands before the content of a length-delimited field."""
+    return bytes([number << 3 | 2]) + varint(length)
 
 
 def number_field(number: int, value: int) -> bytes:

@@ -135,15 +135,15 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
     """
     started = time.monotonic()
     source = manifest.root
-    team = _team(source, target, world, mode)
+    team = team_of(source, target, world, mode)
     all_of_team = part(manifest.files, world.node, world.nodes, mode)
     mine = _share(all_of_team, team.members.index(world.rank), len(team.members))
     todo: list[File] = []
 
-    def survey() -> _Need:
+    def survey() -> Need:
         todo.extend(_missing(mine, source, target, known))
         size = sum(file.size + _FILE_OVERHEAD for file in todo)
-        return _Need(size, team.members[0], target, filesystem_of(target) if team.leads else None)
+        return Need(size, team.members[0], target, filesystem_of(target) if team.leads else None)
 
     def copy() -> tuple[int, int, int, int, float]:
         with progress(len(todo), "staging", "files", show=world.rank == 0) as advance:
@@ -152,12 +152,25 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
         seconds = time.monotonic() - started
         return len(todo), sum(file.size for file in todo), kept, kept if in_use else 0, seconds
 
-    with _alone(target, world, team) as in_use:
+    with alone(target, world, team) as in_use:
         prepared = together(world, lambda: _prepare(manifest, target, all_of_team, team, in_use))
         known = prepared[team.members[0]]
-        _check_room(together(world, survey))
+        check_room(together(world, survey))
         together(world, lambda: _record(manifest, target, all_of_team, team, mode))
-        files, sizes, kept, shared, seconds = zip(*together(world, copy), strict=True)
+        done = together(world, copy)
+    return report_of(done, manifest, target, world, mode)
+
+
+def report_of(
+    done: Sequence[tuple[int, int, int, int, float]],
+    manifest: Manifest,
+    target: Path,
+    world: World,
+    mode: Mode,
+) -> StagingReport:
+    """The report on what each rank has ``done``: files and bytes copied, files kept, those of them shared,
+    seconds. Called by all ranks."""
+    files, sizes, kept, shared, seconds = zip(*done, strict=True)
     there = first(world, lambda: filesystem_of(target))
     return StagingReport(
         files=sum(files),
@@ -196,7 +209,7 @@ def remove(target: Path) -> None:
                 raise UserError(
                     f"{target}: not put there by staging, so nothing was removed; remove it by hand"
                 )
-            _unlink(target, (file.path for file in staged.files))
+            unlink(target, (file.path for file in staged.files))
             (target / manifests.NAME).unlink()
             made_folder = staged.facts["staged"]["made_folder"]
     finally:
@@ -212,7 +225,7 @@ def in_use(target: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class _Team:
+class Team:
     """The ranks that see one target: as a rule those of one node."""
 
     members: tuple[int, ...]
@@ -220,7 +233,7 @@ class _Team:
     made_folder: bool
 
 
-class _Need(NamedTuple):
+class Need(NamedTuple):
     """Bytes that a rank is to write, the first rank of its team, and from that rank the file system."""
 
     size: int
@@ -229,15 +242,17 @@ class _Need(NamedTuple):
     filesystem: FileSystem | None
 
 
-def _team(source: Path, target: Path, world: World, mode: Mode) -> _Team:
-    """Make the target and find out which nodes share it, by a file that each node puts there."""
+def team_of(source: Path, target: Path, world: World, mode: Mode) -> Team:
+    """Make the target and find out which nodes share it, by a file that each node puts there. Called by all
+    ranks; raises UserError, the same on all, when the target cannot be written, or ``mode`` cannot share it.
+    """
     token = world.broadcast(secrets.token_hex(8))
     probe = target / f".{token}.{world.node}.probe"
 
     def begin() -> bool:
         if target.resolve().is_relative_to(source.resolve()):
             raise UserError(f"{target}: inside the data set itself; choose another --stage")
-        with _blame(target, "cannot be written", "choose another --stage"):
+        with blame(target, "cannot be written", "choose another --stage"):
             made = not target.exists()
             target.mkdir(parents=True, exist_ok=True)
             if world.local_rank == 0:
@@ -259,11 +274,11 @@ def _team(source: Path, target: Path, world: World, mode: Mode) -> _Team:
             "choose another --stage, or mode replicate"
         )
     members = tuple(rank for rank in range(world.size) if lowest[rank][1] == lowest[world.rank][1])
-    return _Team(members, world.rank == members[0], any(made[rank] for rank in members))
+    return Team(members, world.rank == members[0], any(made[rank] for rank in members))
 
 
 @contextlib.contextmanager
-def _alone(target: Path, world: World, team: _Team) -> Iterator[bool]:
+def alone(target: Path, world: World, team: Team) -> Iterator[bool]:
     """While no other run changes the target, on any node; yields whether another uses it.
 
     Called by all ranks. A run that cannot have the targets of all its nodes lets go of those it has, so that
@@ -273,7 +288,7 @@ def _alone(target: Path, world: World, team: _Team) -> Iterator[bool]:
     def take() -> tuple[int | None, bool]:
         if not team.leads:
             return None, False
-        with _blame(target, "cannot be written", "choose another --stage"):
+        with blame(target, "cannot be written", "choose another --stage"):
             target.mkdir(parents=True, exist_ok=True)  # the last run may just have removed it
             try:
                 fd = users.try_change(target)
@@ -314,7 +329,7 @@ def _share(files: list[File], index: int, size: int) -> list[File]:
     return [files[i] for i in np.flatnonzero(hands == index)]
 
 
-def _prepare(manifest: Manifest, target: Path, files: list[File], team: _Team, in_use: bool) -> bool:
+def _prepare(manifest: Manifest, target: Path, files: list[File], team: Team, in_use: bool) -> bool:
     """By the first of a team: whether the target holds a staging of this data set. Takes away what of it is
     not wanted any more, because the nodes are others now; refuses where another run may want it."""
     if not team.leads or not (target / manifests.NAME).exists():
@@ -323,7 +338,7 @@ def _prepare(manifest: Manifest, target: Path, files: list[File], team: _Team, i
     staged = before.facts.get("staged")
     if staged is None:
         raise UserError(f"{target}: holds a data set that staging did not put there; choose another --stage")
-    if staged["of"] != _identity(manifest):
+    if staged["of"] != identity(manifest):
         raise UserError(
             f"{target}: holds another data set, staged earlier; remove it or choose another --stage"
         )
@@ -333,7 +348,7 @@ def _prepare(manifest: Manifest, target: Path, files: list[File], team: _Team, i
         raise UserError(
             f"{target}: another run uses another part of the data set there; choose another --stage"
         )
-    _unlink(target, (file.path for file in before.files if file.path not in wanted))
+    unlink(target, (file.path for file in before.files if file.path not in wanted))
     return True
 
 
@@ -357,7 +372,7 @@ def _missing(files: list[File], source: Path, target: Path, known: bool) -> list
     return todo
 
 
-def _check_room(needs: Sequence[_Need]) -> None:
+def check_room(needs: Sequence[Need]) -> None:
     """Refuse what cannot end well, on every rank alike."""
     sizes: Counter[int] = Counter()
     for need in needs:
@@ -372,7 +387,7 @@ def _check_room(needs: Sequence[_Need]) -> None:
             )
 
 
-def _record(manifest: Manifest, target: Path, files: list[File], team: _Team, mode: Mode) -> None:
+def _record(manifest: Manifest, target: Path, files: list[File], team: Team, mode: Mode) -> None:
     """By the first of a team: write the manifest of what the target is to hold."""
     if not team.leads:
         return
@@ -382,7 +397,7 @@ def _record(manifest: Manifest, target: Path, files: list[File], team: _Team, mo
     before = manifests.load(target).facts["staged"] if (target / manifests.NAME).exists() else {}
     # Of runs that begin at once, the one that made the folder need not be the first to write in it.
     facts["staged"] = {
-        "of": _identity(manifest),
+        "of": identity(manifest),
         "mode": mode,
         "made_folder": before.get("made_folder", False) or team.made_folder,
     }
@@ -393,7 +408,7 @@ def _copy_all(
     files: Sequence[File], source: Path, target: Path, workers: int, advance: Callable[[int], None]
 ) -> None:
     """Copy with ``workers`` threads, and ``advance(1)`` for each file; at the first failure all stop."""
-    with _blame(target, "cannot be written", "choose another --stage"):
+    with blame(target, "cannot be written", "choose another --stage"):
         for folder in {(target / file.path).parent for file in files}:
             folder.mkdir(parents=True, exist_ok=True)
     # Threads take files from one iterator; half a million futures would cost half a gigabyte.
@@ -425,10 +440,10 @@ def _copy(file: File, source: Path, target: Path, block: memoryview, failures: S
     """Copy one file through ``block``. Ends early once others failed."""
     origin, copy = source / file.path, target / file.path
     remedy = f"see: mlhpc data verify {source}"
-    with _blame(origin, "cannot be read", remedy):
+    with blame(origin, "cannot be read", remedy):
         reader = origin.open("rb", buffering=0)
-    with reader, _blame(copy, "cannot be written", "free some space or choose another --stage"):
-        with _blame(origin, "cannot be read", remedy):
+    with reader, blame(copy, "cannot be written", "free some space or choose another --stage"):
+        with blame(origin, "cannot be read", remedy):
             status = os.fstat(reader.fileno())
             if status.st_size != file.size:
                 raise UserError(f"{origin}: {status.st_size} bytes, expected {file.size}; {remedy}")
@@ -454,12 +469,12 @@ def _copy(file: File, source: Path, target: Path, block: memoryview, failures: S
 
 
 def _read(reader: FileIO, block: memoryview, origin: Path, remedy: str) -> int:
-    with _blame(origin, "cannot be read", remedy):
+    with blame(origin, "cannot be read", remedy):
         return reader.readinto(block) or 0
 
 
 @contextlib.contextmanager
-def _blame(path: Path, what: str, remedy: str) -> Iterator[None]:
+def blame(path: Path, what: str, remedy: str) -> Iterator[None]:
     """Make an OSError a UserError that names ``path``, and the file system when it is full."""
     try:
         yield
@@ -471,7 +486,7 @@ def _blame(path: Path, what: str, remedy: str) -> Iterator[None]:
         raise UserError(f"{path}: {what}: {error.strerror}{where}; {remedy}") from error
 
 
-def _identity(manifest: Manifest) -> str:
+def identity(manifest: Manifest) -> str:
     """A digest of every path, size and checksum: the same for the same data set wherever it lies."""
     digest = hashlib.sha256()
     for file in manifest.files:
@@ -479,7 +494,7 @@ def _identity(manifest: Manifest) -> str:
     return digest.hexdigest()
 
 
-def _unlink(target: Path, paths: Iterable[str]) -> None:
+def unlink(target: Path, paths: Iterable[str]) -> None:
     """Remove files, what dead processes left beside them, and the folders below ``target`` left empty."""
     folders: set[Path] = set()
     for path in paths:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from isal import igzip, isal_zlib
 
 from mlhpc.common.data import atomic
-from mlhpc.common.data.protobuf import field, fields, read_varint, varint
+from mlhpc.common.data.protobuf import field, fields, head, read_varint, varint
 from mlhpc.common.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -48,6 +48,20 @@ def write_records(path: Path, records: Iterable[bytes], gzip: bool) -> None:
     data = igzip.compress(framed, compresslevel=GZIP_LEVEL, mtime=0) if gzip else framed
     with atomic.writing(path) as fd:
         atomic.write_all(fd, memoryview(data))
+
+
+def write_record(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write a record, the ``pieces`` one after another, to a plain file; none of them is copied.
+
+    Raises OSError as the file system does.
+    """
+    length, crc = struct.pack("<Q", sum(map(len, pieces))), 0
+    for piece in pieces:
+        crc = google_crc32c.extend(crc, np.frombuffer(piece, np.uint8))  # it refuses memoryviews
+    framed = [length + _masked(google_crc32c.value(length)), *pieces, _masked(crc)]
+    written = os.writev(fd, framed)
+    if written < sum(map(len, framed)):
+        atomic.write_all(fd, memoryview(b"".join(framed))[written:])
 
 
 def read_records(path: Path) -> Iterator[memoryview]:
@@ -191,14 +205,25 @@ def read_record(path: Path, offset: int, length: int) -> memoryview:
 def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
     """A serialised tf.train.Example of features that are one bytes value or a list of integers, none
     negative; in order of name, as TensorFlow's deterministic serialisation has them."""
-    out = []
+    return b"".join(feature_pieces(features))
+
+
+def feature_pieces(
+    features: Mapping[str, bytes | memoryview | Sequence[int]],
+) -> list[bytes | memoryview]:
+    """``encode_features`` in pieces, of which the bytes values are some, not copied."""
+    pieces: list[bytes | memoryview] = []
     for name, value in sorted(features.items()):
-        if isinstance(value, bytes):
-            feature = field(1, field(1, value))
+        key = field(1, name.encode())
+        if isinstance(value, bytes | memoryview):
+            feature = head(1, len(value))
+            feature = head(1, len(feature) + len(value)) + feature
+            feature = head(2, len(feature) + len(value)) + feature
+            pieces += [head(1, len(key) + len(feature) + len(value)) + key + feature, value]
         else:
-            feature = field(3, field(1, b"".join(map(varint, value))))
-        out.append(field(1, field(1, name.encode()) + field(2, feature)))
-    return field(1, b"".join(out))
+            numbers = b"".join(map(varint, value))
+            pieces.append(field(1, key + field(2, field(3, field(1, numbers)))))
+    return [head(1, sum(map(len, pieces))), *pieces]
 
 
 def decode_features(record: bytes | memoryview, names: Collection[str]) -> dict[str, memoryview | list[int]]:

@@ -1,4 +1,5 @@
-"""Staging many small images against staging the same set packed, from a cold source, side by side in one run.
+"""Staging many small images, as they are or packed on the way, against staging the same set packed before; from
+a cold source, side by side in one run.
 
     python tests/perf/resnet50_staging.py [--images 20000] [--target DIR] [--rounds 5] [--workers 4]
 
@@ -9,7 +10,6 @@ disk. What it took to pack is told as well: it is done once, before any run.
 
 import argparse
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -20,11 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.common.data import manifest
-from mlhpc.common.data.staging import stage
+from mlhpc.common.data.staging import remove, stage
 from mlhpc.common.ranks.world import Solo
 from mlhpc.resnet50.convert import convert
+from mlhpc.resnet50.pack import pack
 
 DRAWN, CLASSES = 60, 100
+PACKED = "packed while staging"
 
 
 def make_many(root: Path, drawn: Path, images: int) -> None:
@@ -61,6 +63,7 @@ def main() -> None:
             convert(roots["jpeg"], roots[kind], kind, Solo(), args.workers)  # type: ignore[arg-type]
         os.sync()
         target = (args.target or Path(scratch)) / f"staged-{os.getpid()}"
+        roots[PACKED] = roots["jpeg"]
         wall: dict[str, list[float]] = {kind: [] for kind in roots}
         cpu: dict[str, list[float]] = {kind: [] for kind in roots}
         for turn in range(args.rounds):
@@ -68,10 +71,13 @@ def main() -> None:
                 forget(roots[kind])
                 dataset = manifest.load(roots[kind])
                 started, used = time.perf_counter(), time.process_time()
-                stage(dataset, target, Solo(), "replicate", args.workers)
+                if kind == PACKED:
+                    pack(dataset, target, Solo(), CLASSES, args.workers)
+                else:
+                    stage(dataset, target, Solo(), "replicate", args.workers)
                 wall[kind].append(time.perf_counter() - started)
                 cpu[kind].append(time.process_time() - used)
-                shutil.rmtree(target)
+                remove(target)
         title = f"{args.images} images, {args.workers} workers"
         table = Table("staged", "s", "CPU s", "times as quick", "least", "most", title=title)
         for kind in roots:

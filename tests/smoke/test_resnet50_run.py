@@ -157,6 +157,41 @@ def test_a_killed_rank_ends_the_run_and_is_named(pictures, tmp_path):
     assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["aborted"]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_packs_while_it_stages_trains_as_one_that_does_not(ranks, pictures, tmp_path):
+    more = settings("target.value=0.999", "training.max_epochs=2")
+    words = ["run", "resnet50", "--seed", 3, "--data", pictures, "--ranks", ranks, *more]
+    for packed in (False, True):
+        done = mlhpc(
+            *words, "--stage", tmp_path / "s", "--out", tmp_path / f"{packed}",
+            "--set", f"staging.pack={packed}".lower(),
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        assert not (tmp_path / "s").exists()
+    assert trace(tmp_path / "True") == trace(tmp_path / "False")
+    plain, packed = (result(tmp_path / f"{packed}")["staging"] for packed in (False, True))
+    assert (plain.pop("packed"), packed.pop("packed")) == (False, True)
+    assert plain.keys() == packed.keys() and plain["files"] == packed["files"]
+    assert mlhpc("report", tmp_path / "True").returncode == 0
+    assert "packed on the way" in (tmp_path / "True" / "report.html").read_text()
+
+
+def test_packing_is_for_what_is_staged_whole_and_no_rules_business(pictures, tmp_path):
+    pack = ["--set", "staging.pack=true", "--data", pictures]
+    stage = ["--stage", tmp_path / "s"]
+    for more, said in (
+        (settings(), "give --stage"),
+        ([*stage, *settings("staging.mode=shard")], "mode=shard"),
+    ):
+        done = mlhpc("run", "resnet50", *pack, *more, "--out", tmp_path / "out")
+        lines = [line for line in done.stderr.splitlines() if line.startswith("mlhpc: ")]
+        assert done.returncode == 2 and len(lines) == 1 and said in lines[0], done.stderr
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    rules = ["rules", "resnet50", "--preset", "closed", *stage]
+    plain, packed = mlhpc(*rules, "--data", pictures), mlhpc(*rules, *pack)
+    assert (packed.returncode, packed.stdout) == (plain.returncode, plain.stdout)
+
+
 def break_an_image(data, split="train"):
     path = sorted((data / split).rglob("*.JPEG"))[0]
     path.write_bytes(path.read_bytes()[:100])

@@ -7,7 +7,12 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from mlhpc.common.data.tfrecord import encode_example, read_examples, write_records  # noqa: E402
+from mlhpc.common.data.tfrecord import (  # noqa: E402
+    encode_example,
+    encode_features,
+    read_examples,
+    write_records,
+)
 
 RNG = np.random.default_rng(7)
 X = RNG.poisson(1.5, (8, 8, 8, 4)).astype(np.int16)
@@ -24,6 +29,19 @@ def tensorflow_example(x: np.ndarray, y: np.ndarray) -> "tf.train.Example":
 
 def test_tensorflow_parses_our_message() -> None:
     assert tf.train.Example.FromString(encode_example(X, Y)) == tensorflow_example(X, Y)
+
+
+@pytest.mark.parametrize("size", [0, 100, 20_000])
+def test_features_are_tensorflows_deterministic_bytes(size: int) -> None:
+    encoded, numbers = RNG.bytes(size), [0, 1, 127, 128, 1 << 40]
+    feature = {
+        "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[encoded])),
+        "image/format": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"JPEG"])),
+        "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=numbers)),
+    }
+    theirs = tf.train.Example(features=tf.train.Features(feature=feature))
+    ours = {"image/encoded": encoded, "image/format": b"JPEG", "image/class/label": numbers}
+    assert encode_features(ours) == theirs.SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])

@@ -1,6 +1,7 @@
 """TFRecord and tf.train.Example by hand. tests/smoke/test_tfrecord_tensorflow.py holds both to TensorFlow."""
 
 import gzip as stdlib_gzip
+import os
 import struct
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mlhpc.common.data.tfrecord import (
     encode_example,
     read_examples,
     read_records,
+    write_record,
     write_records,
 )
 from mlhpc.common.errors import UserError
@@ -110,6 +112,22 @@ def test_files_are_framed_as_the_format_says_and_come_back(
     write_records(again, records, gzip)
     assert again.read_bytes() == content
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("at_once", [1 << 30, 20, 7])
+def test_a_record_in_pieces_is_framed_as_the_format_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Also where the file system takes ``at_once`` bytes and no more."""
+
+    def short(fd: int, buffers: list[bytes]) -> int:
+        return os.write(fd, b"".join(map(bytes, buffers))[:at_once])
+
+    monkeypatch.setattr(os, "writev", short)
+    with (tmp_path / "a").open("wb", buffering=0) as file:
+        for pieces in ([b"one", memoryview(b"piece"), b""], []):
+            write_record(file.fileno(), pieces)
+    assert (tmp_path / "a").read_bytes() == framed(b"onepiece") + framed(b"")
 
 
 def test_gzip_of_other_writers_is_read(tmp_path: Path) -> None:
