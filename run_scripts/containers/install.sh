@@ -16,5 +16,5 @@ pip install -c constraints.txt '.[cosmoflow-gpu]'
 HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 \
   HOROVOD_WITHOUT_MPI=1 HOROVOD_GPU_OPERATIONS=NCCL \
   pip install --no-build-isolation --no-binary horovod -c constraints.txt horovod
-pip install -c constraints.txt '.[deepcam]'
+pip install -c constraints.txt '.[deepcam,resnet50]'
 horovodrun --check-build | tee /dev/stderr | grep '\[X\] NCCL' >/dev/null
