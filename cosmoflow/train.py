@@ -123,7 +123,8 @@ def _require_finite(loss: float, epoch: int, rate: float) -> None:
 
 def _dataset(run: CosmoFlow, data: Path, world: World) -> Manifest:
     """The part of the data set that the run needs; the closed division's rules on data are held here."""
-    dataset = take(describe(data, world), train=run.data.train_samples, validation=run.data.eval_samples)
+    dataset = describe(data, world, run.benchmark)
+    dataset = take(dataset, train=run.data.train_samples, validation=run.data.eval_samples)
     rules.hold(rules.Known(run, facts=dataset.facts))
     return dataset
 

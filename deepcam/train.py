@@ -215,9 +215,7 @@ def _require_finite(losses: npt.NDArray[np.float64], loader: Loader, epoch: int,
 def _dataset(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
     """The part of the data set that the run needs, and its statistics, which cost nothing to look at before
     terabytes are copied. The closed division's rules on data are held here."""
-    dataset = describe(data, world)
-    if (benchmark := dataset.facts.get("benchmark", run.benchmark)) != run.benchmark:
-        raise UserError(f"{data}: is a data set of {benchmark}; give one of {run.benchmark} with --data")
+    dataset = describe(data, world, run.benchmark)
     dataset = take(dataset, train=run.data.train_samples, validation=run.data.eval_samples)
     rules.hold(rules.Known(run, facts=dataset.facts))
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):

@@ -82,7 +82,7 @@ def train(
     with log.span("run"):
         if staged:
             with log.span("staging"):
-                dataset = select(describe(data, world), run.data)
+                dataset = select(describe(data, world, run.benchmark), run.data)
                 if run.staging.pack:
                     classes = run.network.classes
                     dataset, report = pack(dataset, staged, world, classes, run.staging.workers)
@@ -90,7 +90,7 @@ def train(
                     report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
             log.note("staging", **asdict(report), packed=run.staging.pack)
         else:
-            dataset = select(describe(data, world), run.data)
+            dataset = select(describe(data, world, run.benchmark), run.data)
         loader = _open_loader(run, dataset, staged, local_batch, seed, world, device)
         updates = loader.steps // accumulated
 

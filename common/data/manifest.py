@@ -114,13 +114,17 @@ def listing(root: Path, world: World, workers: int = 8) -> Manifest:
     return Manifest(root, tuple(sorted(chain.from_iterable(parts))))
 
 
-def describe(root: Path, world: World, workers: int = 8) -> Manifest:
+def describe(root: Path, world: World, benchmark: str | None = None, workers: int = 8) -> Manifest:
     """The manifest of ``root`` where it has one, else its listing. Called by all ranks, each gets the same.
 
-    Only rank 0 reads the manifest. Raises UserError, the same on all ranks.
+    Only rank 0 reads the manifest. Raises UserError, the same on all ranks; also when the manifest says that
+    the data set is of another than ``benchmark``.
     """
     has_one = first(world, lambda: (root / NAME).exists() or not root.is_dir())
-    return first(world, lambda: load(root)) if has_one else listing(root, world, workers)
+    found = first(world, lambda: load(root)) if has_one else listing(root, world, workers)
+    if benchmark and (of := found.facts.get("benchmark", benchmark)) != benchmark:
+        raise UserError(f"{root}: is a data set of {of}; give one of {benchmark} with --data")
+    return found
 
 
 def index(

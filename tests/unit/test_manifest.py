@@ -88,6 +88,15 @@ def test_without_a_manifest_names_and_sizes_serve(root: Path) -> None:
     assert on_ranks(2, 2, lambda world: describe(root, world)) == [load(root)] * 4
 
 
+def test_the_data_set_of_another_benchmark_is_told_on_all_ranks(root: Path) -> None:
+    index(root, {"benchmark": "cosmoflow"}, Solo(), workers=1)
+    outcomes = on_ranks(1, 2, lambda world: describe(root, world, "deepcam"))
+    for outcome in outcomes:
+        assert isinstance(outcome, UserError)
+        assert str(outcome) == f"{root}: is a data set of cosmoflow; give one of deepcam with --data"
+    assert on_ranks(1, 2, lambda world: describe(root, world, "cosmoflow")) == [load(root)] * 2
+
+
 def test_a_manifest_without_checksums_keeps_them_unknown(root: Path) -> None:
     save(listing(root, Solo()))
     assert not load(root).checked
