@@ -91,6 +91,8 @@ class Site:
         return subprocess.Popen(
             [PYTHON, "-c", code, *self.words(*more)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | env,
+            # Tests that were started in the background (with &) have Ctrl-C ignored, and their children too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     def calls(self):
