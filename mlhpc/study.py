@@ -353,11 +353,14 @@ def _interval(found: Spread | None) -> dict[str, float | None] | None:
 
 
 def show(study: Study, console: Console) -> None:
-    """Print the cells as a table."""
+    """Print the cells as a table. What a narrow terminal has no room for, the page has."""
+    # In a file there is room to the right; a terminal is as wide as it is.
+    wide = console if console.is_terminal else Console(file=console.file, width=max(console.width, 120))
+    shown = 5 if wide.width >= 100 else 3
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for axis in study.axes or ("cell",):
         table.add_column(study.name(axis), overflow="fold")
-    for name in ("runs", "samples/s", "95% interval", "step, ms", "data wait"):
+    for name in ("runs", "samples/s", "95% interval", "step, ms", "data wait")[:shown]:
         table.add_column(name, justify="right", no_wrap=True)
     for cell in study.cells:
         values = [Text(str(cell.settings.get(axis, ""))) for axis in study.axes] or [Text(cell.path.name)]
@@ -369,8 +372,8 @@ def show(study: Study, console: Console) -> None:
             step = sum(run.step_s for run in cell.runs) / len(cell.runs)
             wait = sum(run.wait_share for run in cell.runs) / len(cell.runs)
             figures = [plain(mean), interval, plain(step * 1e3), f"{wait:.1%}"]
-        table.add_row(*values, str(len(cell.runs)), *figures)
-    console.print(table)
+        table.add_row(*values, *[str(len(cell.runs)), *figures][:shown])
+    wide.print(table)
     for cell in study.cells:
         for why in cell.failures:
             console.print(Text(f"{cell.path.name} {why}", style="red"), soft_wrap=True)
