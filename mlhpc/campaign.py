@@ -19,11 +19,12 @@ from rich.text import Text
 
 from mlhpc.benchmarks import load, rules
 from mlhpc.campaign_record import Campaign, Made, attempts, read, save, score_of, show
-from mlhpc.children import check_alone, end, in_slurm, is_locked, locked, sigterm_as_ctrl_c, start
+from mlhpc.children import GRACE_S, check_alone, in_slurm, is_locked, locked, start
 from mlhpc.common.data import manifest
 from mlhpc.common.errors import UserError
 from mlhpc.common.evidence import accelerators
 from mlhpc.common.ranks.hostlist import expand_hosts
+from mlhpc.common.ranks.local import end, sigterm_as_ctrl_c
 from mlhpc.run import Places, known_of
 
 ABORTS_IN_A_ROW = 2
@@ -110,7 +111,7 @@ def _make_all(campaign: Campaign, names: Sequence[str], locks: list[int], consol
                 everything = _as_it_stands(campaign, names, [name for name, _ in running.values()])
                 save(campaign, everything, score_of(campaign, everything), why)
     finally:
-        end([process for _, process in running.values()])
+        end([process for _, process in running.values()], GRACE_S)
     return ""
 
 

@@ -4,13 +4,10 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.launch import identify
@@ -65,31 +62,6 @@ def start(
             pass_fds=keep,
             preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
         )
-
-
-def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask them to end, and kill those that have not after ``GRACE_S`` seconds."""
-    for send, patience in ((subprocess.Popen.terminate, GRACE_S), (subprocess.Popen.kill, 5.0)):
-        deadline = time.monotonic() + patience
-        for process in processes:
-            send(process)
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(0.0, deadline - time.monotonic()))
-
-
-@contextlib.contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -29,19 +29,19 @@ import mlhpc
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.children import (
+    GRACE_S,
     check_alone,
-    end,
     in_slurm,
     is_locked,
     locked,
     one_at_a_time,
-    sigterm_as_ctrl_c,
     start,
 )
 from mlhpc.common.data import atomic, manifest
 from mlhpc.common.data.sharding import local_batch_size
 from mlhpc.common.errors import UserError, did_you_mean
 from mlhpc.common.progress import progress
+from mlhpc.common.ranks.local import end, sigterm_as_ctrl_c
 from mlhpc.submission.entry import Spread
 from mlhpc.submission.facts import plain
 from mlhpc.submission.study import CELL, GLOBAL_BATCH, PLACES, Study, Value, described, flat, measured, read
@@ -206,7 +206,7 @@ def _run(sweep: Sweep, cell: Planned, repeat: int, locks: list[int], console: Co
     try:
         process.wait()
     finally:
-        end([process])
+        end([process], GRACE_S)
     if process.returncode < 0:  # by the kernel, for want of memory, perhaps: then it could not say so
         with printed.open("a") as lines:
             lines.write(f"ended by {signal.Signals(-process.returncode).name}, perhaps for want of memory\n")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import IO
+from typing import IO, AnyStr
 
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.launch import identify
@@ -38,7 +38,7 @@ def run_local(ranks: int, argv: Sequence[str]) -> int:
     processes: list[subprocess.Popen[str]] = []
     forwarders: list[threading.Thread] = []
     try:
-        with _sigterm_as_ctrl_c():
+        with sigterm_as_ctrl_c():
             for rank in range(ranks):
                 env = os.environ | {"MLHPC_RANK": str(rank), "MLHPC_SIZE": str(ranks), "MLHPC_TOKEN": token}
                 processes.append(_start(rank, argv, env))
@@ -47,7 +47,7 @@ def run_local(ranks: int, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
-        _end(processes)
+        end(processes, GRACE_S / 2)
         for thread in forwarders:
             thread.join(timeout=GRACE_S)  # a grandchild may hold a pipe open
 
@@ -106,9 +106,10 @@ def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -
     return status
 
 
-def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    for send in (subprocess.Popen.terminate, subprocess.Popen.kill):
-        deadline = time.monotonic() + GRACE_S / 2
+def end(processes: Sequence[subprocess.Popen[AnyStr]], patience_s: float) -> None:
+    """Ask processes to end, and kill those that have not after ``patience_s`` seconds."""
+    for send, patience in ((subprocess.Popen.terminate, patience_s), (subprocess.Popen.kill, GRACE_S / 2)):
+        deadline = time.monotonic() + patience
         for process in processes:
             send(process)
         for process in processes:
@@ -119,8 +120,9 @@ def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """A batch system or ``timeout`` ends this process with SIGTERM: its ranks must not stay behind."""
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does: a batch system or ``timeout`` ends a process so, and
+    those that it started must not stay behind."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
