@@ -84,8 +84,9 @@ class Pointwise(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if input.device.type != "cpu" or self.stride == (1, 1):
             return super().forward(input)
-        # Sliced with channels last, so that the gradient is laid out like that too.
-        kept = input.permute(0, 2, 3, 1)[:, :: self.stride[0], :: self.stride[1]]
+        # Sliced with channels last, so that the gradient is laid out like that too; and copied, for what is kept
+        # for the backward pass keeps all that it was cut from.
+        kept = input.permute(0, 2, 3, 1)[:, :: self.stride[0], :: self.stride[1]].contiguous()
         return F.conv2d(kept.permute(0, 3, 1, 2), self.weight)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mlhpc.benchmarks.deepcam import Network
 from mlhpc.deepcam.batchnorm import BatchNorm
 from mlhpc.deepcam.convolution import Deconvolution, Dense, Pointwise, Separable
+from mlhpc.deepcam.memory import Chain
 
 RATES = (6, 12, 18)  # dilations of the pyramid at output stride 16 (Chen et al. 2018, section 3.1)
 
@@ -36,7 +37,7 @@ class DeepLab(nn.Module):
         def block(inputs: int, *widths: int, **options: Any) -> Block:
             return Block(filters(inputs), [filters(width) for width in widths], **options)
 
-        self.stem = nn.Sequential(
+        self.stem = Chain(
             nn.Conv2d(channels, filters(32), 3, stride=2, padding=1, bias=False),
             BatchNorm(filters(32), relu=True),
             nn.Conv2d(filters(32), filters(64), 3, padding=1, bias=False),
@@ -45,13 +46,13 @@ class DeepLab(nn.Module):
         # The reference rectifies what block 1 gives in place, after it has put it by for the decoder: the
         # decoder sees it rectified. Hence the ReLU of this block, which the paper's figure does not have.
         self.fine = block(64, 128, 128, stride=2)
-        self.coarse = nn.Sequential(
+        self.coarse = Chain(
             block(128, 256, 256, stride=2),
             block(256, 728, 728, stride=2),
             *(block(728, 728, 728, 728) for _ in range(network.middle_blocks)),
             block(728, 728, 1024, closing=True, relu=False),
             *(
-                nn.Sequential(Separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True))
+                Chain(Separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True))
                 for a, b in ((1024, 1536), (1536, 1536), (1536, 2048))
             ),
         )
@@ -84,8 +85,8 @@ class Block(nn.Module):
             last = width
         if closing or stride > 1:
             layers.append(Separable(last, last, stride=stride, keep=keep))
-        self.layers = nn.Sequential(*layers)
-        self.shortcut = nn.Sequential()
+        self.layers = Chain(*layers)
+        self.shortcut = Chain()
         if stride > 1 or last != inputs:
             self.shortcut.extend([Pointwise(inputs, last, stride=stride), BatchNorm(last)])
         self.relu = relu
@@ -116,7 +117,7 @@ class Pyramid(nn.Module):
     def __init__(self, inputs: int, filters: int) -> None:
         super().__init__()
         self.levels = nn.ModuleList(
-            nn.Sequential(convolution, BatchNorm(filters, relu=True))
+            Chain(convolution, BatchNorm(filters, relu=True))
             for convolution in (
                 nn.Conv2d(inputs, filters, 1, bias=False),
                 *(Dense(inputs, filters, dilation=rate) for rate in RATES),
@@ -124,10 +125,8 @@ class Pyramid(nn.Module):
         )
         for level in self.levels:
             nn.init.kaiming_normal_(level[0].weight)  # type: ignore[index]
-        self.mean = nn.Sequential(nn.Conv2d(inputs, filters, 1, bias=False), Affine(filters), nn.ReLU())
-        self.join = nn.Sequential(
-            nn.Conv2d(5 * filters, filters, 1, bias=False), BatchNorm(filters, relu=True)
-        )
+        self.mean = Chain(nn.Conv2d(inputs, filters, 1, bias=False), Affine(filters), nn.ReLU())
+        self.join = Chain(nn.Conv2d(5 * filters, filters, 1, bias=False), BatchNorm(filters, relu=True))
 
     def forward(self, x: Tensor) -> Tensor:
         levels = [level(x) for level in self.levels]
@@ -143,16 +142,16 @@ class Decoder(nn.Module):
 
     def __init__(self, filters: int, fine: int, reduced: int, classes: int) -> None:
         super().__init__()
-        self.reduce = nn.Sequential(nn.Conv2d(fine, reduced, 1, bias=False), BatchNorm(reduced, relu=True))
-        self.rise = nn.Sequential(*doubling(filters), *doubling(filters))
-        self.blend = nn.Sequential(
+        self.reduce = Chain(nn.Conv2d(fine, reduced, 1, bias=False), BatchNorm(reduced, relu=True))
+        self.rise = Chain(*doubling(filters), *doubling(filters))
+        self.blend = Chain(
             Dense(filters + reduced, filters),
             BatchNorm(filters, relu=True),
             Dense(filters, filters),
             BatchNorm(filters, relu=True),
             nn.Conv2d(filters, filters, 1),
         )
-        self.finish = nn.Sequential(
+        self.finish = Chain(
             *doubling(filters),
             Deconvolution(filters, classes),
         )

@@ -1,6 +1,5 @@
 """One training step and one evaluation step, on a CPU or a GPU, of one rank or many."""
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -30,19 +29,6 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     if not gpus:
         raise UserError("training.device cuda needs a GPU, and PyTorch sees none; take cpu or auto")
     return torch.device("cuda", local_rank % gpus)
-
-
-def keep_memory(device: torch.device) -> None:
-    """For a CPU, have the C library (glibc; others have no such call) keep the memory that is freed.
-
-    Activations come and go, and each that was larger than 32 MiB went back to the system: a tenth of a step of
-    the real network was the kernel clearing fresh pages. What it costs: holes between blocks, 5 to 10% of the
-    memory. GPUs have PyTorch's own allocator.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if device.type == "cpu" and mallopt is not None:
-        mallopt(-1, -1)  # M_TRIM_THRESHOLD of <malloc.h>: never
-        mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped by itself
 
 
 def make_scaler(precision: str, device: torch.device) -> GradScaler:

@@ -17,6 +17,7 @@ from mlhpc.common.data.share import share_of
 from mlhpc.common.data.staging import stage
 from mlhpc.common.data.together import first, together
 from mlhpc.common.errors import UserError
+from mlhpc.common.memory import keep_memory
 from mlhpc.common.progress import track
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.schedules import step_learning_rate
@@ -30,7 +31,6 @@ from mlhpc.deepcam.optimizer import make_optimizer, set_rate
 from mlhpc.deepcam.sample import is_sample
 from mlhpc.deepcam.state import restore, save
 from mlhpc.deepcam.step import (
-    keep_memory,
     make_eval_step,
     make_scaler,
     make_train_step,
@@ -66,7 +66,8 @@ def train(
     # Before the clock: network, optimizer, compilation on synthetic samples. The data set is not touched.
     with log.span("init"):
         device = pick_device(training.device, world.local_rank)
-        keep_memory(device)
+        if device.type == "cpu":
+            keep_memory()
         torch.manual_seed(seed)
         model = build_model(run.network, channels=run.data.sample_shape[-1])
         parameters = sum(parameter.numel() for parameter in model.parameters())

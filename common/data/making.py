@@ -1,6 +1,5 @@
 """Making a data set of many files: by several ranks, in several processes, going on where one was cut off."""
 
-import ctypes
 import json
 import multiprocessing
 import os
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from mlhpc.common.data import atomic
 from mlhpc.common.errors import UserError
+from mlhpc.common.memory import keep_memory
 from mlhpc.common.ranks.world import World
 
 Task = TypeVar("Task")
@@ -88,17 +88,6 @@ def in_processes(
     finally:
         pool.shutdown(cancel_futures=True)
     return results
-
-
-def keep_memory() -> None:
-    """Have the C library (glibc; others have no such call) keep the memory that is freed.
-
-    A simulation is hundreds of arrays that come and go; fresh pages for each took longer than the arithmetic.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD of <malloc.h>
-        mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD, at its largest
 
 
 def on_all(world: World, work: Callable[[], Any]) -> None:

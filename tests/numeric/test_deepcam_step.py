@@ -134,9 +134,9 @@ def test_freed_memory_is_kept_for_the_next_step():
     """In a process of its own: it is for good."""
     program = """
 import resource, sys, torch
-from mlhpc.deepcam.step import keep_memory
+from mlhpc.common.memory import keep_memory
 if sys.argv[1] == "keep":
-    keep_memory(torch.device("cpu"))
+    keep_memory()
 for step in range(8):
     if step == 6:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

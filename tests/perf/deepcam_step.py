@@ -30,11 +30,12 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
+from mlhpc.common.memory import keep_memory
 from mlhpc.deepcam.freeze import freeze
 from mlhpc.deepcam.metric import CLASS_WEIGHTS
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optimizer import make_optimizer
-from mlhpc.deepcam.step import keep_memory, make_scaler, make_train_step
+from mlhpc.deepcam.step import make_scaler, make_train_step
 
 
 class Turn(NamedTuple):
@@ -80,7 +81,7 @@ def reference_step(
 def our_step(
     x: torch.Tensor, y: torch.Tensor, precision: str, optimizer: str, frozen: int
 ) -> Callable[[], torch.Tensor]:
-    keep_memory(x.device)
+    keep_memory()
     torch.manual_seed(0)
     model = build_model(Network(), 16).to(memory_format=torch.channels_last)
     freeze(model, frozen)
