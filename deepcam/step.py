@@ -1,7 +1,7 @@
 """One training step and one evaluation step, on a CPU or a GPU, of one rank or many."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -221,6 +221,6 @@ def _tensors(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def _autocast(device: torch.device, precision: str) -> torch.autocast:
+def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     dtype = DTYPES[precision]
-    return torch.autocast(device.type, dtype, enabled=dtype is not None)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

@@ -95,6 +95,15 @@ def test_lamb_is_the_textbooks_step_by_step(options, cache, monkeypatch):
             )
 
 
+def test_lamb_compiled_is_the_textbooks_too():
+    weights, gradients = weights_and_gradients(2)
+    rate = torch.tensor(0.01)
+    ours = run(lambda parameters: Lamb(parameters, rate, compiled=True), weights, gradients)
+    for after, expected in zip(ours, textbook(weights, gradients), strict=True):
+        for tensor, numbers in zip(after, expected, strict=True):
+            np.testing.assert_allclose(tensor.flatten().numpy(), numbers, rtol=2e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_lamb_is_timms_step_by_step(options):
     weights, gradients = weights_and_gradients(1)

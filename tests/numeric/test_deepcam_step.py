@@ -122,6 +122,42 @@ def test_warming_up_leaves_no_trace(name):
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
 
 
+def test_the_network_is_compiled_in_one_piece():
+    """Forward and backward, without a break after which Python would launch the rest layer by layer."""
+    torch.manual_seed(4)
+    model = build_model(NETWORK, 16)
+    x, y = batch_of(2)
+    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager", fullgraph=True)
+    losses = []
+    for network in (model, compiled):
+        loss = weighted_cross_entropy(network(x), y)
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_nothing_in_a_step_waits_for_the_device(scaled):
+    """On PyTorch's meta device, where tensors have no values: who asks for one, and so waits on a GPU, is told."""
+    with torch.device("meta"):
+        model = build_model(NETWORK, 16)
+    facts = Hyperparameters(global_batch_size=4, opt_name="LAMB", opt_lr=0.01)
+    optimizer = make_optimizer(facts, model.parameters())
+    if scaled:  # as GradScaler gives them to an optimizer that heeds them itself
+        optimizer.grad_scale = torch.ones(1, device="meta")
+        optimizer.found_inf = torch.ones(1, device="meta")
+    step = make_train_step(model, optimizer, NO_SCALE, accumulate=2)
+    x, y = batch_of(2)
+    for _ in range(4):
+        set_rate(optimizer, 0.1)
+        loss = step(x, y)
+    total, _ = make_eval_step(model)(x, y)
+    for result in (loss, total):
+        assert result.device.type == "meta"
+        with pytest.raises(RuntimeError, match="meta"):
+            float(result)
+
+
 def test_the_first_loss_that_is_not_finite_is_named():
     fine, infinite, nan = torch.tensor(1.0), torch.tensor(torch.inf), torch.tensor(torch.nan)
     assert first_not_finite([fine, fine]) is None

@@ -216,6 +216,21 @@ def test_bfloat16_trains_much_as_float32_does():
     assert losses["mixed_bfloat16"][-1] < 0.8 * losses["mixed_bfloat16"][0]
 
 
+def test_nothing_in_a_step_waits_for_the_device():
+    """On PyTorch's meta device, where tensors have no values: who asks for one, and so waits on a GPU, is told."""
+    with torch.device("meta"):
+        model = build_model(TINY)
+    optimizer = make_optimizer(hyperparameters("opt_name=lars"), model)
+    step = make_train_step(model, optimizer, NONE, accumulate=2)
+    x, y = batch()
+    for _ in range(4):
+        set_rate(optimizer, 0.1)
+        loss = step(x, y)
+    for result in (loss, make_eval_step(model)(x, y)):
+        with pytest.raises(RuntimeError, match="meta"):
+            float(result)
+
+
 @pytest.mark.parametrize("name", ["sgd", "lars"])
 def test_warm_up_leaves_no_trace(name):
     """Training after steps that were taken back is training without them, bit for bit."""
