@@ -157,18 +157,5 @@ def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
                 norm.group = group
 
 
-@torch.no_grad()
-def average_statistics(model: nn.Module, world: World) -> None:
-    """Give every rank the mean over ranks of the running means and variances, in one all-reduce. Called by all
-    ranks before an evaluation (as the MLPerf HPC reference does, utils/bnstats.py)."""
-    if world.size == 1:
-        return
-    buffers = [b for norm in _norms(model) for b in (norm.running_mean, norm.running_var) if b is not None]
-    means = world.sum(torch.cat(buffers).cpu().numpy()) / world.size
-    parts = torch.from_numpy(means).to(buffers[0]).split([len(buffer) for buffer in buffers])
-    for buffer, part in zip(buffers, parts, strict=True):
-        buffer.copy_(part)
-
-
 def _norms(model: nn.Module) -> list[BatchNorm]:
     return [module for module in model.modules() if isinstance(module, BatchNorm)]

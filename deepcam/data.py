@@ -122,6 +122,13 @@ class Loader:
             )
 
 
+def blank(samples: int, sample_shape: Sequence[int]) -> Batch:
+    """A batch of zeros, to warm up with."""
+    rows, columns, channels = sample_shape
+    x = torch.zeros((samples, rows, columns, channels)).permute(0, 3, 1, 2)
+    return x, torch.zeros((samples, rows, columns), dtype=torch.uint8)
+
+
 def sample_bytes(sample_shape: Sequence[int]) -> int:
     """Bytes of a sample in a batch."""
     rows, columns, channels = sample_shape

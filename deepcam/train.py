@@ -5,8 +5,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from mlhpc.benchmarks import rules
@@ -15,22 +13,14 @@ from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
 from mlhpc.common.data.share import share_of
 from mlhpc.common.data.staging import stage
-from mlhpc.common.data.together import first, together
+from mlhpc.common.data.together import first
 from mlhpc.common.errors import UserError
+from mlhpc.common.losses import require_finite
 from mlhpc.common.memory import keep_memory
 from mlhpc.common.progress import track
-from mlhpc.common.ranks.world import World, mean
-from mlhpc.common.schedules import step_learning_rate
-from mlhpc.common.timing.runlog import RunLog
-from mlhpc.deepcam.batchnorm import average_statistics, group_batchnorm
-from mlhpc.deepcam.data import Loader
-from mlhpc.deepcam.freeze import freeze, frozen, still, weights_of
-from mlhpc.deepcam.hdf5 import Statistics, read_statistics
-from mlhpc.deepcam.model import build_model
-from mlhpc.deepcam.optimizer import make_optimizer, set_rate
-from mlhpc.deepcam.sample import is_sample
-from mlhpc.deepcam.state import restore, save
-from mlhpc.deepcam.step import (
+from mlhpc.common.pytorch.state import restore, save
+from mlhpc.common.pytorch.step import (
+    average_statistics,
     make_eval_step,
     make_scaler,
     make_train_step,
@@ -38,6 +28,20 @@ from mlhpc.deepcam.step import (
     share,
     warm_up,
 )
+from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.schedules import step_learning_rate
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.deepcam.batchnorm import group_batchnorm
+from mlhpc.deepcam.data import Loader, blank
+from mlhpc.deepcam.freeze import freeze, frozen, still, weights_of
+from mlhpc.deepcam.hdf5 import Statistics, read_statistics
+from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
+from mlhpc.deepcam.model import build_model
+from mlhpc.deepcam.optimizer import make_optimizer, set_rate
+from mlhpc.deepcam.sample import is_sample
+
+ADVICE = "look at them with mlhpc data show deepcam, or lower hyperparameters.opt_lr"
+"""Where a loss is not finite."""
 
 
 def train(
@@ -78,9 +82,11 @@ def train(
         model.to(device, memory_format=layout)  # type: ignore[call-overload]
         optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
         scaler = make_scaler(training.precision, device)
-        last_epoch = restore(resume, model, optimizer, scaler, world) if resume else 0
+        last_epoch, numbers = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
+        freeze(model, numbers.get("frozen", 0))
         make_step = partial(
             make_train_step,
+            loss_of=weighted_cross_entropy,
             optimizer=optimizer,
             scaler=scaler,
             precision=training.precision,
@@ -91,7 +97,11 @@ def train(
         network = share(model, world)
         train_step = make_step(network)
         eval_step = make_eval_step(
-            model, training.precision, compiled=training.compile, cuda_graphs=training.cuda_graphs
+            model,
+            summed_iou,
+            training.precision,
+            compiled=training.compile,
+            cuda_graphs=training.cuda_graphs,
         )
         # CUDA graphs: what is compiled runs once before it is captured, at its second call.
         for _ in range(2 if training.cuda_graphs else 1):
@@ -101,7 +111,7 @@ def train(
                 scaler,
                 train_step,
                 eval_step,
-                run.data.sample_shape,
+                partial(blank, sample_shape=run.data.sample_shape),
                 train_batch=local_batch,
                 eval_batch=training.eval_batch_size,
                 accumulate=accumulated,
@@ -150,7 +160,7 @@ def train(
                         local = torch.stack(losses).double().cpu().numpy()
                         (loss,) = mean(world, local.mean(), weight=1)
                     bytes_read += loader.bytes_read - bytes_before
-                    _require_finite(local, loader, epoch, world)
+                    require_finite(local, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                     if run.study.steps:
                         break
                     with log.span("eval", epoch=epoch):
@@ -185,7 +195,7 @@ def train(
                 log.metric("frozen_blocks", frozen(model), epoch=epoch)
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
-                    save(log.out, run, seed, epoch, model, optimizer, scaler, world)
+                    save(log.out, run, seed, epoch, model, optimizer, scaler, world, frozen=frozen(model))
         log.finish("failed")
 
 
@@ -193,24 +203,6 @@ def _between_evaluations(updates: int, every: int) -> list[tuple[int, int]]:
     """The stretches of an epoch's updates after each of which the network is evaluated."""
     starts = range(0, updates, every or updates)
     return [(start, min(start + (every or updates), updates)) for start in starts]
-
-
-def _require_finite(losses: npt.NDArray[np.float64], loader: Loader, epoch: int, world: World) -> None:
-    """Raise UserError on all ranks when a loss of one is not finite: of which step, made from which files."""
-    bad = np.flatnonzero(~np.isfinite(losses))
-    mine = int(bad[0]) if len(bad) else len(losses)
-    # By its gradients the first bad loss spoils those of all ranks in the next update: it alone is told.
-    earliest = min(world.gather(mine))
-
-    def check() -> None:
-        if len(bad) and mine == earliest:
-            files = ", ".join(str(path) for path in loader.files_of(epoch - 1, mine))
-            raise UserError(
-                f"the loss became {losses[mine]} in step {mine + 1} of epoch {epoch}, on {files}; "
-                "look at them with mlhpc data show deepcam, or lower hyperparameters.opt_lr"
-            )
-
-    together(world, check)
 
 
 def _dataset(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:

@@ -105,3 +105,8 @@ class Loader:
                     x, y = x[y >= 0], y[y >= 0]
                 if len(y):
                     yield x.permute(0, 3, 1, 2), y
+
+
+def blank(images: int, sample_shape: Sequence[int]) -> Batch:
+    """A batch of zeros, to warm up with."""
+    return torch.zeros((images, *sample_shape)).permute(0, 3, 1, 2), torch.zeros(images, dtype=torch.int64)

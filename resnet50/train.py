@@ -1,28 +1,20 @@
 """ResNet-50, trained to target. The clock runs inside ``with log.span("run")``, and nowhere else."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.common.data.manifest import Manifest, describe
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
 from mlhpc.common.data.staging import stage
-from mlhpc.common.data.together import together
 from mlhpc.common.errors import UserError
+from mlhpc.common.losses import require_finite
 from mlhpc.common.progress import track
-from mlhpc.common.ranks.world import World, mean
-from mlhpc.common.timing.runlog import RunLog
-from mlhpc.resnet50.data import Loader
-from mlhpc.resnet50.dataset import select, share_of
-from mlhpc.resnet50.model import build_model
-from mlhpc.resnet50.optimizer import make_optimizer, rate_at, set_rate
-from mlhpc.resnet50.pack import pack
-from mlhpc.resnet50.state import restore, save
-from mlhpc.resnet50.step import (
+from mlhpc.common.pytorch.state import restore, save
+from mlhpc.common.pytorch.step import (
     average_statistics,
     make_eval_step,
     make_scaler,
@@ -31,6 +23,17 @@ from mlhpc.resnet50.step import (
     share,
     warm_up,
 )
+from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.resnet50.data import Loader, blank
+from mlhpc.resnet50.dataset import select, share_of
+from mlhpc.resnet50.metric import cross_entropy, right_answers
+from mlhpc.resnet50.model import build_model
+from mlhpc.resnet50.optimizer import make_optimizer, rate_at, set_rate
+from mlhpc.resnet50.pack import pack
+
+ADVICE = "look at them, or lower the base learning rate in hyperparameters"
+"""Where a loss is not finite."""
 
 
 def train(
@@ -61,23 +64,24 @@ def train(
         model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
         optimizer = make_optimizer(hparams, model)
         scaler = make_scaler(training.precision, device)
-        last_epoch = restore(resume, model, optimizer, scaler, world) if resume else 0
+        last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
         train_step = make_train_step(
             share(model, world),
+            partial(cross_entropy, label_smoothing=training.label_smoothing),
             optimizer,
             scaler,
             training.precision,
-            label_smoothing=training.label_smoothing,
             accumulate=accumulated,
             compiled=training.compile,
         )
-        eval_step = make_eval_step(model, training.precision, compiled=training.compile)
+        eval_step = make_eval_step(model, right_answers, training.precision, compiled=training.compile)
         sizes = {
             "train_batch": local_batch,
             "eval_batch": training.eval_batch_size,
             "accumulate": accumulated,
         }
-        warm_up(model, optimizer, scaler, train_step, eval_step, run.data.sample_shape, **sizes)
+        zeros = partial(blank, sample_shape=run.data.sample_shape)
+        warm_up(model, optimizer, scaler, train_step, eval_step, zeros, **sizes)
 
     with log.span("run"):
         if staged:
@@ -109,7 +113,7 @@ def train(
                     local = torch.stack(losses).double().cpu().numpy()
                     (loss,) = mean(world, local.mean(), weight=1)
                 bytes_read = loader.bytes_read - bytes_before
-                _require_finite(local, loader, epoch, world)
+                require_finite(local, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                 if run.study.steps:
                     break
                 if training.evaluates(epoch):
@@ -143,24 +147,6 @@ def _log_skipped(broken_images: str, loader: Loader, epoch: int, world: World, l
         skipped = sorted(set[str]().union(*world.gather(loader.skipped)))
         log.metric("images_skipped", len(skipped), epoch=epoch)
         log.note("images_skipped", images=skipped)
-
-
-def _require_finite(losses: npt.NDArray[np.float64], loader: Loader, epoch: int, world: World) -> None:
-    """Raise UserError on all ranks when a loss of one is not finite: of which step, made from which files."""
-    bad = np.flatnonzero(~np.isfinite(losses))
-    mine = int(bad[0]) if len(bad) else len(losses)
-    # By its gradients the first bad loss spoils those of all ranks in the next update: it alone is told.
-    earliest = min(world.gather(mine))
-
-    def check() -> None:
-        if len(bad) and mine == earliest:
-            files = ", ".join(loader.files_of(epoch - 1, mine))
-            raise UserError(
-                f"the loss became {losses[mine]} in step {mine + 1} of epoch {epoch}, on {files}; "
-                "look at them, or lower the base learning rate in hyperparameters"
-            )
-
-    together(world, check)
 
 
 def _open_loader(

@@ -30,10 +30,10 @@ from rich.console import Console
 from mlhpc.common.data.filesystem import FileSystem
 from mlhpc.common.data.sharding import Pool, train_batches
 from mlhpc.common.errors import UserError
+from mlhpc.common.pytorch import workers
 from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam import bench as bench_module
 from mlhpc.deepcam import data as data_module
-from mlhpc.deepcam import workers
 from mlhpc.deepcam.convert import convert
 from mlhpc.deepcam.data import Loader
 from mlhpc.deepcam.hdf5 import read_statistics

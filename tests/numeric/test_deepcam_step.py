@@ -4,6 +4,7 @@ import copy
 import platform
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -11,17 +12,11 @@ from torch import nn
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.errors import UserError
-from mlhpc.deepcam.metric import iou, weighted_cross_entropy
+from mlhpc.common.pytorch.step import make_eval_step, make_scaler, make_train_step, pick_device, warm_up
+from mlhpc.deepcam.data import blank
+from mlhpc.deepcam.metric import iou, summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optimizer import make_optimizer, set_rate
-from mlhpc.deepcam.step import (
-    first_not_finite,
-    make_eval_step,
-    make_scaler,
-    make_train_step,
-    pick_device,
-    warm_up,
-)
 
 NETWORK = Network(width=0.1, middle_blocks=1)
 CPU = torch.device("cpu")
@@ -40,7 +35,7 @@ def made(name="LAMB", seed=1, **options):
     model = build_model(NETWORK, 16).to(memory_format=torch.channels_last)
     facts = Hyperparameters(global_batch_size=2, opt_name=name, opt_lr=0.01)
     optimizer = make_optimizer(facts, model.parameters())
-    return model, optimizer, make_train_step(model, optimizer, NO_SCALE, **options)
+    return model, optimizer, make_train_step(model, weighted_cross_entropy, optimizer, NO_SCALE, **options)
 
 
 def test_a_step_is_forward_loss_backward_and_update():
@@ -64,8 +59,9 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
 
     facts = Hyperparameters(global_batch_size=6, opt_lr=0.01)
     whole, parts = network(), network()
-    step = make_train_step(whole, make_optimizer(facts, whole.parameters()), NO_SCALE)
-    part_step = make_train_step(parts, make_optimizer(facts, parts.parameters()), NO_SCALE, accumulate=3)
+    step = make_train_step(whole, weighted_cross_entropy, make_optimizer(facts, whole.parameters()), NO_SCALE)
+    update = make_optimizer(facts, parts.parameters())
+    part_step = make_train_step(parts, weighted_cross_entropy, update, NO_SCALE, accumulate=3)
     for update in range(2):
         x, y = batch_of(6, seed=update)
         loss = step(x, y)
@@ -91,7 +87,7 @@ def test_evaluation_sums_exactly_and_changes_nothing():
     x, y = batch_of(5)
     step(x, y)
     before = copy.deepcopy(model.state_dict())
-    eval_step = make_eval_step(model)
+    eval_step = make_eval_step(model, summed_iou)
     total, count = eval_step(x, y)
     parts = [eval_step(x[i : i + 2], y[i : i + 2]) for i in (0, 2, 4)]
     with torch.no_grad():
@@ -113,7 +109,8 @@ def test_warming_up_leaves_no_trace(name):
         if warm:
             before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
             sizes = {"train_batch": 2, "eval_batch": 3, "accumulate": 2}
-            warm_up(model, optimizer, NO_SCALE, step, make_eval_step(model), (32, 48, 16), **sizes)
+            zeros = partial(blank, sample_shape=(32, 48, 16))
+            warm_up(model, optimizer, NO_SCALE, step, make_eval_step(model, summed_iou), zeros, **sizes)
             torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
             assert torch.equal(torch.get_rng_state(), random)
         histories.append([step(x, y).item() for _ in range(6)])
@@ -146,23 +143,16 @@ def test_nothing_in_a_step_waits_for_the_device(scaled):
     if scaled:  # as GradScaler gives them to an optimizer that heeds them itself
         optimizer.grad_scale = torch.ones(1, device="meta")
         optimizer.found_inf = torch.ones(1, device="meta")
-    step = make_train_step(model, optimizer, NO_SCALE, accumulate=2)
+    step = make_train_step(model, weighted_cross_entropy, optimizer, NO_SCALE, accumulate=2)
     x, y = batch_of(2)
     for _ in range(4):
         set_rate(optimizer, 0.1)
         loss = step(x, y)
-    total, _ = make_eval_step(model)(x, y)
+    total, _ = make_eval_step(model, summed_iou)(x, y)
     for result in (loss, total):
         assert result.device.type == "meta"
         with pytest.raises(RuntimeError, match="meta"):
             float(result)
-
-
-def test_the_first_loss_that_is_not_finite_is_named():
-    fine, infinite, nan = torch.tensor(1.0), torch.tensor(torch.inf), torch.tensor(torch.nan)
-    assert first_not_finite([fine, fine]) is None
-    assert first_not_finite([fine, nan, infinite, fine]) == 1
-    assert first_not_finite([infinite]) == 0
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")

@@ -17,11 +17,12 @@ from timm.optim.lars import Lars as TimmLars
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import Network
 from mlhpc.common.errors import UserError
+from mlhpc.common.pytorch.step import kept, make_eval_step, make_scaler, make_train_step, pick_device
 from mlhpc.common.schedules import polynomial_learning_rate
 from mlhpc.resnet50.lars import Lars
+from mlhpc.resnet50.metric import cross_entropy, right_answers
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optimizer import make_optimizer, rate_at, set_rate
-from mlhpc.resnet50.step import kept, make_eval_step, make_scaler, make_train_step, pick_device
 
 TINY = Network(classes=5, width=0.125, blocks=(1, 1, 1, 1))
 CPU = torch.device("cpu")
@@ -175,7 +176,7 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels():
     model = build_model(TINY)
     x, y = batch()
     expected = LabelSmoothingCrossEntropy(0.1)(model.train()(x), y).detach()
-    step = make_train_step(model, torch.optim.SGD(model.parameters(), 0.0), NONE)
+    step = make_train_step(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.0), NONE)
     assert float(step(x, y)) == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -187,7 +188,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
     whole = torch.nn.functional.cross_entropy(model(x), y, label_smoothing=0.1)
     before = [p.detach().clone() for p in model.parameters()]
     gradients = torch.autograd.grad(whole, list(model.parameters()))
-    step = make_train_step(model, torch.optim.SGD(model.parameters(), 1.0), NONE, accumulate=4)
+    step = make_train_step(model, cross_entropy, torch.optim.SGD(model.parameters(), 1.0), NONE, accumulate=4)
     for part in range(4):
         step(x[2 * part : 2 * part + 2], y[2 * part : 2 * part + 2])
     for after, start, gradient in zip(model.parameters(), before, gradients, strict=True):
@@ -197,7 +198,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
 def test_the_evaluation_counts_right_answers_whatever_the_batches():
     model = build_model(TINY)
     x, y = batch(23)
-    step = make_eval_step(model)
+    step = make_eval_step(model, right_answers)
     right = int((model.eval()(x).argmax(1) == y).sum())
     for size in (1, 5, 23):
         assert sum(int(step(a, b)) for a, b in zip(x.split(size), y.split(size), strict=True)) == right
@@ -209,7 +210,9 @@ def test_bfloat16_trains_much_as_float32_does():
     for precision in ("float32", "mixed_bfloat16"):
         torch.manual_seed(4)
         model = build_model(TINY).to(memory_format=torch.channels_last)
-        step = make_train_step(model, torch.optim.SGD(model.parameters(), 0.02), NONE, precision)
+        step = make_train_step(
+            model, cross_entropy, torch.optim.SGD(model.parameters(), 0.02), NONE, precision
+        )
         losses[precision] = [float(step(x, y)) for _ in range(8)]
         assert all(p.dtype == torch.float32 for p in model.parameters())
     assert losses["mixed_bfloat16"] == pytest.approx(losses["float32"], rel=0.05)
@@ -221,12 +224,12 @@ def test_nothing_in_a_step_waits_for_the_device():
     with torch.device("meta"):
         model = build_model(TINY)
     optimizer = make_optimizer(hyperparameters("opt_name=lars"), model)
-    step = make_train_step(model, optimizer, NONE, accumulate=2)
+    step = make_train_step(model, cross_entropy, optimizer, NONE, accumulate=2)
     x, y = batch()
     for _ in range(4):
         set_rate(optimizer, 0.1)
         loss = step(x, y)
-    for result in (loss, make_eval_step(model)(x, y)):
+    for result in (loss, make_eval_step(model, right_answers)(x, y)):
         with pytest.raises(RuntimeError, match="meta"):
             float(result)
 
@@ -240,7 +243,8 @@ def test_warm_up_leaves_no_trace(name):
         torch.manual_seed(5)
         model = build_model(TINY)
         optimizer = make_optimizer(hyperparameters(f"opt_name={name}"), model)
-        step, evaluate = make_train_step(model, optimizer, NONE), make_eval_step(model)
+        step = make_train_step(model, cross_entropy, optimizer, NONE)
+        evaluate = make_eval_step(model, right_answers)
         if warm:
             with kept(model, optimizer, NONE):
                 step(x, y), evaluate(x, y), torch.randn(3)

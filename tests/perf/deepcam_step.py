@@ -31,11 +31,11 @@ from rich.table import Table
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.memory import keep_memory
+from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.deepcam.freeze import freeze
-from mlhpc.deepcam.metric import CLASS_WEIGHTS
+from mlhpc.deepcam.metric import CLASS_WEIGHTS, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optimizer import make_optimizer
-from mlhpc.deepcam.step import make_scaler, make_train_step
 
 
 class Turn(NamedTuple):
@@ -87,7 +87,8 @@ def our_step(
     freeze(model, frozen)
     facts = Hyperparameters(global_batch_size=len(x), opt_lr=1e-3, opt_name=optimizer)
     scaler = make_scaler(precision, torch.device("cpu"))
-    step = make_train_step(model, make_optimizer(facts, model.parameters()), scaler, precision)
+    updates = make_optimizer(facts, model.parameters())
+    step = make_train_step(model, weighted_cross_entropy, updates, scaler, precision)
     return lambda: step(x, y)
 
 

@@ -19,9 +19,10 @@ from rich.table import Table
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import Network
+from mlhpc.common.pytorch.step import make_scaler, make_train_step
+from mlhpc.resnet50.metric import cross_entropy
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optimizer import make_optimizer
-from mlhpc.resnet50.step import make_scaler, make_train_step
 
 
 def plain_step(x: torch.Tensor, y: torch.Tensor, precision: str) -> Callable[[], object]:
@@ -47,7 +48,7 @@ def our_step(
     chosen = ["hyperparameters.opt_name=" + ("lars" if options.lars else "sgd")]
     optimizer = make_optimizer(load.load("resnet50", "closed", chosen).hyperparameters, model)
     scaler = make_scaler(precision, x.device)
-    step = make_train_step(model, optimizer, scaler, precision, compiled=options.compile)
+    step = make_train_step(model, cross_entropy, optimizer, scaler, precision, compiled=options.compile)
     inputs = x.contiguous(memory_format=torch.channels_last)
     return lambda: step(inputs, y)
 

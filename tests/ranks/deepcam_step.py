@@ -6,10 +6,10 @@ from copy import deepcopy
 import torch
 
 from mlhpc.benchmarks.deepcam import Network
+from mlhpc.common.pytorch.step import average_statistics, share
 from mlhpc.common.ranks import launch
-from mlhpc.deepcam.batchnorm import average_statistics, group_batchnorm
+from mlhpc.deepcam.batchnorm import group_batchnorm
 from mlhpc.deepcam.model import build_model
-from mlhpc.deepcam.step import share
 
 
 def main() -> None:

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from mlhpc.benchmarks.resnet50 import Network
+from mlhpc.common.pytorch.step import average_statistics, make_scaler, make_train_step, share
 from mlhpc.common.ranks import launch
+from mlhpc.resnet50.metric import cross_entropy
 from mlhpc.resnet50.model import build_model
-from mlhpc.resnet50.step import average_statistics, make_scaler, make_train_step, share
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     part = deepcopy(whole)
     scaler = make_scaler("float32", torch.device("cpu"))
     for model, network, inputs in ((whole, whole, slice(None)), (part, share(part, world), mine)):
-        step = make_train_step(network, torch.optim.SGD(model.parameters(), 0.5), scaler)
+        step = make_train_step(network, cross_entropy, torch.optim.SGD(model.parameters(), 0.5), scaler)
         for _ in range(3):
             step(x[inputs], y[inputs])
     for (name, ours), theirs in zip(part.named_parameters(), whole.parameters(), strict=True):

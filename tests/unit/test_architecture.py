@@ -26,6 +26,7 @@ MAY_USE_FRAMEWORKS = {
     "cosmoflow": {"tensorflow", "keras"},
     "deepcam": {"torch", "nvidia"},
     "resnet50": {"torch", "torchvision", "nvidia"},
+    "common/pytorch": {"torch"},
     "common/ranks/horovod_world.py": {"tensorflow", "horovod"},
     "common/ranks/torch_world.py": {"torch"},
 }

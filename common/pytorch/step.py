@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +10,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from mlhpc.common.errors import UserError
-from mlhpc.common.ranks.world import World
-from mlhpc.deepcam.metric import iou, weighted_cross_entropy
+from mlhpc.common.ranks.world import World, mean
 
-TrainStep = Callable[[Tensor, Tensor], Tensor]
-EvalStep = Callable[[Tensor, Tensor], tuple[Tensor, int]]
+Measured = TypeVar("Measured")
+Step = Callable[[Tensor, Tensor], Measured]
+"""Of fields or images [b, channels, H, W] and what is to be said of them."""
 
 DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
 
@@ -51,14 +52,9 @@ def share(model: nn.Module, world: World) -> nn.Module:
     return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without what ``share`` put around it."""
-    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
-    return inner
-
-
 def make_train_step(
     model: nn.Module,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler,
     precision: str = "float32",
@@ -66,17 +62,16 @@ def make_train_step(
     accumulate: int = 1,
     compiled: bool = False,
     cuda_graphs: bool = False,
-) -> TrainStep:
-    """``(x float32 [b, channels, H, W], y integer [b, H, W]) -> loss``, which updates the weights every
-    ``accumulate`` calls with the mean gradient of these calls, and of the ranks when ``model`` is ``share``'s.
+) -> Step[Tensor]:
+    """``(x float32, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
+    these calls, and of the ranks when ``model`` is ``share``'s.
 
-    The loss is this rank's, a float32 scalar left on the device: nothing waits for a GPU. ``first_not_finite``
-    finds afterwards where losses went wrong. Matrix work is done in ``precision``; weights, batch norm's
-    statistics, loss and optimizer stay float32. ``compiled`` compiles the network; ``cuda_graphs`` has what was
-    compiled replayed as CUDA graphs, and does nothing on a CPU.
+    The loss, ``loss_of(logits, y)``, is this rank's, a scalar left on the device: nothing waits for a GPU. Matrix
+    work is done in ``precision``; weights, batch norm's statistics, loss and optimizer stay float32. ``compiled``
+    compiles the network; ``cuda_graphs`` has what was compiled replayed as CUDA graphs, and does nothing on a CPU.
     """
     device = next(model.parameters()).device
-    inner = unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
+    inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
     forward = _compile(model, device, compiled, cuda_graphs)
     calls = 0
 
@@ -93,7 +88,7 @@ def make_train_step(
         with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
             with _autocast(device, precision):
                 logits = forward(x)
-            loss = weighted_cross_entropy(logits, y)
+            loss = loss_of(logits, y)
             scaler.scale(loss / accumulate if accumulate > 1 else loss).backward()
         if last:
             scaler.step(optimizer)
@@ -105,18 +100,21 @@ def make_train_step(
 
 
 def make_eval_step(
-    model: nn.Module, precision: str = "float32", *, compiled: bool = False, cuda_graphs: bool = False
-) -> EvalStep:
-    """``(x, y) -> (sum of the samples' IoU, how many)``, shapes as in ``make_train_step``.
-
-    The sum is float64 and on the device. Ranks may call it as often as each has batches.
-    """
-    inner = unwrapped(model)
+    model: nn.Module,
+    measure: Callable[[Tensor, Tensor], Measured],
+    precision: str = "float32",
+    *,
+    compiled: bool = False,
+    cuda_graphs: bool = False,
+) -> Step[Measured]:
+    """``(x, y) -> measure(logits, y)``, shapes as in ``make_train_step``, computed on the device. Ranks may call
+    it as often as each has batches."""
+    inner = _unwrapped(model)
     device = next(model.parameters()).device
     forward = _compile(inner, device, compiled, cuda_graphs)
 
     @torch.no_grad()
-    def step(x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+    def step(x: Tensor, y: Tensor) -> Measured:
         if inner.training:
             inner.eval()
         if cuda_graphs:
@@ -124,85 +122,85 @@ def make_eval_step(
         x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
         with _autocast(device, precision):
             logits = forward(x)
-        return iou(logits, y, logits.shape[1]).sum(), len(y)
+        return measure(logits, y)
 
     return step
-
-
-def first_not_finite(losses: list[Tensor]) -> int | None:
-    """The index of the first loss that is NaN or infinite, if any. Waits for the device, once."""
-    wrong = ~torch.isfinite(torch.stack(losses))
-    return int(wrong.int().argmax()) if wrong.any() else None
 
 
 def warm_up(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler,
-    train_step: TrainStep,
-    eval_step: EvalStep,
-    sample_shape: tuple[int, int, int],
+    train_step: Step[Tensor],
+    eval_step: Step[Measured],
+    blank: Callable[[int], tuple[Tensor, Tensor]],
     *,
     train_batch: int,
     eval_batch: int,
     accumulate: int = 1,
 ) -> None:
-    """Run both steps on zeros, which compiles and captures what is to be, and put back all that it changed.
+    """Run both steps on ``blank(samples)``, which compiles and captures what is to be, and put back all that it
+    changed.
 
-    Weights, batch norm's statistics, optimizer state, loss scale and random state are afterwards what they
-    were, bit for bit. No data set is touched: this may be done before the clock starts (MLPerf HPC training
-    rules, initialisation). With several ranks all must call it, for gradients are averaged.
-    ``sample_shape`` is rows, columns, channels.
+    Weights, batch norm's statistics, optimizer state, loss scale and random state are afterwards what they were,
+    bit for bit. No data set is touched: this may be done before the clock starts (MLPerf HPC training rules,
+    initialisation; MLPerf training rules, "Run Results"). With several ranks all must call it, for gradients are
+    averaged.
     """
     with kept(model, optimizer, scaler):
-        device = next(model.parameters()).device
-        rows, columns, _ = sample_shape
-        for step, batch, times in ((train_step, train_batch, accumulate), (eval_step, eval_batch, 1)):
-            x = torch.zeros((batch, *sample_shape), device=device).permute(0, 3, 1, 2)
-            y = torch.zeros((batch, rows, columns), dtype=torch.uint8, device=device)
-            for _ in range(times):
-                step(x, y)
+        for _ in range(accumulate):
+            train_step(*blank(train_batch))
+        eval_step(*blank(eval_batch))
 
 
 @contextmanager
 def kept(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler) -> Iterator[None]:
     """Put weights, buffers, optimizer, loss scale and random state back, in place, at the end.
 
-    State that the optimizer has only made since is set to zero, which is where Adam's begins.
+    State that the optimizer has only made since is set to zero, which is where momentum and Adam's means begin.
     """
-    before = [(tensor, tensor.clone()) for tensor in (*_tensors(model), *optimizer_tensors(optimizer))]
-    scale = scaler.state_dict()
-    training = model.training
-    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    tensors = (*model.parameters(), *model.buffers(), *_state(optimizer))
+    before = [(tensor, tensor.clone()) for tensor in tensors]
+    scale, training = scaler.state_dict(), model.training
+    gpus = sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
     with torch.random.fork_rng(devices=gpus):
         yield
-    known = {id(tensor) for tensor, _ in before}
+    known = {id(tensor) for tensor in tensors}
     with torch.no_grad():
         for tensor, value in before:
             tensor.copy_(value)
-        for tensor in optimizer_tensors(optimizer):
+        for tensor in _state(optimizer):
             if id(tensor) not in known:
                 tensor.zero_()
     scaler.load_state_dict(scale)
     model.train(training)
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All tensors of the optimizer's state, in the order of its parameters; those of the groups after them."""
-    of_parameters = [
-        value
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        for _, value in sorted(optimizer.state.get(parameter, {}).items())
-        if isinstance(value, Tensor)
-    ]
-    of_groups = [
-        value
-        for group in optimizer.param_groups
-        for _, value in sorted(group.items())
-        if isinstance(value, Tensor)
-    ]
-    return of_parameters + of_groups
+@torch.no_grad()
+def average_statistics(model: nn.Module, world: World) -> None:
+    """Give every rank the mean over ranks of batch norm's running means and variances, in one all-reduce, so that
+    all evaluate one model. Called by all ranks before an evaluation (as the MLPerf HPC reference does,
+    utils/bnstats.py)."""
+    running = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if world.size == 1 or not running:
+        return
+    own = torch.cat([buffer.flatten() for buffer in running]).double().cpu().numpy()
+    shared = torch.from_numpy(mean(world, own, weight=1))
+    for buffer, part in zip(running, shared.split([buffer.numel() for buffer in running]), strict=True):
+        buffer.copy_(part.view_as(buffer))
+
+
+def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All tensors of the optimizer: those of each parameter, and those of its groups, rates for example."""
+    of_parameters = [value for state in optimizer.state.values() for value in state.values()]
+    of_groups = [value for group in optimizer.param_groups for value in group.values()]
+    return [value for value in of_parameters + of_groups if isinstance(value, Tensor)]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without what ``share`` put around it."""
+    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    return inner
 
 
 def _compile(
@@ -215,10 +213,6 @@ def _compile(
     if not (compiled or graphs):
         return model
     return torch.compile(model, mode="reduce-overhead" if graphs else "default")
-
-
-def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
 
 
 def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:

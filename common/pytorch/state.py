@@ -8,7 +8,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from mlhpc.benchmarks import load
-from mlhpc.benchmarks.resnet50 import ResNet50
+from mlhpc.benchmarks.schema import Run
 from mlhpc.common import checkpoint
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import World
@@ -16,15 +16,17 @@ from mlhpc.common.ranks.world import World
 
 def save(
     directory: Path,
-    run: ResNet50,
+    run: Run,
     seed: int,
     epoch: int,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler,
     world: World,
+    **numbers: int,
 ) -> None:
-    """Write a checkpoint after ``epoch``. All ranks call it; rank 0 writes."""
+    """Write a checkpoint after ``epoch``, with ``numbers`` of the benchmark's own. All ranks call it; rank 0
+    writes."""
     # Batch norm's running statistics and the random state are each rank's own.
     of_rank = world.gather([torch.get_rng_state().numpy(), *(b.cpu().numpy() for b in model.buffers())])
     if world.rank == 0:
@@ -34,6 +36,7 @@ def save(
                 "model": model.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "scaler": scaler.state_dict(),
+                "numbers": numbers,
             },
             buffer,
         )
@@ -48,8 +51,8 @@ def restore(
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler,
     world: World,
-) -> int:
-    """Bring back the checkpoint in ``directory``; returns the epoch it was written after.
+) -> tuple[int, dict[str, int]]:
+    """Bring back the checkpoint in ``directory``; the epoch it was written after, and its ``numbers``.
 
     Raises UserError when it is missing or damaged, or was written by another number of ranks.
     """
@@ -68,4 +71,4 @@ def restore(
     with torch.no_grad():
         for buffer, value in zip(model.buffers(), running, strict=True):
             buffer.copy_(torch.from_numpy(np.array(value)))
-    return saved.epoch
+    return saved.epoch, state["numbers"]

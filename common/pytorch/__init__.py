@@ -1,0 +1,1 @@
+"""What the benchmarks that train with PyTorch share. Nothing else may import it."""

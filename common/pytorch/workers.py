@@ -1,0 +1,125 @@
+"""Batches read by worker processes of PyTorch's DataLoader, handed over in shared memory.
+
+The workers come from a fork server: a process that was started fresh has no locks, threads or GPU of this one
+to inherit. They read straight into shared memory, whose names PyTorch draws at random for each process and
+removes as soon as both sides have it, so that a killed run leaves nothing and two runs cannot meet.
+"""
+
+import math
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from mlhpc.common.data.filesystem import filesystem_of
+from mlhpc.common.errors import UserError
+
+SHARED = Path("/dev/shm")
+
+Reader = TypeVar("Reader")
+Key = TypeVar("Key")
+Item = TypeVar("Item")
+
+
+class _Batches(Dataset[Any], Generic[Reader, Key, Item]):
+    """Whole batches: an index is the keys of one. An error is handed over as its message, for an exception would
+    come with the traceback of the worker."""
+
+    def __init__(self, read: Callable[[Reader, Sequence[Key]], Item], reader: Reader) -> None:
+        self.read, self.reader = read, reader
+
+    def __getitem__(self, keys: Sequence[Key]) -> Item | str:
+        try:
+            return self.read(self.reader, keys)
+        except UserError as error:
+            return str(error)
+
+
+def batches(
+    read: Callable[[Reader, Sequence[Key]], Item],
+    reader: Reader,
+    batches: Sequence[Sequence[Key]],
+    batch_bytes: int,
+    workers: int,
+    ahead: int,
+    device: str,
+    ranks_on_node: int,
+) -> Generator[Item, None, None]:
+    """``read(reader, batch)`` of each of ``batches``, in order, by ``workers`` processes; ``ahead`` of them, or
+    one each, before they are asked for. ``read`` is a function of a module, where the workers find it; the tensors
+    that it gives, ``batch_bytes`` at the most, lie ``in_shared_memory``. For a GPU they get page-locked memory.
+
+    Raises UserError of ``read``, and when the shared memory of the node cannot hold what the workers of all its
+    ranks read ahead.
+    """
+    if not batches:
+        return
+    workers = min(workers, len(batches))
+    each = -(-ahead // workers)
+    # With what waits: the batch that the training step has, and the one before it.
+    shown = min(len(batches), each * workers + 2) * ranks_on_node
+    _require_shared_memory(batch_bytes, shown)
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.utils.data", read.__module__])
+    iterator: Any = iter(
+        DataLoader(
+            _Batches(read, reader),
+            batch_size=None,
+            sampler=batches,
+            num_workers=workers,
+            prefetch_factor=each,
+            multiprocessing_context=context,
+            pin_memory=device != "cpu",
+            worker_init_fn=_end_with_run,
+        )
+    )
+    try:
+        for item in iterator:
+            if isinstance(item, str):
+                raise UserError(item)
+            yield item
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"a worker process was lost: {reason}; for want of memory, most likely: lower loading.workers or "
+            "loading.prefetch, or set loading.loader=threads"
+        ) from error
+    finally:
+        # Now: a traceback that holds the iterator would keep them running.
+        iterator._shutdown_workers()
+
+
+def in_shared_memory(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """An empty tensor that is handed over as it is. One that is filled first and shared later would be copied."""
+    kind: Any = torch.UntypedStorage
+    storage = kind._new_shared(math.prod(shape) * dtype.itemsize)
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
+
+
+def _end_with_run(worker: int) -> None:
+    """Have this worker end when the process that reads from it is gone, killed or not. PyTorch's own watch is
+    over the parent, which here is the fork server, and that stays as long as its workers do."""
+
+    def watch() -> None:
+        reader = multiprocessing.parent_process()
+        assert reader is not None
+        reader.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
+
+
+def _require_shared_memory(batch_bytes: int, batches: int) -> None:
+    """Raise UserError where a worker would die of a bus error, writing to shared memory that is not there."""
+    free = filesystem_of(SHARED).free_bytes
+    if batches * batch_bytes > free:
+        raise UserError(
+            f"{SHARED}: {free / 2**20:.1f} MiB free, and the workers of this node hand over {batches} "
+            f"batches of {batch_bytes / 2**20:.1f} MiB in it; lower loading.workers or loading.prefetch, set "
+            "loading.loader=threads, or have it enlarged"
+        )
