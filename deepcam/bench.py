@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from mlhpc.common.data.bench import Arrays, Figures, compare, measure
+from mlhpc.common.data.bench import Figures, compare
 from mlhpc.common.errors import UserError
 from mlhpc.deepcam import hdf5, npy
 from mlhpc.deepcam.sample import list_samples, sample_shape
@@ -51,12 +50,10 @@ def _epoch(
     evict: bool,
     way: str,
 ) -> Figures:
-    import torch
-
     from mlhpc.common.data.sharding import Pool
+    from mlhpc.common.pytorch.bench import DEVICE, measure_batches
     from mlhpc.deepcam.data import Loader
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     pool = Pool(len(files), 1)
     loader = Loader(
         train_files=files,
@@ -73,17 +70,10 @@ def _epoch(
         readers=workers,
         loader=way.partition(",")[0],  # type: ignore[arg-type]
         cache="cached" in way,
-        device=device,
+        device=DEVICE,
     )
 
-    def arrays(item: Any) -> Arrays:
-        x, y = item
-        return x.permute(0, 2, 3, 1).cpu().numpy(), y.cpu().numpy()
-
-    return measure(
+    return measure_batches(
         loader,
         [path for file in files for path in {file, npy.label_path(file)} if path.exists()] if evict else [],
-        use=lambda item: item[0].to(device, non_blocking=True),
-        wait=torch.cuda.synchronize if device == "cuda" else lambda: None,
-        arrays=arrays,
     )

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from mlhpc.common.data.bench import Arrays, Figures, compare, measure
+from mlhpc.common.data.bench import Figures, compare
 from mlhpc.common.data.manifest import describe
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
@@ -58,12 +57,10 @@ def bench(
 def _epoch(
     images: Images, samples: int, batch: int, workers: int, evict: Sequence[Path], way: str
 ) -> Figures:
-    import torch
-
     from mlhpc.common.data.sharding import Pool
+    from mlhpc.common.pytorch.bench import DEVICE, measure_batches
     from mlhpc.resnet50.data import Loader
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     loader = Loader(
         images,
         images,
@@ -78,17 +75,7 @@ def _epoch(
         readers=workers,
         batches_ahead=4,
         loader=way,  # type: ignore[arg-type]
-        device=device,
+        device=DEVICE,
     )
 
-    def arrays(item: Any) -> Arrays:
-        x, y = item
-        return x.permute(0, 2, 3, 1).cpu().numpy(), y.cpu().numpy()
-
-    return measure(
-        loader,
-        evict,
-        use=lambda item: item[0].to(device, non_blocking=True),
-        wait=torch.cuda.synchronize if device == "cuda" else lambda: None,
-        arrays=arrays,
-    )
+    return measure_batches(loader, evict)
