@@ -493,7 +493,8 @@ def _doctor(options: argparse.Namespace) -> int:
         return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
     from rich.console import Console
 
-    from mlhpc.doctor import Folders, describe_system, doctor
+    from mlhpc.doctor.command import describe_system, doctor
+    from mlhpc.doctor.node import Folders
 
     if options.system:
         return describe_system(options.set, options.out, Console(stderr=True))

@@ -2,11 +2,11 @@
 
 from importlib import metadata
 
-from mlhpc import doctor
+from mlhpc.doctor import node
 
 
 def test_the_installed_frameworks_say_their_versions():
-    told = doctor._try_frameworks("none")
-    assert told["tensorflow"]["version"] == metadata.version("tensorflow-cpu") == doctor._horovod_built_for()
+    told = node._try_frameworks("none")
+    assert told["tensorflow"]["version"] == metadata.version("tensorflow-cpu") == node._horovod_built_for()
     assert told["tensorflow"]["horovod"]["gloo"]
     assert told["torch"]["version"].startswith(metadata.version("torch"))

@@ -76,7 +76,7 @@ def test_every_folder_with_code_is_packaged_under_mlhpc():
     assert packages
     listed = {name.strip() for name in packages[1].splitlines()}
     folders = {path.parent for path in FILES}
-    wanted = {"mlhpc" if str(f) == "mlhpc" else "mlhpc." + ".".join(f.parts) for f in folders}
+    wanted = {".".join(f.parts if f.parts[0] == "mlhpc" else ("mlhpc", *f.parts)) for f in folders}
     assert listed == wanted
 
 

@@ -13,10 +13,12 @@ import time
 
 import pytest
 
-from mlhpc import cli, doctor
+from mlhpc import cli
 from mlhpc.common.ranks.launch import Place
 from mlhpc.common.ranks.rollcall import Line as Wire
-from mlhpc.doctor import GIB, judge
+from mlhpc.doctor import node
+from mlhpc.doctor import nodes as of_nodes
+from mlhpc.doctor.judge import GIB, clocks, judge
 
 FOLDER = {"path": "/scratch", "type": "xfs", "is_ram": False, "shared": False, "free": 900 * GIB,
           "exists": True, "writable": True}  # fmt: skip
@@ -71,7 +73,7 @@ MPIRUN = {
     ],
 )
 def test_under_mpirun_the_nodes_meet_wherever_rank_0_can_be_known(env, leader):
-    assert doctor._place(MPIRUN | env).leader == leader
+    assert of_nodes.place_of(MPIRUN | env).leader == leader
 
 
 def test_the_nodes_that_were_looked_at_are_named():
@@ -184,7 +186,7 @@ def test_results_on_a_disk_of_one_node_are_suspected():
 @pytest.mark.parametrize(("offset", "status"), [(0.004, "pass"), (-0.4, "warn"), (5.0, "fail")])
 def test_clocks_that_are_apart_are_found_with_their_node(offset, status):
     nodes = [NODE, spoiled(host="n1", offset_s=offset), spoiled(host="n2", offset_s=0.001)]
-    [line] = doctor._clocks(nodes)
+    [line] = clocks(nodes)
     assert line.status == status and "n1" in line.found
 
 
@@ -202,7 +204,7 @@ def test_a_clock_that_is_ahead_is_measured():
 
     thread = threading.Thread(target=answer)
     thread.start()
-    measured = doctor._offset(ours)
+    measured = of_nodes._offset(ours)
     ours.send(done=True)
     thread.join()
     ours.close(), theirs.close()
@@ -210,10 +212,10 @@ def test_a_clock_that_is_ahead_is_measured():
 
 
 def test_a_broken_framework_is_told_and_does_not_take_us_along(monkeypatch):
-    monkeypatch.setattr(doctor, "packages", lambda: {"tensorflow": "2.18.1", "torch": "2.12.1"})
-    monkeypatch.setattr(doctor, "_TENSORFLOW", "import os; os.abort()")
-    monkeypatch.setattr(doctor, "_TORCH", "import no_such_library")
-    told = doctor._try_frameworks("none")
+    monkeypatch.setattr(node, "packages", lambda: {"tensorflow": "2.18.1", "torch": "2.12.1"})
+    monkeypatch.setattr(node, "_TENSORFLOW", "import os; os.abort()")
+    monkeypatch.setattr(node, "_TORCH", "import no_such_library")
+    told = node._try_frameworks("none")
     assert "SIGABRT" in told["tensorflow"]["error"]
     assert "no_such_library" in told["torch"]["error"]
 
@@ -221,8 +223,8 @@ def test_a_broken_framework_is_told_and_does_not_take_us_along(monkeypatch):
 @pytest.fixture
 def bare(monkeypatch):
     """A machine where no framework is installed."""
-    monkeypatch.setattr(doctor, "packages", lambda: {"mlhpc": "0.1.0"})
-    monkeypatch.setattr(doctor, "_horovod_built_for", lambda: None)
+    monkeypatch.setattr(node, "packages", lambda: {"mlhpc": "0.1.0"})
+    monkeypatch.setattr(node, "_horovod_built_for", lambda: None)
     for name in ("SLURM_NTASKS", "HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -245,14 +247,14 @@ def test_the_size_of_the_data_set_is_its_manifests(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a").write_bytes(b"x" * 5000)
     assert cli.main(["data", "index", str(tmp_path)]) == 0
-    facts = doctor._data_set(tmp_path)
+    facts = node._data_set(tmp_path)
     assert (facts["bytes"], facts["files"]) == (5000, 1)
 
 
 def test_two_ranks_meet_and_the_first_speaks_for_both(tmp_path):
     """The real thing, on this machine: roll call, facts over the wire, one report."""
     code = (
-        "import sys; from mlhpc import cli, doctor; doctor.packages = lambda: {}; "
+        "import sys; from mlhpc import cli; from mlhpc.doctor import node; node.packages = lambda: {}; "
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     argv = ["doctor", "--stage", str(tmp_path), "--out", str(tmp_path)]
@@ -294,14 +296,14 @@ def test_contradicting_launchers_are_a_failed_line(bare, monkeypatch, capsys):
 
 
 def test_the_facts_of_a_node_can_be_sent(bare):
-    facts = doctor.examine(Place(), "none", doctor.Folders(None, None, None), {})
+    facts = node.examine(Place(), "none", node.Folders(None, None, None), {})
     assert json.loads(json.dumps(facts)) == facts
 
 
 def test_looking_imports_no_framework():
     code = (
-        "import sys, mlhpc.doctor as d; from mlhpc.common.ranks.launch import Place; d.packages = dict\n"
-        "d.examine(Place(), 'none', d.Folders(None, None, None), {})\n"
+        "import sys; from mlhpc.doctor import command, node; from mlhpc.common.ranks.launch import Place\n"
+        "node.packages = dict; node.examine(Place(), 'none', node.Folders(None, None, None), {})\n"
         "print({'tensorflow', 'torch', 'horovod'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,1 @@
+"""Whether a machine, and these ranks, are fit for a run."""
