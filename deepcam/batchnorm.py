@@ -33,6 +33,9 @@ class BatchNorm(nn.BatchNorm2d):
         return self
 
     def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        if self.training and self.group is None and input.numel() == input.shape[1]:
+            raise ValueError("batch norm: one value a channel has no variance")
         on_cpu = input.device.type == "cpu" and not torch.compiler.is_compiling()
         if self.training and on_cpu:
             return _Trained.apply(input, self.weight, self.bias, self, self.relu)  # type: ignore[no-any-return]
@@ -47,7 +50,7 @@ class BatchNorm(nn.BatchNorm2d):
         number is the third (None without a group); the running statistics follow them."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None and self.num_batches_tracked is not None
-        self.num_batches_tracked += 1
+        self.num_batches_tracked.add_(1)  # torch.compile cannot assign a buffer in here
         if self.group is None:
             mean, var = torch.batch_norm_update_stats(x, self.running_mean, self.running_var, self.momentum)
             return mean, var, None

@@ -27,16 +27,17 @@ def _forgetting(output: Tensor) -> AbstractContextManager[object]:
     node = output.grad_fn
     if not hasattr(node, "output"):
         return nullcontext()
-    its = (
-        output.data_ptr(),
-        output.shape,
-        output.dtype,
-    )  # not the output itself: autograd keeps the functions
+    its = _identity(output)  # not the output itself: autograd keeps the two functions
 
     def keep(tensor: Tensor) -> object:
-        return node if (tensor.data_ptr(), tensor.shape, tensor.dtype) == its else tensor
+        return node if _identity(tensor) == its else tensor
 
     def bring(kept: object) -> Tensor:
         return kept if isinstance(kept, Tensor) else again(kept)
 
     return torch.autograd.graph.saved_tensors_hooks(keep, bring)
+
+
+def _identity(tensor: Tensor) -> tuple[object, ...]:
+    """The same for what shows the same memory in the same way, unless it was written to in between."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version

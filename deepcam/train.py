@@ -65,6 +65,12 @@ def train(
             f"training.cuda_graphs would lose all but the last of {accumulated} backward passes to an update; "
             "set it to false, or hyperparameters.gradient_accumulation_frequency to 1"
         )
+    if training.cuda_graphs and hparams.batchnorm_group_size > 1:
+        # Graphs would hold NCCL's communicators, whose end waits for that of the graphs (PyTorch issue 115388).
+        raise UserError(
+            "training.cuda_graphs would capture the exchange of statistics, and the run would not end; set it to "
+            "false, or hyperparameters.batchnorm_group_size to 1"
+        )
     local_batch = local_batch_size(hparams.global_batch_size // accumulated, world.size)
 
     # Before the clock: network, optimizer, compilation on synthetic samples. The data set is not touched.

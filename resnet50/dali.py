@@ -125,7 +125,7 @@ def batches(
                     raise _blame(reader, taken, error) from error
                 x = torch.utils.dlpack.from_dlpack(images.as_tensor())
                 sources = taken.popleft()
-                _, y, total, _ = finish(x, [Sample(one.label, one.data.nbytes) for one in sources])
+                _, y, total, _ = finish(x, [Sample(one.label, one.data.nbytes) for one in sources], gpu)
                 yield x, y.to(x.device, non_blocking=True), total, ()
         finally:
             pipeline._shutdown()  # what DALI still works on must not be freed under it

@@ -101,7 +101,7 @@ class Loader:
                     if message not in self.skipped:
                         print(f"mlhpc: left out: {message}", file=sys.stderr)
                         self.skipped.add(message)
-                if (y < 0).any():  # left out of an evaluation
+                if self.broken_images == "skip" and (y < 0).any():  # left out of an evaluation
                     x, y = x[y >= 0], y[y >= 0]
                 if len(y):
                     yield x.permute(0, 3, 1, 2), y

@@ -17,7 +17,8 @@ class Lars(torch.optim.Optimizer):
     Norms are over the whole tensor. Groups without ``adapt`` are those for which the reference leaves
     ``weight_decay`` out too: give it as 0.
 
-    Nothing waits for a GPU. The gradients are left overwritten.
+    Nothing waits for a GPU, but with float16, where GradScaler asks it once an update whether all gradients are
+    finite. The gradients are left overwritten.
     """
 
     def __init__(

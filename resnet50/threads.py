@@ -33,12 +33,12 @@ def batches(
 
     with reading(readers) as pool:
         for x, samples in ahead_of(batches, begin, ahead):
-            yield finish(x, [sample.result() for sample in samples])
+            yield finish(x, [sample.result() for sample in samples], pinned)
 
 
-def finish(x: torch.Tensor, samples: Sequence[Sample]) -> Item:
-    """The item of a batch whose rows are read."""
-    y = torch.tensor([sample.label for sample in samples], dtype=torch.int64)
+def finish(x: torch.Tensor, samples: Sequence[Sample], pinned: bool = False) -> Item:
+    """The item of a batch whose rows are read; its labels are in page-locked memory if ``pinned``."""
+    y = torch.tensor([sample.label for sample in samples], dtype=torch.int64, pin_memory=pinned)
     return x, y, sum(sample.size for sample in samples), tuple(b for sample in samples for b in sample.broken)
 
 

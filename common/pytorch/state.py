@@ -1,10 +1,13 @@
 """A run's weights, optimizer and random state: saved, and brought back."""
 
 import io
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from mlhpc.benchmarks import load
@@ -27,8 +30,9 @@ def save(
 ) -> None:
     """Write a checkpoint after ``epoch``, with ``numbers`` of the benchmark's own. All ranks call it; rank 0
     writes."""
-    # Batch norm's running statistics and the random state are each rank's own.
-    of_rank = world.gather([torch.get_rng_state().numpy(), *(b.cpu().numpy() for b in model.buffers())])
+    # Batch norm's running statistics and the random states are each rank's own.
+    random = [state().numpy() for state, _ in _random_states(model)]
+    of_rank = world.gather([*random, *(b.cpu().numpy() for b in model.buffers())])
     if world.rank == 0:
         buffer = io.BytesIO()
         torch.save(
@@ -66,9 +70,22 @@ def restore(
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     scaler.load_state_dict(state["scaler"])
-    random, *running = saved.of_rank[world.rank]
-    torch.set_rng_state(torch.from_numpy(np.array(random, dtype=np.uint8)))
+    own = [torch.from_numpy(np.array(value)) for value in saved.of_rank[world.rank]]
+    random = _random_states(model)
+    for (_, set_state), value in zip(random, own, strict=False):
+        set_state(value)
     with torch.no_grad():
-        for buffer, value in zip(model.buffers(), running, strict=True):
-            buffer.copy_(torch.from_numpy(np.array(value)))
+        for buffer, value in zip(model.buffers(), own[len(random) :], strict=True):
+            buffer.copy_(value)
     return saved.epoch, state["numbers"]
+
+
+def _random_states(model: torch.nn.Module) -> list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]]:
+    """How to get and how to set the random state of the processor, and of the GPU that the model is on."""
+    states: list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]] = [
+        (torch.get_rng_state, torch.set_rng_state)
+    ]
+    gpu = next(model.parameters()).device
+    if gpu.type == "cuda":  # dropout draws there
+        states.append((partial(torch.cuda.get_rng_state, gpu), partial(torch.cuda.set_rng_state, device=gpu)))
+    return states

@@ -109,7 +109,12 @@ def _gpus(node: Node, backend: Backend) -> Iterator[Line]:
         yield Line("pass", "GPUs", "none")
         return
     found = f"{len(gpus)} ({gpus[0]}), {ranks} rank{'s' * (ranks > 1)} on the node"
-    if ranks > len(gpus):
+    if ranks > len(gpus) == 1:
+        remedy = (
+            "well if each rank has a GPU of its own; if they share it: one rank a GPU, srun --gpu-bind=none"
+        )
+        yield Line("warn", "GPUs", f"{found}, which see one", remedy)
+    elif ranks > len(gpus):
         status: Status = "fail" if backend == "torch" else "warn"
         yield Line(
             status,

@@ -50,6 +50,32 @@ def test_gradients_are_the_same_bits(bfloat16):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+class Turned(nn.Conv2d):
+    """Looks at the same memory in another way."""
+
+    def forward(self, input):
+        return super().forward(input.transpose(2, 3))
+
+
+@pytest.mark.parametrize("module", [nn.ELU(inplace=True), nn.ReLU(inplace=True), Turned(8, 8, 3)], ids=repr)
+def test_what_the_next_module_changes_or_turns_is_not_mistaken_for_what_it_got(module):
+    torch.manual_seed(4)
+    layers = [nn.Conv2d(8, 8, 1), BatchNorm(8), module, nn.Conv2d(8, 4, 1)]
+    x = torch.randn(2, 8, 8, 8)
+    gradients = []
+    for container in (Chain, nn.Sequential):
+        network = container(*copy.deepcopy(layers))
+        network(x).square().sum().backward()
+        gradients.append([weight.grad for weight in network.parameters()])
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+def test_one_value_a_channel_is_refused_as_pytorch_does():
+    for norm in (BatchNorm(4), nn.BatchNorm2d(4)):
+        with pytest.raises(ValueError, match="value"):
+            norm(torch.zeros(1, 4, 1, 1))
+
+
 @pytest.mark.parametrize("relu", [False, True])
 def test_batch_norm_is_pytorchs(relu):
     torch.manual_seed(3)

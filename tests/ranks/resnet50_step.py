@@ -7,9 +7,15 @@ import torch
 from torch import nn
 
 from mlhpc.benchmarks.resnet50 import Network
-from mlhpc.common.pytorch.step import average_statistics, make_scaler, make_train_step, share
+from mlhpc.common.pytorch.step import (
+    average_statistics,
+    make_eval_step,
+    make_scaler,
+    make_train_step,
+    share,
+)
 from mlhpc.common.ranks import launch
-from mlhpc.resnet50.metric import cross_entropy
+from mlhpc.resnet50.metric import cross_entropy, right_answers
 from mlhpc.resnet50.model import build_model
 
 
@@ -33,6 +39,17 @@ def main() -> None:
             step(x[inputs], y[inputs])
     for (name, ours), theirs in zip(part.named_parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+    # An evaluation between two steps leaves training what it was.
+    trained = build_model(Network(classes=7, width=0.125, blocks=(1, 1, 1, 1)))
+    sgd = torch.optim.SGD(trained.parameters(), 0.1)
+    step = make_train_step(share(trained, world), cross_entropy, sgd, scaler)
+    for updates in (1, 2, 3):
+        step(x[mine].float(), y[mine])
+        assert all(
+            m.num_batches_tracked == updates for m in trained.modules() if isinstance(m, nn.BatchNorm2d)
+        )
+        make_eval_step(trained, right_answers)(x[mine].float(), y[mine])
 
     # Running statistics differ, until they are averaged.
     alone = build_model(Network(classes=7, width=0.125, blocks=(1, 1, 1, 1)))

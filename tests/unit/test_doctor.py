@@ -128,7 +128,8 @@ GPU = {"gpus": ["NVIDIA A100, 40960 MiB"] * 4, "local_size": 4, "cores": 2}
         ("Horovod", "warn", GPU | {"tensorflow__gpus": 4}, {}),  # gradients would go over the host
         ("GPUs", "warn", {"gpus": ["A100"] * 4}, {}),
         ("GPUs", "warn", {"gpus": ["A100"], "local_size": 2, "cores": 4}, {}),
-        ("GPUs", "fail", {"gpus": ["A100"], "local_size": 2, "cores": 4}, {"backend": "torch"}),
+        ("GPUs", "warn", {"gpus": ["A100"], "local_size": 2, "cores": 4}, {"backend": "torch"}),  # may be bound
+        ("GPUs", "fail", {"gpus": ["A100"] * 2, "local_size": 3, "cores": 4}, {"backend": "torch"}),
         ("cores", "warn", {"local_size": 16}, {}),
         ("cores", "warn", {"cores": 1}, {}),  # srun without --cpus-per-task
         ("cores", "pass", {"cores": 2, "local_size": 4}, {}),
