@@ -41,18 +41,15 @@ class Depthwise(nn.Conv2d):
 
 
 class Separable(nn.Sequential):
-    """A depthwise convolution, then a pointwise one. Unless told to ``keep`` it, on a CPU what is between them is
-    not kept for the backward pass but computed again there: a tenth of the memory for a sixtieth of the time."""
+    """A depthwise convolution, then a pointwise one. With ``stride`` 1, on a CPU, what is between them is not kept
+    for the backward pass but computed again there, which takes about as long as to have fresh memory for it."""
 
-    def __init__(
-        self, inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1, keep: bool = False
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1) -> None:
         super().__init__(Depthwise(inputs, stride=stride, dilation=dilation), Pointwise(inputs, outputs))
-        self.keep = keep or stride > 1
-        self.rate = dilation
+        self.stride, self.rate = stride, dilation
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.keep or input.device.type != "cpu" or torch.compiler.is_compiling():
+        if self.stride > 1 or input.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(input)  # type: ignore[no-any-return]
         of_depth, of_point = (_cast(weight) for weight in self.parameters())
         return _Forgetful.apply(_cast(input), of_depth, of_point, self.rate)  # type: ignore[no-any-return]

@@ -79,12 +79,11 @@ class Block(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         last = inputs
-        keep = stride > 1  # the large pictures of the entry flow, where computing again takes longest
         for number, width in enumerate(widths, 1):
-            layers += [Separable(last, width, keep=keep), BatchNorm(width, relu=number < len(widths))]
+            layers += [Separable(last, width), BatchNorm(width, relu=number < len(widths))]
             last = width
         if closing or stride > 1:
-            layers.append(Separable(last, last, stride=stride, keep=keep))
+            layers.append(Separable(last, last, stride=stride))
         self.layers = Chain(*layers)
         self.shortcut = Chain()
         if stride > 1 or last != inputs:
