@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 from thread_world import on_ranks
+from unpacked import content
 
 from mlhpc.common.data.manifest import load, verify
 from mlhpc.common.data.tfrecord import read_examples
@@ -37,10 +38,6 @@ def run(raw: Path, out: Path, world: World | None = None, gzip: bool = True, wor
     convert(raw, out, SAMPLE, gzip, 0.25, world or Solo(), workers)
 
 
-def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 def reference(path: Path) -> list[np.ndarray]:
     """The public reference's order (mlcommons/hpc, cosmoflow/prepare.py): np.split over three axes."""
     with h5py.File(path) as file:
@@ -70,7 +67,7 @@ def test_samples_are_those_of_the_reference_in_its_order(raw: Path, tmp_path: Pa
             assert np.array_equal(np.frombuffer(x, "<i2").reshape(cube.shape), cube)
             assert np.array_equal(y, parameters)
             seen += 1
-    assert seen == 4 * 27 == len(contents(out)) - 1
+    assert seen == 4 * 27 == len(content(out)) - 1
 
 
 def test_the_manifest_tells_the_facts(raw: Path, tmp_path: Path) -> None:
@@ -91,7 +88,7 @@ def test_the_manifest_tells_the_facts(raw: Path, tmp_path: Path) -> None:
 def test_any_number_of_ranks_and_workers_writes_the_same_bytes(raw: Path, tmp_path: Path) -> None:
     run(raw, tmp_path / "one", workers=1)
     assert on_ranks(2, 4, lambda world: run(raw, tmp_path / "eight", world, workers=3)) == [None] * 8
-    assert contents(tmp_path / "eight") == contents(tmp_path / "one")
+    assert content(tmp_path / "eight") == content(tmp_path / "one")
 
 
 def test_a_second_run_keeps_what_is_complete(
@@ -99,7 +96,7 @@ def test_a_second_run_keeps_what_is_complete(
 ) -> None:
     out = tmp_path / "out"
     run(raw, out)
-    before = contents(out)
+    before = content(out)
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*.tfrecord")}
     lost = sorted(times)[40]
     lost.unlink()
@@ -112,7 +109,7 @@ def test_a_second_run_keeps_what_is_complete(
 
     monkeypatch.setattr(module, "_read_slab", spy)
     run(raw, out)
-    assert contents(out) == before
+    assert content(out) == before
     assert len(slabs) == 1  # only the slab that the lost sample is in
     assert all(path.stat().st_mtime_ns == times[path] for path in times if path != lost)
 
@@ -194,12 +191,12 @@ def test_what_cannot_be_done_is_said_in_one_line(raw: Path, tmp_path: Path) -> N
 def test_samples_of_another_kind_are_neither_kept_nor_written_over(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(raw, out, gzip=True)
-    before = contents(out)
+    before = content(out)
     with pytest.raises(UserError, match="another --sample or compression; convert into an empty folder"):
         run(raw, out, gzip=False)
     with pytest.raises(UserError, match="another --sample or compression"):
         convert(raw, out, 6, True, 0.25, Solo(), 1)
-    assert contents(out) == before
+    assert content(out) == before
 
 
 def test_files_of_another_origin_are_found(raw: Path, tmp_path: Path) -> None:

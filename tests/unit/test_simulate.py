@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from scipy.integrate import quad
 from thread_world import on_ranks
+from unpacked import content
 
 from mlhpc.benchmarks.cosmoflow import Data, Simulation
 from mlhpc.common.data import manifest, tfrecord
@@ -40,10 +41,6 @@ def small(**changes: object) -> Data:
         "simulation": Simulation(**simulation),
     }
     return Data(**settings | changes)  # type: ignore[arg-type]
-
-
-def content(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 # The initial conditions
