@@ -35,9 +35,9 @@ _REMEDY = "copy or make the file again"
 def write_records(path: Path, records: Iterable[bytes], gzip: bool) -> None:
     """Write ``records`` to ``path``, which appears only when it is complete.
 
-    The same records give the same bytes if not packed. Packed they unpack to the same: the gzip header carries
-    neither time nor name, but isal 1.9.1 compresses otherwise about once in 20 000 times, and may in another version
-    or on another processor.
+    The same records give the same bytes if not packed. Packed, they unpack to the same: the gzip header carries
+    neither time nor name, but isal 1.9.1 packs otherwise about once in 20 000 times, and may in another version or
+    on another processor.
 
     Raises OSError as the file system does.
     """
