@@ -71,11 +71,13 @@ def restore(
     optimizer.load_state_dict(state["optimizer"])
     scaler.load_state_dict(state["scaler"])
     own = [torch.from_numpy(np.array(value)) for value in saved.of_rank[world.rank]]
-    random = _random_states(model)
-    for (_, set_state), value in zip(random, own, strict=False):
+    buffers = list(model.buffers())
+    first = len(own) - len(buffers)
+    # A GPU may be new since, or gone: then that state is left as it is.
+    for (_, set_state), value in zip(_random_states(model), own[:first], strict=False):
         set_state(value)
     with torch.no_grad():
-        for buffer, value in zip(model.buffers(), own[len(random) :], strict=True):
+        for buffer, value in zip(buffers, own[first:], strict=True):
             buffer.copy_(value)
     return saved.epoch, state["numbers"]
 
