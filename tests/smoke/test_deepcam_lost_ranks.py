@@ -95,10 +95,12 @@ def test_a_run_that_loses_a_rank_in_every_phase_goes_on_to_where_it_would_have_c
         assert said.count(line) == said.count("was lost") == 1 and "Traceback" not in said, said
         stops = [record["metadata"] for record in mllog(out) if record["key"] == "run_stop"]
         assert [stop["status"] for stop in stops] == ["aborted"] and named in stops[0]["reason"]
-        # What has a name is whole; what is half-written is hidden, and the killed rank's alone.
+        # What has a name is whole; what is half-written is hidden, and the killed rank's alone: it may have
+        # been writing several files, and its process stands in their names.
         for path in stage.rglob("*.h5"):
             assert path.read_bytes() == source[path.name]
-        assert len(list(tmp_path.rglob("*.part"))) == (phase == "staging")
+        writers = {path.name.split(".")[-2] for path in tmp_path.rglob("*.part")}
+        assert len(writers) == (phase == "staging")
         if (out / "checkpoint.npz").exists():
             start = ["--resume", out]
         found |= losses_and_metrics(out)
