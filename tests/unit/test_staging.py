@@ -597,7 +597,7 @@ def test_a_failure_inside_one_rank_stops_its_other_copies(
             written.append(len(data))
             begun.set()
             failed.wait(30)
-            time.sleep(0.1)  # the failure has yet to pass from the file to the threads' list
+            time.sleep(0.5)  # the failure has yet to pass from the file to the threads' list
 
     def fail(fd: int, *advice: int) -> None:
         if os.fstat(fd).st_size == 70_000:

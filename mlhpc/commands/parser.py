@@ -1,0 +1,54 @@
+"""What the parsers of all commands share."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+from mlhpc.common.errors import UserError, did_you_mean
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes are a line that says what may have been meant, and where to read on."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see: {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = action.dest if action.option_strings else "command"
+            raise UserError(f"no {what} {value!r}; {did_you_mean(str(value), map(str, action.choices))}")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+"""Where commands are added."""
+
+
+def add_command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], summary: str
+) -> argparse.ArgumentParser:
+    """A command among ``commands``; ``run`` is what it does, and gives the exit status."""
+    made = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+    made.set_defaults(command=run, parser=made)
+    return made
+
+
+def print_help(options: argparse.Namespace) -> int:
+    options.parser.print_help()
+    return 0
+
+
+def add_benchmark(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("benchmark", metavar="BENCHMARK", help="cosmoflow, deepcam, resnet50")
+    parser.add_argument("--preset", default="smoke", help="a named size (mlhpc presets BENCHMARK)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, help="a run, a log, a folder of runs, or a submission tree")
+    parser.add_argument(
+        "--ruleset",
+        default="2.0.0",
+        choices=("1.0.0", "2.0.0", "3.0.0"),
+        help="of HPC (default: 2.0.0, the last that times staging); ResNet-50 has its own, training 4.0.0",
+    )

@@ -1,0 +1,121 @@
+"""Commands on results: check, score, report, pack, unpack."""
+
+import argparse
+from pathlib import Path
+
+from mlhpc.commands.parser import Commands, add_command, add_results
+from mlhpc.common.errors import UserError
+
+
+def add(commands: Commands) -> None:
+    check = add_command(
+        commands, "check", _check, "have runs checked: the official checkers, and our own findings"
+    )
+    add_results(check)
+    score = add_command(
+        commands, "score", _score, "score sets of runs as MLPerf does, with the verdict of their check"
+    )
+    add_results(score)
+    report = add_command(
+        commands, "report", _report, "tell where the time went: of one run, or of many side by side"
+    )
+    report.add_argument(
+        "path", type=Path, nargs="+", help="a run, a folder of runs, a log or a submission tree"
+    )
+    report.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: RUN/report.html of one run, else comparison.html"
+    )
+    report.add_argument(
+        "--predict", action="append", default=[], metavar="UNITS[:BATCH]", help="a configuration not run"
+    )
+    pack = add_command(
+        commands, "pack", _pack, "pack runs into the official tree of a submission, and check it"
+    )
+    pack.add_argument("runs", type=Path, nargs="*", help="folders of runs, campaigns, logs")
+    pack.add_argument("--org", required=True, help="who submits")
+    pack.add_argument("--system", type=Path, required=True, help="from mlhpc doctor --system --out FILE")
+    pack.add_argument(
+        "--out", type=Path, default=Path("results/submission"), help="default: results/submission"
+    )
+    pack.add_argument("--ruleset", default="2.0.0", choices=("1.0.0", "2.0.0", "3.0.0"))
+    pack.add_argument(
+        "--weak", type=Path, nargs="+", default=[], metavar="RUN", help="throughput's instances"
+    )
+    pack.add_argument("--prune", type=Path, nargs="+", default=[], metavar="RUN", help="instances left out")
+    pack.add_argument("--despite-errors", action="store_true", help="pack what would not be accepted")
+    unpack = add_command(
+        commands, "unpack", _unpack, "unpack such an archive, every file held against its checksum"
+    )
+    unpack.add_argument("archive", type=Path)
+    unpack.add_argument("out", type=Path)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.submission.console import print_check
+
+    return print_check(options.path, options.ruleset, Console())
+
+
+def _score(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.submission.console import print_score
+
+    return print_score(options.path, options.ruleset, Console())
+
+
+def _report(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.submission.report import report_on
+
+    asked = [_configuration(text) for text in options.predict]
+    print(report_on(options.path, Console(), options.out, asked))
+    return 0
+
+
+def _configuration(text: str) -> tuple[int, int | None]:
+    units, _, batch = text.partition(":")
+    try:
+        asked = int(units), int(batch) if batch else None
+    except ValueError:
+        asked = 0, None
+    if asked[0] < 1 or (asked[1] is not None and asked[1] < 1):
+        raise UserError(f"--predict {text}: say UNITS or UNITS:BATCH, as 1024 or 1024:2048")
+    return asked
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.submission.findings import print_findings
+    from mlhpc.submission.package import pack
+
+    if not options.runs + options.weak:
+        raise UserError("nothing to pack: give folders of runs, campaigns or logs")
+    packed = pack(
+        options.runs,
+        org=options.org,
+        system_file=options.system,
+        out=options.out,
+        ruleset=options.ruleset,
+        weak=options.weak,
+        prune=options.prune,
+        despite_errors=options.despite_errors,
+    )
+    status = print_findings(packed.findings, Console())
+    print(*packed.sets, sep="\n")
+    if packed.archive:
+        print(packed.tree, packed.archive, sep="\n")
+    else:
+        print("nothing was written: mend the errors, or pack with --despite-errors what will not be accepted")
+    return status
+
+
+def _unpack(options: argparse.Namespace) -> int:
+    from mlhpc.submission.package import unpack
+
+    print(unpack(options.archive, options.out))
+    return 0
