@@ -22,7 +22,7 @@ from mlhpc.benchmarks.rules import (
 )
 from mlhpc.common.data import manifest
 from mlhpc.common.data.filesystem import filesystem_of
-from mlhpc.common.data.staging import in_use
+from mlhpc.common.data.target import in_use
 from mlhpc.common.errors import UserError
 from mlhpc.submission.findings import print_findings
 

@@ -23,6 +23,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common import checkpoint
 from mlhpc.common.data import atomic, manifest, pagecache, staging
 from mlhpc.common.data.filesystem import filesystem_of
+from mlhpc.common.data.target import in_use
 from mlhpc.common.data.together import together
 from mlhpc.common.errors import UserError
 from mlhpc.common.evidence import accelerators, evidence
@@ -124,7 +125,7 @@ def known_of(run: Run, places: Places, evict: bool) -> rules.Known:
         run,
         resumed=places.resume is not None,
         data_on=filesystem_of(places.data).type,
-        staged_before=stage is not None and (stage / manifest.NAME).exists() and not staging.in_use(stage),
+        staged_before=stage is not None and (stage / manifest.NAME).exists() and not in_use(stage),
         evicted=evict,
     )
 

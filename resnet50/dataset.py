@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.benchmarks.resnet50 import Data
+from mlhpc.common.data.dealing import Mode, part
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import Pool
-from mlhpc.common.data.staging import Mode, part
 from mlhpc.common.data.tfrecord import record_extents
 from mlhpc.common.data.together import together
 from mlhpc.common.errors import UserError

@@ -19,19 +19,8 @@ from isal import isal_zlib
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.filesystem import filesystem_of
 from mlhpc.common.data.manifest import File, Manifest
-from mlhpc.common.data.staging import (
-    Need,
-    StagingReport,
-    Team,
-    alone,
-    blame,
-    check_room,
-    identity,
-    remove,
-    report_of,
-    team_of,
-    unlink,
-)
+from mlhpc.common.data.staging import StagingReport, identity, remove, report_of
+from mlhpc.common.data.target import Need, Team, alone, blame, check_room, team_of, unlink
 from mlhpc.common.data.together import agree, attempt, first, together
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import progress

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlhpc.common.data.dealing import Mode, part
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import Pool
-from mlhpc.common.data.staging import Mode, part
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import World
 

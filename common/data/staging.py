@@ -16,35 +16,28 @@ and no others.
 """
 
 import contextlib
-import errno
 import hashlib
 import os
-import random
-import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from io import FileIO
-from itertools import groupby
 from pathlib import Path
-from typing import Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from isal import isal_zlib
 
 from mlhpc.common.data import atomic, users
 from mlhpc.common.data import manifest as manifests
-from mlhpc.common.data.filesystem import FileSystem, filesystem_of
+from mlhpc.common.data.dealing import Mode, part, share
+from mlhpc.common.data.filesystem import filesystem_of
 from mlhpc.common.data.manifest import File, Manifest
-from mlhpc.common.data.together import agree, attempt, first, together
+from mlhpc.common.data.target import Need, Team, alone, blame, check_room, team_of, unlink
+from mlhpc.common.data.together import first, together
 from mlhpc.common.errors import UserError
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
 
-Mode = Literal["replicate", "shard"]
 # What a file may take beyond its size: up to a block of data and a directory entry and inode.
 _FILE_OVERHEAD = 4096
 
@@ -76,53 +69,6 @@ class StagingReport:
         return self.bytes / 1e6 / self.seconds if self.bytes else 0.0
 
 
-def deal(sizes: npt.ArrayLike, parts: int) -> npt.NDArray[np.int64]:
-    """Which of ``parts`` hands each of the sizes goes to. Hands differ by one in number at most, and in sum
-    by no more than the largest size.
-
-    Largest first, round by round; in each round the hand that has least takes the largest left. A round
-    changes the spread of the sums to at most the larger of what it was and the range of the round's sizes.
-    """
-    size = np.asarray(sizes, dtype=np.int64)
-    hand = np.empty(len(size), dtype=np.int64)
-    order = np.argsort(-size, kind="stable")
-    if parts == 1 or len(size) == 0 or size[order[0]] == size[order[-1]]:
-        hand[order] = np.arange(len(size)) % parts  # what the rounds come to, quicker
-        return hand
-    held = np.zeros(parts, dtype=np.int64)
-    for start in range(0, len(size), parts):
-        dealt = order[start : start + parts]
-        takers = np.argsort(held, kind="stable")[: len(dealt)]
-        hand[dealt] = takers
-        held[takers] += size[dealt]
-    return hand
-
-
-def part(files: Sequence[File], node: int, nodes: int, mode: Mode) -> list[File]:
-    """The files that ``node`` of ``nodes`` holds after staging, in the order of ``files``, which is by path.
-
-    In mode ``shard`` the parts are disjoint but for files outside folders, and their union is everything;
-    each folder is dealt on its own, so that the parts of it differ by one file at most.
-    """
-    if mode == "replicate" or nodes == 1:
-        return list(files)
-    kept: list[File] = []
-    for folder, group in groupby(files, key=lambda file: file.path.rpartition("/")[0].partition("/")[0]):
-        members = list(group)
-        if folder:
-            hands = deal([file.size for file in members], nodes)
-            members = [members[i] for i in np.flatnonzero(hands == node)]
-        kept += members
-    return kept
-
-
-def plan(
-    files: Sequence[File], node: int, nodes: int, local_rank: int, local_size: int, mode: Mode
-) -> list[File]:
-    """What one rank copies: its share, balanced in bytes, of its node's ``part``."""
-    return _share(part(files, node, nodes, mode), local_rank, local_size)
-
-
 def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 4) -> StagingReport:
     """Copy the files of ``manifest`` to ``target`` on every node, ``workers`` files at a time in each rank.
 
@@ -137,7 +83,7 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
     source = manifest.root
     team = team_of(source, target, world, mode)
     all_of_team = part(manifest.files, world.node, world.nodes, mode)
-    mine = _share(all_of_team, team.members.index(world.rank), len(team.members))
+    mine = share(all_of_team, team.members.index(world.rank), len(team.members))
     todo: list[File] = []
 
     def survey() -> Need:
@@ -219,116 +165,6 @@ def remove(target: Path) -> None:
             target.rmdir()
 
 
-def in_use(target: Path) -> bool:
-    """Whether another run uses what is staged in ``target``."""
-    return users.others(target)
-
-
-@dataclass(frozen=True)
-class Team:
-    """The ranks that see one target: as a rule those of one node."""
-
-    members: tuple[int, ...]
-    leads: bool
-    made_folder: bool
-
-
-class Need(NamedTuple):
-    """Bytes that a rank is to write, the first rank of its team, and from that rank the file system."""
-
-    size: int
-    leader: int
-    target: Path
-    filesystem: FileSystem | None
-
-
-def team_of(source: Path, target: Path, world: World, mode: Mode) -> Team:
-    """Make the target and find out which nodes share it, by a file that each node puts there. Called by all
-    ranks; raises UserError, the same on all, when the target cannot be written, or ``mode`` cannot share it.
-    """
-    token = world.broadcast(secrets.token_hex(8))
-    probe = target / f".{token}.{world.node}.probe"
-
-    def begin() -> bool:
-        if target.resolve().is_relative_to(source.resolve()):
-            raise UserError(f"{target}: inside the data set itself; choose another --stage")
-        with blame(target, "cannot be written", "choose another --stage"):
-            made = not target.exists()
-            target.mkdir(parents=True, exist_ok=True)
-            if world.local_rank == 0:
-                probe.touch()
-        return made
-
-    try:
-        made = together(world, begin)
-        seen = [int(path.name.split(".")[2]) for path in target.glob(f".{token}.*.probe")]
-        lowest = world.gather((world.node, min(seen, default=world.node)))
-    finally:
-        if world.local_rank == 0:
-            with contextlib.suppress(OSError):  # what stands in the way has been told already
-                probe.unlink()
-    if mode == "shard" and any(node != low for node, low in lowest):
-        node, low = next(pair for pair in lowest if pair[0] != pair[1])
-        raise UserError(
-            f"{target}: nodes {low} and {node} see the same folder, shards need storage of each node's own; "
-            "choose another --stage, or mode replicate"
-        )
-    members = tuple(rank for rank in range(world.size) if lowest[rank][1] == lowest[world.rank][1])
-    return Team(members, world.rank == members[0], any(made[rank] for rank in members))
-
-
-@contextlib.contextmanager
-def alone(target: Path, world: World, team: Team) -> Iterator[bool]:
-    """While no other run changes the target, on any node; yields whether another uses it.
-
-    Called by all ranks. A run that cannot have the targets of all its nodes lets go of those it has, so that
-    two cannot wait for each other; the pause differs by chance.
-    """
-
-    def take() -> tuple[int | None, bool]:
-        if not team.leads:
-            return None, False
-        with blame(target, "cannot be written", "choose another --stage"):
-            target.mkdir(parents=True, exist_ok=True)  # the last run may just have removed it
-            try:
-                fd = users.try_change(target)
-            except FileNotFoundError:
-                return None, False
-            return fd, users.others(target)
-
-    def changed(fd: int | None) -> None:
-        if fd is not None:
-            users.changed(target, fd)
-
-    while True:
-        got, error = attempt(take)
-        fd, used = got or (None, False)
-        try:
-            outcomes = agree(world, (fd is not None or not team.leads, used), error)
-        except BaseException:
-            changed(fd)
-            raise
-        if all(had for had, _ in outcomes):
-            break
-        changed(fd)
-        time.sleep(random.uniform(0.02, 0.2))
-    try:
-        if team.leads:
-            users.enter(target)
-        yield outcomes[team.members[0]][1]
-    except BaseException:
-        if team.leads:
-            users.leave(target)
-        raise
-    finally:
-        changed(fd)
-
-
-def _share(files: list[File], index: int, size: int) -> list[File]:
-    hands = deal([file.size for file in files], size)
-    return [files[i] for i in np.flatnonzero(hands == index)]
-
-
 def _prepare(manifest: Manifest, target: Path, files: list[File], team: Team, in_use: bool) -> bool:
     """By the first of a team: whether the target holds a staging of this data set. Takes away what of it is
     not wanted any more, because the nodes are others now; refuses where another run may want it."""
@@ -370,21 +206,6 @@ def _missing(files: list[File], source: Path, target: Path, known: bool) -> list
         if status.st_size != file.size or not same:
             todo.append(file)
     return todo
-
-
-def check_room(needs: Sequence[Need]) -> None:
-    """Refuse what cannot end well, on every rank alike."""
-    sizes: Counter[int] = Counter()
-    for need in needs:
-        sizes[need.leader] += need.size
-    for need in needs:
-        there, size = need.filesystem, sizes[need.leader]
-        if there is not None and size > there.free_bytes:
-            raise UserError(
-                f"{need.target}: staging needs {_gb(size)}, {there.type} on {there.mount_point} has "
-                f"{_gb(there.free_bytes)} free{' (it is memory)' if there.is_ram else ''}; "
-                "free some, choose another --stage, or stage in shards over more nodes"
-            )
 
 
 def _record(manifest: Manifest, target: Path, files: list[File], team: Team, mode: Mode) -> None:
@@ -473,39 +294,9 @@ def _read(reader: FileIO, block: memoryview, origin: Path, remedy: str) -> int:
         return reader.readinto(block) or 0
 
 
-@contextlib.contextmanager
-def blame(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Make an OSError a UserError that names ``path``, and the file system when it is full."""
-    try:
-        yield
-    except OSError as error:
-        where = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            there = filesystem_of(path)
-            where = f" ({there.type} on {there.mount_point}, {_gb(there.free_bytes)} free)"
-        raise UserError(f"{path}: {what}: {error.strerror}{where}; {remedy}") from error
-
-
 def identity(manifest: Manifest) -> str:
     """A digest of every path, size and checksum: the same for the same data set wherever it lies."""
     digest = hashlib.sha256()
     for file in manifest.files:
         digest.update(repr(tuple(file)).encode())
     return digest.hexdigest()
-
-
-def unlink(target: Path, paths: Iterable[str]) -> None:
-    """Remove files, what dead processes left beside them, and the folders below ``target`` left empty."""
-    folders: set[Path] = set()
-    for path in paths:
-        (target / path).unlink(missing_ok=True)
-        folders.update((target / path).parents)
-    inside = [folder for folder in folders if folder.is_relative_to(target)]
-    atomic.sweep(inside)
-    for folder in sorted(set(inside) - {target}, reverse=True):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from thread_world import on_ranks
 
 from mlhpc.common.data import atomic, staging
+from mlhpc.common.data.dealing import deal, part, plan
 from mlhpc.common.data.filesystem import FileSystem, filesystem_of
 from mlhpc.common.data.manifest import BLOCK, File, Manifest, index, listing, load, save, verify
-from mlhpc.common.data.staging import StagingReport, deal, part, plan, remove, stage
+from mlhpc.common.data.staging import StagingReport, remove, stage
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
 
