@@ -83,8 +83,10 @@ def batches(
             if isinstance(item, str):
                 raise UserError(item)
             yield item
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
+    # The last three come from a worker that was killed with a batch read but not yet taken, whose memory it was
+    # to hand over.
+    except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
+        reason = " ".join(str(error).split()) or "it handed over nothing"
         raise UserError(
             f"a worker process was lost: {reason}; for want of memory, most likely: lower loading.workers or "
             "loading.prefetch, or set loading.loader=threads"

@@ -262,11 +262,14 @@ def test_too_little_shared_memory_is_found_before_a_worker_dies_of_it(data_set, 
         next(open_loader(data_set, "workers").train_epoch(0))
 
 
-def test_a_killed_worker_is_told(data_set):
+@pytest.mark.parametrize("read_ahead", [False, True])
+def test_a_killed_worker_is_told(data_set, read_ahead):
     before = left_behind()
     batches = open_loader(data_set, "workers", batch=1, readers=1, batches_ahead=1).train_epoch(0)
     next(batches)
     (worker,) = {child.pid for child in multiprocessing.active_children()} - before
+    if read_ahead:
+        time.sleep(1)  # what it has read then waits for a process that is gone
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(UserError, match="a worker process was lost") as raised:
         list(batches)

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +65,51 @@ def result(out: Path) -> dict[str, Any]:
     return loaded
 
 
+def mllog(out: Path) -> list[dict[str, Any]]:
+    lines = (out / "run.log").read_text().splitlines()
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+
+
 def trace(out: Path) -> list[float]:
-    """The training loss and the evaluation of every epoch."""
-    return [
-        number for epoch in result(out)["epochs"] for number in (epoch["train_loss"], epoch["eval_error"])
-    ]
+    """The training loss and the evaluation of every epoch, -1 for one without."""
+    told = result(out)
+    metric = told["target"]["metric"]
+    return [number for epoch in told["epochs"] for number in (epoch["train_loss"], epoch.get(metric, -1))]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "gave up waiting"
+        time.sleep(0.02)
+
+
+def rank_process(parent: int, rank: int) -> int:
+    """The process of a rank among the children of ``mlhpc run --ranks``."""
+    for pid in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
+        if f"MLHPC_RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return pid
+    raise AssertionError(f"no child of {parent} is rank {rank}")
+
+
+def resumed_after_a_kill(folder: Path, *words: object, rel: float) -> Path:
+    """Kill a run of eight epochs after a checkpoint and resume it; it must come to the losses and evaluations of
+    a run that was left alone, within ``rel``. The folder of the resumed run."""
+    whole, killed, out = folder / "whole", folder / "killed", folder / "out"
+    same = [*words, "--set", "training.checkpoint_epochs=1", "--set", "training.max_epochs=8"]
+    mlhpc(*same, "--out", whole, "--seed", 9)
+    command = [sys.executable, "-m", "mlhpc", *map(str, same), "--out", str(killed), "--seed", "9"]
+    run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    wait_for((killed / "checkpoint.npz").exists)
+    run.kill()
+    run.wait()
+    done = mlhpc(*same, "--out", out, "--resume", killed)
+    told = result(out)
+    assert told["resumed"] and told["seed"] == 9, done.stderr
+    left = len(told["epochs"])
+    assert 1 <= left < 8
+    assert trace(out) == pytest.approx(trace(whole)[-2 * left :], rel=rel)
+    return out
 
 
 @pytest.fixture(scope="session")

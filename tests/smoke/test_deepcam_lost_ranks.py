@@ -9,8 +9,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from smoke.conftest import climate_settings, mlhpc, result
-from smoke.test_run import mllog
+from smoke.conftest import climate_settings, mlhpc, mllog, result
 
 # Rank 1 ends as if the machine had killed it: half way through a file that it stages, or where a span begins.
 PROGRAM = """

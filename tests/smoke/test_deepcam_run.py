@@ -10,14 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from smoke.conftest import climate_settings as settings
-from smoke.conftest import mlhpc, result
-from smoke.test_run import mllog, wait_for
-
-
-def trace(out):
-    return [
-        number for epoch in result(out)["epochs"] for number in (epoch["train_loss"], epoch["eval_accuracy"])
-    ]
+from smoke.conftest import mlhpc, mllog, result, resumed_after_a_kill, trace
 
 
 @pytest.fixture(scope="module")
@@ -89,26 +82,8 @@ def test_evaluation_every_two_updates_is_timed_as_evaluation(climate, tmp_path):
 
 
 def test_a_run_killed_after_an_epoch_resumes_to_the_same_trajectory_and_is_marked(climate, tmp_path):
-    whole, killed, out = tmp_path / "whole", tmp_path / "killed", tmp_path / "out"
-    words = [
-        "run",
-        "deepcam",
-        "--data",
-        climate,
-        *settings("training.checkpoint_epochs=1", "training.max_epochs=8"),
-    ]
-    mlhpc(*words, "--out", whole, "--seed", 9)
-    command = [sys.executable, "-m", "mlhpc", *map(str, words), "--out", str(killed), "--seed", "9"]
-    run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    wait_for((killed / "checkpoint.npz").exists)
-    run.kill()
-    run.wait()
-    done = mlhpc(*words, "--out", out, "--resume", killed)
-    told = result(out)
-    assert told["resumed"] and told["seed"] == 9, done.stderr
-    left = len(told["epochs"])
-    assert 1 <= left < 8
-    assert trace(out) == pytest.approx(trace(whole)[-2 * left :], rel=1e-4)
+    words = ["run", "deepcam", "--data", climate, *settings()]
+    out = resumed_after_a_kill(tmp_path, *words, rel=1e-4)
     assert "resumed" in mlhpc("check", out).stdout
 
 

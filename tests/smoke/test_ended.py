@@ -8,8 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from smoke.conftest import climate_settings, result
-from smoke.test_run import mllog, rank_process, wait_for
+from smoke.conftest import climate_settings, mllog, rank_process, result, wait_for
 
 ENDED = "ended from outside (SIGTERM)"
 

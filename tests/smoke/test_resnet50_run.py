@@ -8,8 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from smoke.conftest import mlhpc, result
-from smoke.test_run import mllog, rank_process, wait_for
+from smoke.conftest import mlhpc, mllog, rank_process, result, resumed_after_a_kill, trace, wait_for
 
 TINY = [
     "data.train_samples=26",
@@ -37,11 +36,6 @@ def settings(*more):
 
 def hyperparameters(*choices):
     return [f"hyperparameters.{choice}" for choice in choices]
-
-
-def trace(out):
-    epochs = result(out)["epochs"]
-    return [number for epoch in epochs for number in (epoch["train_loss"], epoch.get("eval_accuracy", -1))]
 
 
 @pytest.fixture(scope="module")
@@ -126,21 +120,8 @@ def test_without_batch_norm_two_ranks_are_one(pictures, tmp_path):
 
 
 def test_a_run_killed_after_an_epoch_resumes_to_the_same_trajectory_and_is_marked(pictures, tmp_path):
-    whole, killed, out = tmp_path / "whole", tmp_path / "killed", tmp_path / "out"
-    more = settings("training.checkpoint_epochs=1", "training.max_epochs=8", "target.value=0.999")
-    words = ["run", "resnet50", "--data", pictures, *more]
-    mlhpc(*words, "--out", whole, "--seed", 9)
-    command = [sys.executable, "-m", "mlhpc", *map(str, words), "--out", str(killed), "--seed", "9"]
-    run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    wait_for((killed / "checkpoint.npz").exists)
-    run.kill()
-    run.wait()
-    done = mlhpc(*words, "--out", out, "--resume", killed)
-    told = result(out)
-    assert told["resumed"] and told["seed"] == 9, done.stderr
-    left = len(told["epochs"])
-    assert 1 <= left < 8
-    assert trace(out) == pytest.approx(trace(whole)[-2 * left :], rel=1e-3)
+    words = ["run", "resnet50", "--data", pictures, *settings("target.value=0.999")]
+    out = resumed_after_a_kill(tmp_path, *words, rel=1e-3)
     assert "resumed" in mlhpc("check", out).stdout
 
 

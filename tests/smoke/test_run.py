@@ -6,17 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
-from smoke.conftest import mlhpc, result, settings, trace
+from smoke.conftest import mlhpc, mllog, rank_process, result, resumed_after_a_kill, settings, trace, wait_for
 
 from mlhpc.common.data.filesystem import filesystem_of
-
-
-def mllog(out):
-    return [json.loads(line.removeprefix(":::MLLOG ")) for line in (out / "run.log").read_text().splitlines()]
 
 
 def test_the_parts_add_up_to_time_to_train_and_the_log_says_the_same(one_rank):
@@ -106,21 +100,8 @@ def test_two_ranks_follow_the_trace_of_one(tiny_data, one_rank, tmp_path):
 
 
 def test_a_run_killed_after_an_epoch_resumes_to_the_same_trajectory_and_is_marked(tiny_data, tmp_path):
-    whole, killed, out = tmp_path / "whole", tmp_path / "killed", tmp_path / "out"
-    same = settings("training.checkpoint_epochs=1", "training.max_epochs=8", "hyperparameters.dropout=0.5")
-    words = ["run", "cosmoflow", "--data", tiny_data, *same]
-    mlhpc(*words, "--out", whole, "--seed", 9)
-    command = [sys.executable, "-m", "mlhpc", *map(str, words), "--out", str(killed), "--seed", "9"]
-    run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    wait_for((killed / "checkpoint.npz").exists)
-    run.kill()
-    run.wait()
-    done = mlhpc(*words, "--out", out, "--resume", killed)
-    told = result(out)
-    assert told["resumed"] and told["seed"] == 9, done.stderr
-    left = len(told["epochs"])
-    assert 1 <= left < 8
-    assert trace(out) == pytest.approx(trace(whole)[-2 * left :], rel=1e-6)
+    words = ["run", "cosmoflow", "--data", tiny_data, *settings("hyperparameters.dropout=0.5")]
+    out = resumed_after_a_kill(tmp_path, *words, rel=1e-6)
     for what in (out, out / "run.log"):
         checked = mlhpc("check", what)
         assert checked.returncode == 1 and "resumed" in checked.stdout
@@ -295,18 +276,3 @@ sys.exit(main({words!r}))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert "TOUCHED" not in done.stderr
-
-
-def wait_for(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "gave up waiting"
-        time.sleep(0.02)
-
-
-def rank_process(parent: int, rank: int) -> int:
-    """The process of a rank among the children of ``mlhpc run --ranks``."""
-    for pid in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
-        if f"MLHPC_RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            return pid
-    raise AssertionError(f"no child of {parent} is rank {rank}")
