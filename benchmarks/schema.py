@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 
 
 class Facts(BaseModel):
@@ -96,8 +96,8 @@ class Study(Facts):
             return steps
         if wanted > steps:
             raise UserError(
-                f"{self.warmup_steps} steps of warm-up and {self.steps} to measure are more than the {steps} of "
-                "an epoch; take fewer, a smaller batch, or more training samples"
+                f"{count(self.warmup_steps, 'step')} of warm-up and {self.steps} to measure are more than "
+                f"the {steps} of an epoch; take fewer, a smaller batch, or more training samples"
             )
         return wanted
 

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one line, no traceback."""
+"""Errors that are the user's to mend: one line, no traceback. And the end of a run from outside."""
 
 import difflib
 from collections.abc import Iterable
@@ -12,8 +12,18 @@ class UserError(Exception):
     """
 
 
+class Ended(BaseException):
+    """The run is ended from outside. Like KeyboardInterrupt it passes what catches exceptions: mlperf-logging
+    catches those of a record that is being written, and would let the run go on."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown ``word``: the nearest known one, or all of them."""
     options = sorted(known)
     near = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"choose from: {', '.join(options)}"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``: of nouns that take an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from mlhpc.common.data import manifest
 from mlhpc.common.data.tfrecord import GZIP_MAGIC, RECORD_OVERHEAD, encode_example, write_records
 from mlhpc.common.data.together import first, together
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
 
@@ -55,8 +55,10 @@ def convert(
     conversion can be started again. A rank holds two slabs in memory, 0.5 GiB at the published sizes.
 
     Called by all ranks. Raises UserError, the same on all ranks, when there is no universe, one is not as
-    expected or does not divide into samples, or ``out`` cannot be written or holds samples of another kind.
+    expected, does not divide into samples or is missing though the manifest of ``source`` lists it, or
+    ``out`` cannot be written or holds samples of another kind.
     """
+    manifest.require(source, world, workers, lambda name: name.endswith(_SUFFIXES))
     universes = first(world, lambda: find_universes(source, validation_fraction))
     shapes = together(world, lambda: [_shape(u, sample) for u in universes[world.rank :: world.size]])
     shape_of = [shapes[i % world.size][i // world.size] for i in range(len(universes))]
@@ -78,14 +80,14 @@ def convert(
         "sample_shape": [sample, sample, sample, redshifts],
         "dtype": "int16",
         "gzip": gzip,
-        "made": f"converted from {len(universes)} universes of {size}³ voxels in {source.name}",
+        "made": f"converted from {count(len(universes), 'universe')} of {size}³ voxels in {source.name}",
     }
     expected = len(slabs) * cuts**2
     with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
         made = manifest.index(out, facts, world, workers, lambda size: advance(1))
     if len(made.files) != expected:
         raise UserError(
-            f"{out}: {len(made.files)} files, {expected} were converted; "
+            f"{out}: {count(len(made.files), 'file')}, {expected} were converted; "
             "files of another origin are among them: convert into an empty folder"
         )
 

@@ -21,7 +21,7 @@ from scipy import fft
 
 from mlhpc.benchmarks.cosmoflow import Simulation
 from mlhpc.common.data import tfrecord
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.cosmoflow import gravity
 from mlhpc.cosmoflow.cosmology import PARAMETERS, Cosmology
 from mlhpc.cosmoflow.simulate import REDSHIFTS, simulate
@@ -90,7 +90,9 @@ def power_spectrum_regression(data: Path, workers: int = 1) -> Regression:
     for folder in ("train", "validation"):
         files = sorted((data / folder).glob("*.tfrecord"))
         if len(files) < 10:
-            raise UserError(f"{data / folder}: {len(files)} samples; a regression needs some hundreds")
+            raise UserError(
+                f"{data / folder}: {count(len(files), 'sample')}; a regression needs some hundreds"
+            )
         with ProcessPoolExecutor(workers) as pool:
             rows = list(pool.map(_features, files, chunksize=16))
         sets.append((np.array([x for x, _ in rows]), np.array([y for _, y in rows])))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mlhpc.common import picture
 from mlhpc.common.data.tfrecord import read_examples
 from mlhpc.common.errors import UserError
 from mlhpc.cosmoflow.cosmology import MEAN, PARAMETERS
@@ -52,7 +53,8 @@ def show(sample_file: Path, out_png: Path) -> None:
         )
         axis.set_title(f"z = {redshift:g}", fontsize=12)
         axis.set_axis_off()
-    bar = above.colorbar(image, ax=axes, fraction=0.02, pad=0.01)
+    beyond = picture.extend(pictures.min(), pictures.max(), floor, top)
+    bar = above.colorbar(image, ax=axes, fraction=0.02, pad=0.01, extend=beyond)
     bar.set_label(f"particles a voxel, mean of {slab} layer{'s' * (slab > 1)}")
 
     values = np.array(MEAN) * (1 + SPREAD * unit)
@@ -70,7 +72,4 @@ def show(sample_file: Path, out_png: Path) -> None:
     axis.legend(frameon=False, ncols=2)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
-    try:
-        figure.savefig(out_png, dpi=130)
-    except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib cannot write
-        raise UserError(f"{out_png}: the picture cannot be written: {error}; give another --out") from error
+    picture.save(figure, out_png, dpi=130)

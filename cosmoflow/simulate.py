@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mlhpc.benchmarks.cosmoflow import Data, Simulation
 from mlhpc.common.data import atomic, making, manifest, tfrecord
 from mlhpc.common.data.together import first
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
 from mlhpc.cosmoflow import gravity
@@ -116,13 +116,13 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
         with progress(len(todo), "universes", "universes", show=world.rank == 0) as advance:
             making.in_processes(work, todo, workers, advance)
 
-    making.on_all(world, make_mine)
+    making.on_all(world, out, make_mine)
     if missing or not (out / manifest.NAME).exists():
         files = sum(len(names) for _, names in tasks)
         with progress(files, "checksums", "files", show=world.rank == 0) as advance:
             manifest.index(out, _facts(data, raw), world, workers, lambda size: advance(world.size))
     if world.rank == 0:
-        print(f"{out}: {len(missing)} universes made, {len(tasks) - len(missing)} kept")
+        print(f"{out}: {count(len(missing), 'universe')} made, {len(tasks) - len(missing)} kept")
 
 
 def _checked(data: Data) -> Simulation:

@@ -8,7 +8,7 @@ import numpy as np
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common import checkpoint
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.ranks.world import World
 
 
@@ -45,7 +45,8 @@ def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Opt
     saved = checkpoint.load(directory)
     if len(saved.of_rank) != world.size:
         raise UserError(
-            f"{directory} was written by {len(saved.of_rank)} ranks; resume with as many, not {world.size}"
+            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with as many, "
+            f"not {world.size}"
         )
     for variables, arrays in (
         ([*model.weights, *optimizer.variables], saved.shared),

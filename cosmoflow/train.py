@@ -78,7 +78,7 @@ def train(
 
         bytes_before = 0
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
-            with log.span("epoch", epoch=epoch):
+            with log.span("epoch", epoch=epoch, step=(epoch - 1) * loader.steps) as ended:
                 with log.span("train", epoch=epoch):
                     optimizer.learning_rate = rate = rate_of(epoch - 1)
                     batches = log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)
@@ -89,6 +89,7 @@ def train(
                             log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
                     (loss,) = mean(world, np.mean(losses), weight=1)
                     bytes_read = loader.bytes_read - bytes_before
+                    ended["step"] = epoch * loader.steps
                 if run.study.steps:
                     _require_finite(loss, epoch, rate)
                     break

@@ -102,8 +102,9 @@ class _Trained(torch.autograd.Function):
                 gradient, x, weight, None, None, mean, spread, True, ctx.eps, wanted
             ), None, None  # fmt: skip
         # The two sums over this rank's pixels: of gradient times normalised input, and of the gradient.
+        # The kernel for GPUs wants the batch's statistics named as saved ones too, where it does not use them.
         _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-            gradient, x, weight, mean, var, None, None, False, ctx.eps, (False, True, True)
+            gradient, x, weight, mean, var, mean, spread, False, ctx.eps, (False, True, True)
         )
         sums = torch.stack((of_weight, of_bias))
         dist.all_reduce(sums, group=ctx.group)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mlhpc.common.data.bench import Figures, compare
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.deepcam import hdf5, npy
 from mlhpc.deepcam.sample import list_samples, sample_shape
 
@@ -33,8 +33,8 @@ def bench(
     same = compare(WAYS, epoch, rounds=rounds, close=0.0, console=console)
     cache = "evicted before each" if evict else "as it was"
     console.print(
-        f"{len(files)} samples {list(shape)} from {data}, batch {batch}, {workers} workers, median of "
-        f"{rounds} rounds, page cache {cache}; the second epoch",
+        f"{count(len(files), 'sample')} {list(shape)} from {data}, batch {batch}, {count(workers, 'worker')}, "
+        f"median of {count(rounds, 'round')}, page cache {cache}; the second epoch",
         soft_wrap=True,
         highlight=False,
     )

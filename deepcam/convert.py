@@ -15,7 +15,7 @@ import numpy as np
 
 from mlhpc.common.data import atomic, making, manifest
 from mlhpc.common.data.together import first, together
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
 from mlhpc.deepcam import hdf5, npy
@@ -40,9 +40,12 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
     holds a sample in memory, 54 MiB at the published size.
 
     Called by all ranks. Raises UserError, the same on all ranks, when a sample or the statistics are not as
-    expected, or ``out`` cannot be written or holds files of another kind, or normalised by other statistics.
+    expected, or missing though the manifest of ``source`` lists them, or ``out`` cannot be written or holds
+    files of another kind, or normalised by other statistics.
     """
-    samples = first(world, lambda: _samples(source, out))
+    first(world, lambda: _require_folders(source, out))
+    manifest.require(source, world, workers, _is_read)
+    samples = first(world, lambda: _samples(source))
     shape, statistics = first(world, lambda: _kind(source, samples[0][1]))
     dtype = np.dtype(np.float16 if float16 else np.float32)
     reader = Reader(shape, statistics if float16 else None)
@@ -82,19 +85,27 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
         made = manifest.index(out, facts, world, workers, lambda size: advance(1))
     if len(made.files) != expected:
         raise UserError(
-            f"{out}: {len(made.files)} files, {expected} were converted; "
+            f"{out}: {count(len(made.files), 'file')}, {expected} were converted; "
             "files of another origin are among them: convert into an empty folder"
         )
     if world.rank == 0:
-        print(f"{out}: {len(samples)} samples in {dtype.name}")
+        print(f"{out}: {count(len(samples), 'sample')} in {dtype.name}")
 
 
-def _samples(source: Path, out: Path) -> list[tuple[str, Path]]:
-    """Every sample to convert and the folder it is in."""
+def _require_folders(source: Path, out: Path) -> None:
     if not source.is_dir():
         raise UserError(f"{source}: no such folder; give the folder with train/ and validation/ in it")
     if out.resolve() == source.resolve():
         raise UserError(f"{out}: is the data set to convert; give another folder to write to")
+
+
+def _is_read(name: str) -> bool:
+    """Whether a file of the source, by its path there, is a sample or the statistics."""
+    return name == "stats.h5" or name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
+
+
+def _samples(source: Path) -> list[tuple[str, Path]]:
+    """Every sample to convert and the folder it is in."""
     folders = [folder for folder in FOLDERS if (source / folder).is_dir()]
     if not folders:
         raise UserError(f"{source}: has none of {', '.join(FOLDERS)}; give the folder of a DeepCAM data set")

@@ -7,16 +7,14 @@ the field travels as it is stored and is normalised there.
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.utils.dlpack
 
-from mlhpc.common.errors import UserError
+from mlhpc.common.pytorch.dali import Outputs, load
 from mlhpc.deepcam import threads
 from mlhpc.deepcam.hdf5 import Statistics
 from mlhpc.deepcam.sample import Reader, shift_and_scale
@@ -37,13 +35,7 @@ def batches(
 
     Raises UserError when DALI is not installed, and naming the file when one cannot be read.
     """
-    try:
-        dali, fn, types = (import_module(f"nvidia.dali{part}") for part in ("", ".fn", ".types"))
-    except ImportError as error:
-        raise UserError(
-            f"loading.loader=dali: NVIDIA DALI cannot be loaded ({error}); install it with "
-            "pip install 'mlhpc[dali]', or set loading.loader=threads"
-        ) from error
+    dali, fn, types = load()
     if not batches:
         return
     source = threads.batches(reader, batches, readers, ahead, memory)
@@ -68,12 +60,14 @@ def batches(
             for row in shift_and_scale(statistics, reader.shape[1])
         )
         pipeline.set_outputs(((field.gpu() if gpu else field) - shift) * scale)
+    outputs = Outputs()
     try:
         for _ in batches:
             (fields,) = pipeline.run()  # waits until they are ready: what they were made from is free
-            x = torch.utils.dlpack.from_dlpack(fields.as_tensor())
+            x = outputs.tensor(fields)
             _, y, size = taken.popleft()
             yield x.view(-1, *reader.shape), y.to(x.device, non_blocking=True), size
     finally:
+        outputs.close()
         pipeline._shutdown()  # what DALI still works on must not be freed under it
         source.close()

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.common import picture
 from mlhpc.common.errors import UserError
 from mlhpc.deepcam import hdf5, npy, sample
 from mlhpc.deepcam.extent import opened
@@ -42,11 +43,13 @@ def show(sample_file: Path, out_png: Path) -> None:
 
     axis = above.subplots()
     image = _draw(axis, channel["TMQ"], "TMQ")
-    above.colorbar(image, ax=axis, fraction=0.03, pad=0.01).set_label("water vapour, kg/m²")
+    beyond = picture.extend(channel["TMQ"].min(), channel["TMQ"].max(), *image.get_clim())
+    bar = above.colorbar(image, ax=axis, fraction=0.03, pad=0.01, extend=beyond)
+    bar.set_label("water vapour (TMQ), kg/m²")
     isobars = np.arange(900, 1100, 8)
     axis.contour(*_places(mask), channel["PSL"] / 100, isobars, colors="#404040", linewidths=0.5)
     _outline(axis, mask, 1.6)
-    axis.set(xticks=range(0, 361, 60), yticks=range(-90, 91, 30), xlabel="longitude", ylabel="latitude")
+    axis.set(xticks=range(0, 361, 60), yticks=range(-90, 91, 30), xlabel="longitude, °", ylabel="latitude, °")
     lines = [Line2D([], [], color="#404040", lw=0.8, label="sea-level pressure, every 8 hPa")]
     lines += [
         Line2D([], [], color=colour, lw=2, label=f"{CLASSES[number]}  ({(mask == number).mean():.3%})")
@@ -59,16 +62,23 @@ def show(sample_file: Path, out_png: Path) -> None:
     for small, (name, field) in zip(below.subplots(4, 4).flat, channel.items(), strict=True):
         _draw(small, field, name)
         _outline(small, mask, 0.5)
-        low, mean, high = field.min(), field.mean(dtype=np.float64), field.max()
-        small.set_title(f"{name}, {UNITS[name]}:  {low:.4g} … {mean:.4g} … {high:.4g}", fontsize=8)
+        small.set_title(f"{name}, {UNITS[name]}\n{range_of(field)}", fontsize=8)
         small.set(xticks=(), yticks=())
-    try:
-        figure.savefig(out_png, dpi=100)
-    except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib cannot write
-        raise UserError(f"{out_png}: the picture cannot be written: {error}; give another --out") from error
+    picture.save(figure, out_png, dpi=100)
+
+
+def range_of(field: npt.NDArray[np.float32]) -> str:
+    """``least 0.8764, mean 19.4, largest 71.54``; a mean that is the rounding of the values alone is 0."""
+    low, mean, high = float(field.min()), field.mean(dtype=np.float64), float(field.max())
+    if abs(mean) < np.finfo(np.float32).eps * max(abs(low), abs(high)):
+        mean = 0.0
+    return f"least {low:.4g}, mean {mean:.4g}, largest {high:.4g}"
 
 
 def _read(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+    if not path.is_file():
+        what = "a folder, not a sample" if path.is_dir() else "no such file"
+        raise UserError(f"{path}: {what}; give a file data-*.h5 or data-*.npy")
     if path.suffix == ".npy":
         with opened(path) as fd:
             shape = npy.locate(fd, path).shape

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mlhpc.benchmarks.deepcam import Data, Simulation
 from mlhpc.common.data import atomic, making, manifest
 from mlhpc.common.data.together import first, together
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
 from mlhpc.deepcam import hdf5
@@ -68,7 +68,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
         with progress(len(todo), "samples", "samples", show=world.rank == 0) as advance:
             making.in_processes(partial(_write, simulation, rows, columns, out), todo, workers, advance)
 
-    making.on_all(world, make_mine)
+    making.on_all(world, out, make_mine)
     if missing or not (out / STATISTICS).exists():
         train = names[: data.train_samples]
         with progress(len(train), "statistics", "files", show=world.rank == 0) as advance:
@@ -86,7 +86,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
         with progress(len(names), "checksums", "files", show=world.rank == 0) as advance:
             manifest.index(out, facts, world, workers, lambda size: advance(world.size))
     if world.rank == 0:
-        print(f"{out}: {len(missing)} samples made, {len(names) - len(missing)} kept")
+        print(f"{out}: {count(len(missing), 'sample')} made, {len(names) - len(missing)} kept")
 
 
 def _checked(data: Data) -> Simulation:
@@ -131,7 +131,9 @@ def write_statistics(
     parts = together(world, lambda: making.in_processes(partial(_extremes, root), mine, workers, advance))
     low, high = zip(*(extremes for part in parts for extremes in part), strict=True)
     statistics = hdf5.Statistics(np.min(low, axis=0), np.max(high, axis=0))
-    first(world, lambda: hdf5.write_statistics(root / STATISTICS, statistics))
+    making.on_all(
+        world, root, lambda: hdf5.write_statistics(root / STATISTICS, statistics) if world.rank == 0 else None
+    )
 
 
 def _extremes(root: Path, name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

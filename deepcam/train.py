@@ -32,7 +32,7 @@ from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.schedules import step_learning_rate
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.deepcam.batchnorm import group_batchnorm
-from mlhpc.deepcam.data import Loader, blank
+from mlhpc.deepcam.data import Loader, blank, prepare
 from mlhpc.deepcam.freeze import freeze, frozen, still, weights_of
 from mlhpc.deepcam.hdf5 import Statistics, read_statistics
 from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
@@ -96,6 +96,7 @@ def train(
             optimizer=optimizer,
             scaler=scaler,
             precision=training.precision,
+            layout=layout,
             accumulate=accumulated,
             compiled=training.compile,
             cuda_graphs=training.cuda_graphs,
@@ -106,9 +107,12 @@ def train(
             model,
             summed_iou,
             training.precision,
+            batch=training.eval_batch_size,
+            layout=layout,
             compiled=training.compile,
             cuda_graphs=training.cuda_graphs,
         )
+        prepare(run.loading.loader)
         # CUDA graphs: what is compiled runs once before it is captured, at its second call.
         for _ in range(2 if training.cuda_graphs else 1):
             warm_up(
@@ -146,10 +150,10 @@ def train(
         updates = loader.steps // accumulated
 
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
-            bytes_read, losses = 0, []
+            bytes_read, losses, done = 0, [], (epoch - 1) * updates
             before = weights_of(model) if training.freeze_below else []
             with (
-                log.span("epoch", epoch=epoch),
+                log.span("epoch", epoch=epoch, step=done) as ended,
                 closing(log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)) as batches,
             ):
                 for first, last in _between_evaluations(
@@ -158,13 +162,14 @@ def train(
                     bytes_before = loader.bytes_read
                     with log.span("train", epoch=epoch):
                         for update in track(range(first, last), last - first, f"epoch {epoch}", world):
-                            rate = rate_of((epoch - 1) * updates + update)
+                            rate = rate_of(done + update)
                             set_rate(optimizer, rate)
                             losses += [train_step(*next(batches)) for _ in range(accumulated)]
                             if update + 1 == run.study.warmup_steps:
                                 log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
                         local = torch.stack(losses).double().cpu().numpy()
                         (loss,) = mean(world, local.mean(), weight=1)
+                        ended["step"] = done + last
                     bytes_read += loader.bytes_read - bytes_before
                     require_finite(local, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                     if run.study.steps:
@@ -196,6 +201,7 @@ def train(
                 count = still(model, before, training.freeze_below, world)
                 if count > frozen(model):
                     freeze(model, count)
+                    torch.compiler.reset()  # what was compiled is of no use: PyTorch keeps only so much of it
                     network = share(model, world)
                     train_step = make_step(network)
                 log.metric("frozen_blocks", frozen(model), epoch=epoch)

@@ -21,7 +21,7 @@ from mlhpc.benchmarks import load, rules
 from mlhpc.campaign_record import Campaign, Made, attempts, read, save, score_of, show
 from mlhpc.children import GRACE_S, check_alone, in_slurm, is_locked, locked, start
 from mlhpc.common.data import manifest
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.evidence import accelerators
 from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.common.ranks.local import end, sigterm_as_ctrl_c
@@ -219,15 +219,16 @@ def _check_launcher(campaign: Campaign) -> None:
     if in_slurm(os.environ):
         if campaign.instances < campaign.nodes and campaign.nodes % campaign.instances:
             raise UserError(
-                f"--instances {campaign.instances} cannot share {campaign.nodes} nodes equally; "
+                f"--instances {campaign.instances} cannot share {count(campaign.nodes, 'node')} equally; "
                 "take a number that divides them"
             )
     elif campaign.instances > 1 and (gpus := len(_visible_gpus())):
         ranks = max(1, campaign.ranks)
         if gpus < campaign.instances * ranks:
             raise UserError(
-                f"{campaign.instances} instances of {ranks} ranks want a GPU a rank, and there are {gpus}; "
-                "start fewer, or set CUDA_VISIBLE_DEVICES= to use none"
+                f"{campaign.instances} instances of {count(ranks, 'rank')} want a GPU a rank, and there "
+                f"{'is' if gpus == 1 else 'are'} {gpus}; start fewer, or set CUDA_VISIBLE_DEVICES= to use "
+                "none"
             )
 
 

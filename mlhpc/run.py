@@ -25,7 +25,7 @@ from mlhpc.common.data import atomic, manifest, pagecache, staging
 from mlhpc.common.data.filesystem import filesystem_of
 from mlhpc.common.data.target import in_use
 from mlhpc.common.data.together import together
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import Ended, UserError
 from mlhpc.common.evidence import accelerators, evidence
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.world import Loss, World
@@ -57,6 +57,9 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
     """
     signal.signal(signal.SIGTERM, _exit_at_once)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its build would bury ours
+    # Where TensorFlow would do without oneDNN, on older CPUs, its pooling in three dimensions gives the gradient
+    # to every voxel within 1e-5 of the largest.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     threads = str(launch.threads_per_rank(launch.identify(os.environ)))
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
         os.environ.setdefault(name, threads)
@@ -81,7 +84,7 @@ def _execute(
     _write_evidence(run, places.data, out, world)
     evicted = evict and _evict(places.data, world)
     train = importlib.import_module(f"mlhpc.{run.benchmark}.train").train
-    with RunLog(out, world) as log, _heeding_sigterm(world):
+    with RunLog(out, world) as log, _heeding_signals(world):
         _log_facts(run, places.resume, seed, evicted, world, log)
         conclude = partial(_conclude, run, out, world, threading.Lock())
 
@@ -228,43 +231,70 @@ def _exit_at_once(number: int, frame: object) -> None:
 
 
 @contextmanager
-def _heeding_sigterm(world: World) -> Iterator[None]:
-    """SIGTERM while the log is open. Rank 0 raises UserError, so that all is closed in order. The others have
-    nothing to close: they say it and are gone, from a thread, for the signal may have come in the middle of
-    what they say to rank 0."""
-    came = threading.Event()
+def _heeding_signals(world: World) -> Iterator[None]:
+    """SIGTERM and Ctrl-C while the log is open. Rank 0 raises, so that all is closed in order; what comes after
+    the first is ignored, for a launcher may send several, and Ctrl-C reaches the starter of local ranks too,
+    which then ends them. The other ranks have nothing to close: they say it and are gone, from a thread, for the
+    signal may have come in the middle of what they say to rank 0."""
+    came: list[int] = []
+    # What was started to be deaf to Ctrl-C, in the background of a script, stays so.
+    ctrl_c = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else []
+    numbers = [signal.SIGTERM, *ctrl_c]
 
-    def leave() -> None:
-        world.fail(ENDED)
-        os.write(2, f"mlhpc: {ENDED}\n".encode())
+    def leave(number: int) -> None:
+        what = ENDED if number == signal.SIGTERM else "interrupted"
+        world.fail(what)
+        os.write(2, f"mlhpc: {what}\n".encode())
         os._exit(2)
 
     def end(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher may send it twice
-        came.set()
-        if world.rank == 0:
-            raise UserError(ENDED)
-        threading.Thread(target=leave, daemon=True).start()
+        came.append(number)
+        if len(came) > 1:
+            return  # and not SIG_IGN: Python tells of a signal that came just before with a traceback
+        if world.rank != 0:
+            threading.Thread(target=leave, args=(number,), daemon=True).start()
+        elif number == signal.SIGTERM:
+            raise Ended(ENDED)
+        else:
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = [signal.signal(number, end) for number in numbers]
     try:
         yield
     except BaseException as error:
-        if came.is_set():  # a framework may have made another error of it on its way
-            raise UserError(ENDED) from error
+        if came:  # a framework may have made another error of it on its way
+            raise (UserError(ENDED) if came[0] == signal.SIGTERM else KeyboardInterrupt) from error
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _seed_of(directory: Path, run: Run) -> int:
-    """The seed of the run that is resumed. Raises UserError when it was another benchmark or preset."""
+    """The seed of the run that is resumed. Raises UserError when its settings were others, and says which."""
     saved = checkpoint.load(directory)
-    if load.loads(saved.config).model_copy(update={"division": run.division}) != run:
+    before, now = (
+        dict(_settings(each.model_dump(mode="json", exclude={"division"})))
+        for each in (load.loads(saved.config), run)
+    )
+    differ = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if differ:
+        told = [f"{key} was {before.get(key)}, now {now.get(key)}" for key in differ[:3]]
+        told += [f"and {len(differ) - 3} more"] if len(differ) > 3 else []
         raise UserError(
-            f"{directory} was run with other settings; resume with those in {directory}/config.toml"
+            f"{directory} was run with other settings: {'; '.join(told)}; resume with those in "
+            f"{directory}/config.toml"
         )
     return saved.seed
+
+
+def _settings(table: dict[str, Any], below: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting of a table and the tables in it, by its name as ``--set`` has it."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{below}{key}.")
+        else:
+            yield below + key, value
 
 
 def _evict(data: Path, world: World) -> bool:
@@ -347,9 +377,10 @@ def _write(path: Path, text: str) -> None:
 def _last_line(result: dict[str, Any], out: Path) -> str:
     target = result["target"]
     outcome = ("reached" if target["reached"] else "missed") + (", resumed" if result["resumed"] else "")
+    staged = "staging included" if result["staging"] else "nothing was staged"
     best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
     return (
         f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} "
-        f"({best}) in {result['time_to_train_s']:.2f} s, staging included; "
+        f"({best}) in {result['time_to_train_s']:.2f} s, {staged}; "
         f"see: mlhpc report {shlex.quote(str(out))}"
     )

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from mlhpc.common.data.bench import Figures, compare
 from mlhpc.common.data.manifest import describe
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.ranks.world import Solo
 from mlhpc.resnet50.dataset import files_of, open_splits
 from mlhpc.resnet50.formats import Files, Images
@@ -46,8 +46,8 @@ def bench(
     same = compare(WAYS, epoch, rounds=rounds, close=CLOSE, console=console)
     cache = "evicted before each" if evict else "as it was"
     console.print(
-        f"{samples} images from {data}, seen at {SIDE} x {SIDE}, batch {batch}, {workers} workers, median of "
-        f"{rounds} rounds, page cache {cache}; the second epoch",
+        f"{count(samples, 'image')} from {data}, seen at {SIDE} x {SIDE}, batch {batch}, "
+        f"{count(workers, 'worker')}, median of {count(rounds, 'round')}, page cache {cache}; the second epoch",
         soft_wrap=True,
         highlight=False,
     )

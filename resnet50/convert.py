@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.protobuf import field, number_field
 from mlhpc.common.data.tfrecord import feature_pieces, write_record
 from mlhpc.common.data.together import first, together
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
 from mlhpc.resnet50.dataset import SPLITS, Split, files_of, format_of, open_splits
@@ -44,18 +45,21 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
     rank 0, and read by its threads. What is complete is kept, so that an interrupted conversion can be
     started again.
 
-    Raises UserError, the same on all ranks, when the source is no data set or has pixels alone, when an image
-    has no readable size (for "raw": cannot be decoded), or ``out`` cannot be written or holds other files.
+    Raises UserError, the same on all ranks, when the source is no data set, lacks a file that its manifest
+    lists or has pixels alone, when an image has no readable size (for "raw": cannot be decoded), or ``out``
+    cannot be written or holds other files.
     """
     started = time.perf_counter()
     if out.resolve() == source.resolve():
         raise UserError(f"{out}: is the data set to convert; give another folder to write to")
     dataset = manifest.describe(source, world)
-    kinds = [format_of(dataset, files_of(dataset, split)) for split in SPLITS]
+    read = [files_of(dataset, split) for split in SPLITS]
+    kinds = [format_of(dataset, names) for names in read]
     if to != "raw" and "raw" in kinds:
         raise UserError(
             f"{source}: holds decoded pixels, which are not encoded again; convert what they came from"
         )
+    manifest.require(source, world, workers, set(chain.from_iterable(read)).__contains__)
     splits, names = open_splits(dataset, world)
     counts = {split: len(images) for split, images in splits.items()}
     settings: dict[str, object] = {"format": to, "converted_from": source.resolve().name, "samples": counts}
@@ -83,8 +87,8 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
     if world.rank == 0:
         images_made = sum(counts.values())
         print(
-            f"{out}: {images_made} images in {len(made.files)} files, packed in {packed:.1f} s "
-            f"({images_made / packed:.0f} images/s)"
+            f"{out}: {count(images_made, 'image')} in {count(len(made.files), 'file')}, "
+            f"packed in {packed:.1f} s ({images_made / packed:.0f} images/s)"
         )
 
 

@@ -8,14 +8,13 @@ its image.
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.utils.dlpack
 
 from mlhpc.common.errors import UserError
+from mlhpc.common.pytorch.dali import Outputs, load
 from mlhpc.resnet50.augment import MEAN, STD, View
 from mlhpc.resnet50.image import BrokenImage, Bytes, decode
 from mlhpc.resnet50.reader import Reader, Sample
@@ -41,13 +40,7 @@ def batches(
 
     Raises UserError when DALI is not installed, and naming the image when one cannot be read or decoded.
     """
-    try:
-        dali, fn, types = (import_module(f"nvidia.dali{part}") for part in ("", ".fn", ".types"))
-    except ImportError as error:
-        raise UserError(
-            f"loading.loader=dali: NVIDIA DALI cannot be loaded ({error}); install it with "
-            "pip install 'mlhpc[dali]', or set loading.loader=threads"
-        ) from error
+    dali, fn, types = load()
     if not batches:
         return
     gpu = device != "cpu"
@@ -117,17 +110,19 @@ def batches(
                     output_layout="HWC",
                 )
             )
+        outputs = Outputs()
         try:
             for _ in batches:
                 try:
                     (images,) = pipeline.run()
                 except RuntimeError as error:
                     raise _blame(reader, taken, error) from error
-                x = torch.utils.dlpack.from_dlpack(images.as_tensor())
+                x = outputs.tensor(images)
                 sources = taken.popleft()
                 _, y, total, _ = finish(x, [Sample(one.label, one.data.nbytes) for one in sources], gpu)
                 yield x, y.to(x.device, non_blocking=True), total, ()
         finally:
+            outputs.close()
             pipeline._shutdown()  # what DALI still works on must not be freed under it
             source.close()
 

@@ -20,7 +20,7 @@ from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.data.tfrecord import record_extents
 from mlhpc.common.data.together import together
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.ranks.world import World
 from mlhpc.resnet50.formats import INDEX, LMDB, PIXELS, SHARD, SUFFIXES, Files, Images, Lmdb, Raw, Shards
 
@@ -56,8 +56,8 @@ def select(dataset: Manifest, data: Data) -> Manifest:
         found = [stated[folder] for folder in _FOLDERS[split] if folder in stated]
         if format_of(dataset, names) == "jpeg":
             found.append(len(names))
-        for count in found:
-            _require_count(dataset.root, split, int(count), wanted)
+        for images in found:
+            _require_count(dataset.root, split, int(images), wanted)
         kept += names
     wanted_names = set(kept)
     files = tuple(file for file in dataset.files if file.path in wanted_names)
@@ -104,8 +104,8 @@ def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
     counts = {int(match[3]) for match in matches}
     if counts != {len(names)}:
         raise UserError(
-            f"{dataset.root / names[0]}: one of {max(counts)} shards by its name, and {len(names)} are "
-            "there; copy the missing ones, and leave no others"
+            f"{dataset.root / names[0]}: one of {count(max(counts), 'shard')} by its name, and "
+            f"{len(names)} are there; copy the missing ones, and leave no others"
         )
     return "tfrecord"
 
@@ -241,6 +241,6 @@ def _alone(dataset: Manifest, names: Sequence[str], wanted: set[str], kind: Form
 def _require_count(root: Path, split: Split, found: int, wanted: int) -> None:
     if found != wanted:
         raise UserError(
-            f"{root}: {found} images in {split}, {wanted} are expected; set {_SWITCH[split]}={found}, or "
-            "give another data set"
+            f"{root}: {count(found, 'image')} in {split}, {wanted} {'is' if wanted == 1 else 'are'} "
+            f"expected; set {_SWITCH[split]}={found}, or give another data set"
         )

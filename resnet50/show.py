@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from mlhpc.common import picture
 from mlhpc.common.data.manifest import describe
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.ranks.world import Solo
 from mlhpc.resnet50.dataset import open_splits
 from mlhpc.resnet50.image import BrokenImage, decode
@@ -24,9 +25,9 @@ def show(data: Path, out_png: Path) -> None:
     dataset = describe(data, Solo())
     splits, names = open_splits(dataset, Solo())
     images = splits["train"]
-    count = min(ROWS * COLUMNS, len(images))
+    drawn = min(ROWS * COLUMNS, len(images))
     shown = []
-    for index in (i * len(images) // count for i in range(count)):
+    for index in (i * len(images) // drawn for i in range(drawn)):
         stored, label = images.read(index)
         try:
             shown.append((label, decode(stored).permute(1, 2, 0).numpy()))
@@ -42,9 +43,6 @@ def show(data: Path, out_png: Path) -> None:
         axis.imshow(pixels, interpolation="antialiased")
         name = names[label] if names else f"class {label}"
         axis.set_title(f"{name}\n{pixels.shape[1]} × {pixels.shape[0]}", fontsize=8)
-    classes = f", {len(names)} classes" if names else ""
-    figure.suptitle(f"{data.resolve().name}: {len(images)} training images{classes}", fontsize=12)
-    try:
-        figure.savefig(out_png, dpi=100)
-    except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib cannot write
-        raise UserError(f"{out_png}: the picture cannot be written: {error}; give another --out") from error
+    classes = f", {len(names)} class{'es' * (len(names) != 1)}" if names else ""
+    figure.suptitle(f"{data.resolve().name}: {count(len(images), 'training image')}{classes}", fontsize=12)
+    picture.save(figure, out_png, dpi=100)

@@ -10,7 +10,7 @@ from pathlib import Path
 from mlhpc.benchmarks.resnet50 import Data, Simulation
 from mlhpc.common.data import atomic, making, manifest
 from mlhpc.common.data.together import first
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.progress import progress
 from mlhpc.common.ranks.world import World
 from mlhpc.resnet50.drawing import draw
@@ -32,9 +32,9 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     simulation = _checked(data)
     counts = {"train": data.train_samples, "validation": data.eval_samples}
     names, first_sample = [], 0
-    for folder, count in counts.items():
-        names += [_name(folder, simulation, sample) for sample in range(first_sample, first_sample + count)]
-        first_sample += count
+    for folder, images in counts.items():
+        names += [_name(folder, simulation, sample) for sample in range(first_sample, first_sample + images)]
+        first_sample += images
 
     def prepare() -> list[str]:
         settings = {**counts, "simulation": simulation.model_dump(mode="json")}
@@ -51,7 +51,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
         with progress(len(todo), "images", "images", show=world.rank == 0) as advance:
             making.in_processes(partial(_write, simulation, out), todo, workers, advance)
 
-    making.on_all(world, make_mine)
+    making.on_all(world, out, make_mine)
     if missing or not (out / manifest.NAME).exists():
         facts = {
             "benchmark": "resnet50",
@@ -64,7 +64,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
         with progress(len(names), "checksums", "files", show=world.rank == 0) as advance:
             manifest.index(out, facts, world, workers, lambda size: advance(world.size))
     if world.rank == 0:
-        print(f"{out}: {len(missing)} images made, {len(names) - len(missing)} kept")
+        print(f"{out}: {count(len(missing), 'image')} made, {len(names) - len(missing)} kept")
 
 
 def _checked(data: Data) -> Simulation:

@@ -25,7 +25,7 @@ from mlhpc.common.pytorch.step import (
 )
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.resnet50.data import Loader, blank
+from mlhpc.resnet50.data import Loader, blank, prepare
 from mlhpc.resnet50.dataset import select, share_of
 from mlhpc.resnet50.metric import cross_entropy, right_answers
 from mlhpc.resnet50.model import build_model
@@ -71,10 +71,19 @@ def train(
             optimizer,
             scaler,
             training.precision,
+            layout=layout,
             accumulate=accumulated,
             compiled=training.compile,
         )
-        eval_step = make_eval_step(model, right_answers, training.precision, compiled=training.compile)
+        eval_step = make_eval_step(
+            model,
+            right_answers,
+            training.precision,
+            batch=training.eval_batch_size,
+            layout=layout,
+            compiled=training.compile,
+        )
+        prepare(run.loading.loader)
         sizes = {
             "train_batch": local_batch,
             "eval_batch": training.eval_batch_size,
@@ -100,7 +109,7 @@ def train(
 
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             bytes_before, losses, accuracy = loader.bytes_read, [], None
-            with log.span("epoch", epoch=epoch):
+            with log.span("epoch", epoch=epoch, step=(epoch - 1) * updates) as ended:
                 with log.span("train", epoch=epoch):
                     batches = log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)
                     for step, (x, y) in enumerate(track(batches, loader.steps, f"epoch {epoch}", world)):
@@ -112,6 +121,7 @@ def train(
                             log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
                     local = torch.stack(losses).double().cpu().numpy()
                     (loss,) = mean(world, local.mean(), weight=1)
+                    ended["step"] = epoch * updates
                 bytes_read = loader.bytes_read - bytes_before
                 require_finite(local, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                 if run.study.steps:

@@ -4,13 +4,14 @@
 from collections.abc import Sequence
 from html import escape
 
+from mlhpc.common.errors import count
 from mlhpc.submission import figures
 from mlhpc.submission.compare import Comparison, Predicted
 from mlhpc.submission.compare_planes import planes
 from mlhpc.submission.entry import OVER_ENDED, Entry, Spread
 from mlhpc.submission.facts import TITLES, decimals, duration, plain, whole
 from mlhpc.submission.figures import Piece
-from mlhpc.submission.markup import count, document, section, table
+from mlhpc.submission.markup import document, section, table
 from mlhpc.submission.phases import PARTS
 from mlhpc.submission.scaling import Estimate
 from mlhpc.submission.score import Weak

@@ -5,8 +5,9 @@ from html import escape
 from typing import Any
 
 from mlhpc.benchmarks.load import BENCHMARKS
-from mlhpc.submission.facts import duration, size
-from mlhpc.submission.markup import count, definitions, section, table
+from mlhpc.common.errors import count
+from mlhpc.submission.facts import duration, packages_of, size
+from mlhpc.submission.markup import definitions, section, table
 from mlhpc.submission.rundir import RunDirectory, Staging
 
 
@@ -118,7 +119,7 @@ def provenance(run: RunDirectory) -> str:
     commit = env.get("commit")
     changed = " with uncommitted changes" if env.get("dirty") else ""
     command = env.get("command")
-    packages = env.get("packages")
+    packages = packages_of(run.benchmark, env.get("packages"))
     facts: dict[str, Any] = {
         "commit": f"{commit}{changed}" if commit else None,
         "date": env.get("date"),
@@ -129,9 +130,7 @@ def provenance(run: RunDirectory) -> str:
         "samples": _samples(run),
         "operating system": env.get("os"),
         "python": env.get("python"),
-        "packages": ", ".join(f"{k} {v}" for k, v in packages.items())
-        if isinstance(packages, dict)
-        else None,
+        "packages": ", ".join(f"{k} {v}" for k, v in packages.items()) if packages else None,
         "mlhpc of the run": result.mlhpc if result else None,
     }
     known = {key: value for key, value in facts.items() if value is not None}

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlhpc.benchmarks import load
-from mlhpc.submission.facts import TITLES, whole
-from mlhpc.submission.markup import count
+from mlhpc.common.errors import count
+from mlhpc.submission.facts import TITLES, framework_of, whole
 from mlhpc.submission.parse import Log
 from mlhpc.submission.phases import Phases, phases
 from mlhpc.submission.rundir import Target
@@ -340,16 +340,13 @@ def _own_run(log: Log) -> _Own:
     if log.path.name != "run.log":
         return _Own()
     result, env = (_json(log.path.with_name(name)) for name in ("result.json", "env.json"))
-    packages = env.get("packages") if isinstance(env.get("packages"), dict) else {}
-    frameworks = [f"{name} {version}" for name, version in (packages or {}).items()
-                  if name.startswith(("tensorflow", "torch")) and "vision" not in name]  # fmt: skip
     accelerators = env.get("accelerators")
     return _Own(
         _count(result.get("ranks")),
         _named(env.get("hostname")),
         _named(env.get("cpu")),
         tuple(map(str, accelerators)) if isinstance(accelerators, list) else (),
-        ", ".join(frameworks),
+        framework_of(_named(result.get("benchmark")), env.get("packages")),
     )
 
 

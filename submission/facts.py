@@ -56,6 +56,36 @@ def rules_text(run: RunDirectory, ruleset: str) -> str:
     return rules_of(str(logged or MLPERF_NAMES.get(run.benchmark, run.benchmark)), ruleset).replace("_", " ")
 
 
+_FRAMEWORKS = {
+    "tensorflow": ("tensorflow", "keras", "horovod"),
+    "torch": ("torch", "nvidia-dali"),
+}
+_FRAMEWORK_OF = {"cosmoflow": "tensorflow", "deepcam": "torch", "resnet50": "torch"}
+
+
+def packages_of(benchmark: str | None, installed: object) -> dict[str, str]:
+    """Of the packages of an ``env.json``, name to version, those that a run of ``benchmark`` can have used:
+    without the other framework's. All of them for a benchmark that is none of this suite's; empty where
+    ``installed`` is no such table."""
+    if not isinstance(installed, dict):
+        return {}
+    own = _FRAMEWORK_OF.get(str(benchmark))
+    others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
+    return {
+        str(name): str(version) for name, version in installed.items() if not str(name).startswith(others)
+    }
+
+
+def framework_of(benchmark: str | None, installed: object) -> str:
+    """The framework of a run and its version, ``torch 2.13.0``; empty where it is not known."""
+    names = tuple(_FRAMEWORKS)
+    return ", ".join(
+        f"{name} {version}"
+        for name, version in packages_of(benchmark, installed).items()
+        if name.startswith(names) and "vision" not in name
+    )
+
+
 def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
     """Why the run's time is not a score; empty when it is one."""
     result = run.result

@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from mlhpc.benchmarks.findings import Finding, Severity
+from mlhpc.common.errors import count
 
-__all__ = ["Finding", "Severity", "grouped", "passes", "print_findings", "verdict"]
+__all__ = ["STYLES", "Finding", "Severity", "grouped", "passes", "print_findings", "verdict"]
 
-_STYLES: dict[Severity, str] = {"error": "bold red", "expected": "cyan", "warning": "yellow"}
+STYLES: dict[Severity, str] = {"error": "bold red", "expected": "cyan", "warning": "yellow"}
 
 
 def passes(findings: Sequence[Finding]) -> bool:
@@ -22,12 +23,12 @@ def passes(findings: Sequence[Finding]) -> bool:
 
 def verdict(findings: Sequence[Finding]) -> str:
     """One line that sums the findings up."""
-    count = {severity: sum(f.severity == severity for f in findings) for severity in _STYLES}
-    warnings = f"; {_plural(count['warning'], 'warning')}" if count["warning"] else ""
-    if count["error"]:
-        return f"does not pass: {_plural(count['error'], 'finding')}{warnings}"
-    if count["expected"]:
-        return f"passes but for what was expected ({_plural(count['expected'], 'finding')}){warnings}"
+    found = {severity: sum(f.severity == severity for f in findings) for severity in STYLES}
+    warnings = f"; {count(found['warning'], 'warning')}" if found["warning"] else ""
+    if found["error"]:
+        return f"does not pass: {count(found['error'], 'finding')}{warnings}"
+    if found["expected"]:
+        return f"passes but for what was expected ({count(found['expected'], 'finding')}){warnings}"
     return f"passes{warnings}"
 
 
@@ -64,14 +65,10 @@ def print_findings(findings: Sequence[Finding], console: Console) -> int:
         # Text, not markup: a log's values may hold square brackets.
         for f in grouped(findings):
             head = Text.assemble(
-                (f.severity, _STYLES[f.severity]), f" {f.rule}\n{f.where}\n", (f.source, "dim")
+                (f.severity, STYLES[f.severity]), f" {f.rule}\n{f.where}\n", (f.source, "dim")
             )
             table.add_row(head, Text(f.expected), Text(f.actual), Text(f.remedy))
         console.print(table)
     good = passes(findings)
     console.print(Text(verdict(findings), style="bold green" if good else "bold red"), soft_wrap=True)
     return 0 if good else 1
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

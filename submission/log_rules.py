@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
+from mlhpc.common.errors import count
 from mlhpc.submission.findings import Finding
 from mlhpc.submission.parse import Log
 
@@ -39,7 +40,7 @@ def log_rules(log: Log) -> Iterator[Finding]:
             "warning",
             f"{name}:{backwards[0][0]}",
             "times that never go back",
-            f"{len(backwards)} steps back, the largest {largest:g} ms",
+            f"{count(len(backwards), 'step')} back, the largest {largest:g} ms",
             "several ranks wrote into one file, or a clock was set: log from rank 0",
         )
     seeds = log.all("seed")

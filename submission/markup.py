@@ -77,7 +77,3 @@ def definitions(facts: Mapping[str, Any]) -> str:
 
 def number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.evidence import commit
 from mlhpc.submission import implementation, official, system
 from mlhpc.submission.check import check_set
@@ -473,6 +473,10 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> dict[str, str]:
         (part / path).chmod(member.mode & 0o755)
     missing = [name for name in sums if not (part / name).is_file()]
     if missing or not sums:
-        what = f"{len(missing)} files are missing, {missing[0]} first" if missing else "it is empty"
+        what = (
+            f"{count(len(missing), 'file')} {'is' if len(missing) == 1 else 'are'} missing, {missing[0]} first"
+            if missing
+            else "it is empty"
+        )
         raise UserError(f"{archive} is not whole: {what}; get it again")
     return sums

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
+from mlhpc.common.errors import count
 from mlhpc.submission import conditions, timings
 from mlhpc.submission.facts import (
     TITLES,
@@ -17,7 +18,7 @@ from mlhpc.submission.facts import (
     throughput,
 )
 from mlhpc.submission.findings import Finding, passes, verdict
-from mlhpc.submission.markup import count, document, pair, section
+from mlhpc.submission.markup import document, pair, section
 from mlhpc.submission.rundir import RunDirectory
 
 
@@ -93,7 +94,7 @@ def _hero(run: RunDirectory, reasons: Sequence[str]) -> str:
     if result:
         target = result.target
         best = "none" if target.best is None else f"{target.best:.4g}"
-        also = f"best; target {target_sign(target)} {target.value:g}, {len(result.epochs)} epochs"
+        also = f"best; target {target_sign(target)} {target.value:g}, {count(len(result.epochs), 'epoch')}"
         cells.append(_cell(target.label.capitalize(), best, also))
         speed, rates = throughput(run), list(data_rates(run).values())
         if speed:

@@ -44,7 +44,7 @@ class Epoch:
 class Phases:
     """Seconds of the parts of one run; ``evaluations`` are the seconds of each evaluation.
 
-    ``first_epoch_excess`` is None when fewer than three epochs leave no median.
+    ``first_epoch_excess`` is None when fewer than three whole epochs leave no median.
     """
 
     staging: float
@@ -132,9 +132,11 @@ def phases(log: Log) -> Phases | None:
             open_[name] = max(0, open_.get(name, 0) - 1) if left else 0
     spent["rest"] += run.seconds - sum(spent.values())
     done = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in epochs)
+    # An evaluation on the way may cut the last epoch short: it then says nothing of the first.
+    whole = done[:-1] if len(done) > 1 and done[-1].samples != done[0].samples else done
     excess = None
-    if len(done) >= 3:
-        trained, evaluated = _excess([e.train_s for e in done]), _excess(evaluations)
+    if len(whole) >= 3:
+        trained, evaluated = _excess([e.train_s for e in whole]), _excess(evaluations)
         spent["training"] -= trained
         spent["evaluation"] -= evaluated
         excess = trained + evaluated

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlhpc.common.data.atomic import write_bytes
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.submission.check import check_run
 from mlhpc.submission.compare import Comparison, compare
 from mlhpc.submission.compare_page import page as comparison_page
@@ -18,6 +18,7 @@ from mlhpc.submission.facts import (
     data_rates,
     duration,
     no_score,
+    packages_of,
     parts,
     plain,
     quality,
@@ -28,10 +29,11 @@ from mlhpc.submission.facts import (
     throughput,
     whole,
 )
-from mlhpc.submission.findings import Finding, passes, verdict
-from mlhpc.submission.markup import count
+from mlhpc.submission.findings import STYLES, Finding, passes, verdict
 from mlhpc.submission.page import page
 from mlhpc.submission.rundir import RunDirectory, read
+
+_FINDINGS_SHOWN = 5
 
 
 def report_on(
@@ -137,17 +139,17 @@ def _facts(run: RunDirectory) -> dict[str, str]:
     result, env = run.result, run.env
     facts = {}
     if result:
-        facts[result.target.label] = f"{quality(result.target)}, {len(result.epochs)} epochs"
+        facts[result.target.label] = f"{quality(result.target)}, {count(len(result.epochs), 'epoch')}"
         if speed := throughput(run):
             facts["throughput"] = f"{rate(speed)} samples/s, median epoch"
         if rates := sorted(data_rates(run).values()):
             facts["data rate"] = f"{size(rates[len(rates) // 2], '/s')}, median epoch"
         if staging := result.staging:
             speed_of = f", {size(staging.bytes / staging.seconds, '/s')}" if staging.seconds else ""
-            facts["staged"] = (
-                f"{staging.files} files, {size(staging.bytes)} in {duration(staging.seconds)}{speed_of}"
-            )
-        facts["ranks"] = f"{result.ranks} on {result.nodes} node(s), launched by {result.launcher}"
+            took = f"{size(staging.bytes)} in {duration(staging.seconds)}{speed_of}"
+            facts["staged"] = f"{count(staging.files, 'file')}, {took}"
+        on = "nodes not told" if result.nodes is None else count(result.nodes, "node")
+        facts["ranks"] = f"{result.ranks} on {on}, launched by {result.launcher}"
         facts["seed"] = str(result.seed)
     if env.get("cpu"):
         accelerators = ", ".join(map(str, env.get("accelerators") or [])) or "no accelerators"
@@ -156,8 +158,8 @@ def _facts(run: RunDirectory) -> dict[str, str]:
         )
     if env.get("commit"):
         facts["commit"] = f"{env['commit']}{' with uncommitted changes' if env.get('dirty') else ''}"
-    if isinstance(env.get("packages"), dict):
-        facts["packages"] = ", ".join(f"{name} {version}" for name, version in env["packages"].items())
+    if packages := packages_of(run.benchmark, env.get("packages")):
+        facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
     if env.get("date"):
         facts["date"] = str(env["date"])
     return facts
@@ -177,14 +179,16 @@ def _print_comparison(comparison: Comparison, console: Console) -> None:
         for e in group:
             seconds = e.parts_s
             total = sum(seconds.values())
-            staging, excess = (seconds.get(key, 0.0) for key in ("staging", "first_epoch_excess"))
+            shares = {key: f"{part / total:.1%}" if total else "" for key, part in seconds.items()}
+            if e.excess_s is None and e.runs:
+                shares["first_epoch_excess"] = "not known"
             measured.add_row(
                 e.letter,
                 f"{len(e.runs)}/{e.logs}",
                 whole(e.scale),
                 whole(e.batch),
                 "none" if e.score is None or e.score.minutes is None else f"{e.score.minutes:.4f}",
-                *(f"{part / total:.1%}" if total else "" for part in (staging, excess)),
+                *(shares.get(key, "") for key in ("staging", "first_epoch_excess")),
                 plain(e.epochs and e.epochs.mean),
                 plain(e.train_rate and e.train_rate.mean),
             )
@@ -204,8 +208,21 @@ def _print_comparison(comparison: Comparison, console: Console) -> None:
             console.print(predicted)
     told = "score: minutes; staging, first epoch's excess: share of the time; rate: training samples/s a unit"
     console.print(Text(told, style="dim"))
-    if comparison.problems:
-        console.print(Text(f"{count(len(comparison.problems), 'finding')} against the sets: see the page"))
+    _print_problems(comparison, console)
+
+
+def _print_problems(comparison: Comparison, console: Console) -> None:
+    """What speaks against the sets as they lie there: the first few findings, one a line."""
+    problems = comparison.problems
+    if problems:
+        told = f"{count(len(problems), 'finding')} against the sets as they lie there:"
+        console.print(Text(told))
+    for path, f in problems[:_FINDINGS_SHOWN]:
+        what = f" {f.rule}: {f.where}: expected {f.expected}; found {f.actual}; {f.remedy}"
+        line = Text.assemble("  ", (f.severity, STYLES[f.severity]), what, (f" ({path})", "dim"))
+        console.print(line)
+    if (more := len(problems) - _FINDINGS_SHOWN) > 0:
+        console.print(Text(f"  and {more} more: see the page"))
 
 
 def _grid(first: str, *others: str) -> Table:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.submission.findings import Finding
 from mlhpc.submission.parse import Log
 from mlhpc.submission.rundir import Result, RunDirectory
@@ -84,7 +84,7 @@ def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Fin
             "error",
             "result.json",
             "every staged file copied inside the run",
-            f"{before} files were in the staging target before",
+            f"{count(before, 'file')} {'was' if before == 1 else 'were'} in the staging target before",
             "empty the staging target, run again; or check under 3.0.0, which does not time staging",
         )
 

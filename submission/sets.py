@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mlhpc.common.errors import count
 from mlhpc.submission.findings import Finding
 from mlhpc.submission.parse import Log
 from mlhpc.submission.rcp import Comparison, compare
@@ -185,7 +186,7 @@ def _of_one_kind(results: ResultSet) -> Iterator[Finding]:
     for key in sorted(keys):
         values = Counter(_comparable(log.value(key)) for log in results.logs if log.first(key))
         if len(values) > 1:
-            told = ", ".join(f"{value} ({count} runs)" for value, count in values.most_common(3))
+            told = ", ".join(f"{value} ({count(number, 'run')})" for value, number in values.most_common(3))
             yield _finding(
                 "settings",
                 "error",

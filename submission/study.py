@@ -183,7 +183,9 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     wanted = config.study.warmup_steps + config.study.steps
     # Batches are steps, or steps times those that are gathered to one update.
     if not wait["count"] or wait["count"] % wanted:
-        raise ValueError(f"it trained on {wait['count']} batches, which are not {wanted} steps")
+        raise ValueError(
+            f"it trained on {wait['count']} batch{'es' * (wait['count'] != 1)}, which are not {wanted} steps"
+        )
     if warm is None and config.study.warmup_steps:
         raise ValueError("it ended before its warm-up")
     environment: dict[str, Any] = {}

@@ -7,11 +7,12 @@ After Han et al. 2019 (paper 003): throughput by network and storage and its var
 from collections.abc import Sequence
 from html import escape
 
+from mlhpc.common.errors import count
 from mlhpc.submission import figures
 from mlhpc.submission.entry import Spread
 from mlhpc.submission.facts import TITLES, plain
 from mlhpc.submission.figures import Column, Mark
-from mlhpc.submission.markup import count, document, section, table
+from mlhpc.submission.markup import document, section, table
 from mlhpc.submission.study import GLOBAL_BATCH, Cell, Study, Value, grouped, is_numeric
 
 COLOURS = 6

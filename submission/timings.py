@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from html import escape
 
+from mlhpc.common.errors import count
 from mlhpc.submission import figures
 from mlhpc.submission.facts import PARTS, data_rates, duration, parts, rate, size, target_sign
 from mlhpc.submission.figures import Piece, Point
@@ -103,7 +104,8 @@ def epoch_times(run: RunDirectory) -> str:
     if not any(pieces for _, pieces in columns):
         return ""
     totals = [sum(p.amount for p in pieces) for _, pieces in columns]
-    says = f"Seconds an epoch: {totals[0]:.3g} the first, {totals[-1]:.3g} the last, of {len(totals)} epochs"
+    says = f"Seconds an epoch: {totals[0]:.3g} the first, {totals[-1]:.3g} the last, "
+    says += f"of {count(len(totals), 'epoch')}"
     key = "".join(
         f'<span><span class="swatch {k}"></span>{PARTS[k][0]}</span>'
         for k in ("data_wait", "step", "evaluation")
@@ -139,7 +141,8 @@ def _rates(
     ]
     low, high = min(rates.values()), max(rates.values())
     says = (
-        f"{title} by epoch: from {write(low)} to {write(high)} {unit}".strip() + f" over {len(rates)} epochs"
+        f"{title} by epoch: from {write(low)} to {write(high)} {unit}".strip()
+        + f" over {count(len(rates), 'epoch')}"
     )
     return section(title, about, figures.bars(columns, says, lambda value: write(value) if value else "0"))
 
@@ -162,6 +165,5 @@ def epoch_table(run: RunDirectory) -> str:
         for e in run.result.epochs
     ]  # fmt: skip
     drawn = table(head, rows)
-    return (
-        f"<section><details><summary>All {len(rows)} epochs in numbers</summary>{drawn}</details></section>"
-    )
+    title = f"{'All ' * (len(rows) > 1)}{count(len(rows), 'epoch')} in numbers"
+    return f"<section><details><summary>{title}</summary>{drawn}</details></section>"

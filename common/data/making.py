@@ -34,7 +34,9 @@ def settle(out: Path, settings: dict[str, object], name: str = SETTINGS) -> None
             out.mkdir(parents=True, exist_ok=True)
             atomic.write_bytes(path, json.dumps(settings, indent=1).encode())
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; mend that or give another folder") from error
+    except ValueError as error:
         raise UserError(f"{path}: {error}; give another folder") from error
     # Through JSON, as what was read has been: tuples are lists there.
     wanted = json.loads(json.dumps(settings))
@@ -90,8 +92,8 @@ def in_processes(
     return results
 
 
-def on_all(world: World, work: Callable[[], Any]) -> None:
-    """Do ``work`` on every rank and wait for all.
+def on_all(world: World, out: Path, work: Callable[[], Any]) -> None:
+    """Do ``work``, which writes below ``out``, on every rank and wait for all.
 
     An error of the user's or of the file system on any rank is raised on all of them as UserError.
     """
@@ -101,8 +103,11 @@ def on_all(world: World, work: Callable[[], Any]) -> None:
     except UserError as error:
         message = str(error)
     except OSError as error:
-        where = error.filename or "writing the data set"
-        message = f"{where}: {error.strerror or error}; check the space and the rights there"
+        # A write that fails knows no name, and h5py's errors have none: the folder then says which disk.
+        message = (
+            f"{error.filename or out}: cannot be written: {error.strerror or error}; check the space and the "
+            "rights there"
+        )
     for rank, other in enumerate(world.gather(message)):
         if other is not None:
             raise UserError(other if world.size == 1 else f"rank {rank}: {other}")

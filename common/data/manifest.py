@@ -20,7 +20,7 @@ from isal import isal_zlib
 
 from mlhpc.common.data import atomic
 from mlhpc.common.data.together import first, together
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.ranks.world import World
 
 NAME = "manifest.json"
@@ -151,7 +151,17 @@ def index(
     mine = _names(root, world)[world.rank :: world.size]
     parts = together(world, lambda: _in_threads(entry, mine, workers))
     manifest = Manifest(root, tuple(sorted(chain.from_iterable(parts))), facts)
-    first(world, lambda: save(manifest))
+
+    def write() -> None:
+        try:
+            save(manifest)
+        except OSError as error:
+            raise UserError(
+                f"{root / NAME}: cannot be written: {error.strerror or error}; check the space and the "
+                "rights there"
+            ) from error
+
+    first(world, write)
     return manifest
 
 
@@ -193,7 +203,7 @@ def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda si
         try:
             size = path.stat().st_size
             if size != file.size:
-                return Problem(path, f"{size} bytes, the manifest says {file.size}")
+                return Problem(path, f"{count(size, 'byte')}, the manifest says {file.size}")
             _, crc = checksum(path)
             if file.crc32 is not None and crc != file.crc32:
                 return Problem(path, f"checksum {crc:08x}, the manifest says {file.crc32:08x}")
@@ -212,6 +222,33 @@ def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda si
     )
 
 
+def require(root: Path, world: World, workers: int, of: Callable[[str], bool]) -> None:
+    """Where ``root`` has a manifest, every file that it lists must be there with its size, if ``of`` says yes
+    to its path in the data set. No content is read; the ranks share the look-ups, ``workers`` threads
+    in each.
+
+    Called by all ranks. Raises UserError, the same on all ranks, naming the first file that is otherwise.
+    """
+    if not first(world, lambda: (root / NAME).exists()):
+        return
+    files = [file for file in first(world, lambda: load(root)).files if of(file.path)]
+
+    def look(file: File) -> str | None:
+        path = root / file.path
+        try:
+            size = _size(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return f"{path}: missing, and the manifest lists it"
+        except OSError as error:
+            return f"{path}: cannot be read: {error.strerror}"
+        return None if size == file.size else f"{path}: {count(size, 'byte')}, the manifest says {file.size}"
+
+    parts = together(world, lambda: _in_threads(look, files[world.rank :: world.size], workers))
+    wrong = min((said for part in parts for said in part if said), default=None)
+    if wrong:
+        raise UserError(f"{wrong}; see: mlhpc data verify {root}")
+
+
 def take(manifest: Manifest, **samples: int) -> Manifest:
     """The part of a data set that a run needs: the first so many samples of each folder named, in order of
     path, and no other folder; files outside folders stay. ``take(manifest, train=2048, validation=512)``.
@@ -226,8 +263,8 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
         have, there = manifest.samples(folder), manifest.folder(folder)
         if have < need:
             raise UserError(
-                f"{manifest.root / folder}: {have} samples, {need} are needed; "
-                "choose a smaller preset, or make or download more data"
+                f"{manifest.root / folder}: {count(have, 'sample')}, {need} {'is' if need == 1 else 'are'} "
+                "needed; choose a smaller preset, or make or download more data"
             )
         one_each = have == len(there)
         files += there[:need] if one_each else there

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 
 Indices = npt.NDArray[np.int64]
 
@@ -29,8 +29,8 @@ def local_batch_size(global_batch_size: int, ranks: int) -> int:
     """Samples a rank takes in a step. Raises ``UserError`` when the ranks cannot share a batch equally."""
     if global_batch_size % ranks:
         raise UserError(
-            f"a global batch of {global_batch_size} samples cannot be shared equally by {ranks} ranks; "
-            f"take a multiple of {ranks}, or another number of ranks"
+            f"a global batch of {count(global_batch_size, 'sample')} cannot be shared equally by "
+            f"{ranks} ranks; take a multiple of {ranks}, or another number of ranks"
         )
     return global_batch_size // ranks
 
@@ -44,8 +44,9 @@ def steps_per_epoch(pools: Sequence[Pool], local_batch: int) -> int:
     for pool in pools:
         if pool.samples < pool.ranks * local_batch:
             raise UserError(
-                f"{pool.samples} training samples for {pool.ranks} ranks cannot fill a step of "
-                f"{local_batch} samples a rank; use more samples, a smaller batch or fewer ranks"
+                f"{count(pool.samples, 'training sample')} for {count(pool.ranks, 'rank')} cannot fill a "
+                f"step of {count(local_batch, 'sample')} a rank; use more samples, a smaller batch "
+                "or fewer ranks"
             )
     return min(pool.samples // (pool.ranks * local_batch) for pool in pools)
 

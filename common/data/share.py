@@ -7,7 +7,7 @@ from pathlib import Path
 from mlhpc.common.data.dealing import Mode, part
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import Pool
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.ranks.world import World
 
 
@@ -50,8 +50,8 @@ def share_of(
             )
         if len(samples) < wanted or (len(samples) != wanted and len(samples) == len(files)):
             raise UserError(
-                f"{dataset.root / folder}: {len(samples)} sample files, but the manifest counts the {wanted} "
-                f"samples of this run, one a file; see: mlhpc data verify {dataset.root}"
+                f"{dataset.root / folder}: {count(len(samples), 'sample file')}, but the manifest counts the "
+                f"{count(wanted, 'sample')} of this run, one a file; see: mlhpc data verify {dataset.root}"
             )
     if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
         raise UserError(

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common import checkpoint
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.ranks.world import World
 
 
@@ -63,7 +63,8 @@ def restore(
     saved = checkpoint.load(directory)
     if len(saved.of_rank) != world.size:
         raise UserError(
-            f"{directory} was written by {len(saved.of_rank)} ranks; resume with as many, not {world.size}"
+            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with as many, not "
+            f"{world.size}"
         )
     (packed,) = saved.shared
     state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -29,6 +30,7 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if not gpus:
         raise UserError("training.device cuda needs a GPU, and PyTorch sees none; take cpu or auto")
+    torch.backends.cudnn.benchmark = True  # shapes stay: the fastest convolutions are found in ``warm_up``
     return torch.device("cuda", local_rank % gpus)
 
 
@@ -59,6 +61,7 @@ def make_train_step(
     scaler: GradScaler,
     precision: str = "float32",
     *,
+    layout: torch.memory_format = torch.preserve_format,
     accumulate: int = 1,
     compiled: bool = False,
     cuda_graphs: bool = False,
@@ -67,12 +70,13 @@ def make_train_step(
     these calls, and of the ranks when ``model`` is ``share``'s.
 
     The loss, ``loss_of(logits, y)``, is this rank's, a scalar left on the device: nothing waits for a GPU. Matrix
-    work is done in ``precision``; weights, batch norm's statistics, loss and optimizer stay float32. ``compiled``
-    compiles the network; ``cuda_graphs`` has what was compiled replayed as CUDA graphs, and does nothing on a CPU.
+    work is done in ``precision``; weights, batch norm's statistics, loss and optimizer stay float32. ``layout`` is
+    that of ``x`` on the device. ``compiled`` compiles the network; ``cuda_graphs`` has what was compiled replayed
+    as CUDA graphs, and does nothing on a CPU. Where a GPU has too little memory the step raises UserError.
     """
     device = next(model.parameters()).device
     inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
-    forward = _compile(model, device, compiled, cuda_graphs)
+    forward, move = _compile(model, device, compiled, cuda_graphs), _mover(device, layout)
     calls = 0
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -83,9 +87,9 @@ def make_train_step(
             inner.train()
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
-        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        x, y = move(x), move(y)
         waits = isinstance(model, DistributedDataParallel) and not last
-        with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
+        with _enough_memory(len(x), "more gradient accumulation"), _unshared(model, waits):
             with _autocast(device, precision):
                 logits = forward(x)
             loss = loss_of(logits, y)
@@ -104,14 +108,22 @@ def make_eval_step(
     measure: Callable[[Tensor, Tensor], Measured],
     precision: str = "float32",
     *,
+    batch: int = 1,
+    layout: torch.memory_format = torch.preserve_format,
     compiled: bool = False,
     cuda_graphs: bool = False,
 ) -> Step[Measured]:
     """``(x, y) -> measure(logits, y)``, shapes as in ``make_train_step``, computed on the device. Ranks may call
-    it as often as each has batches."""
+    it as often as each has batches.
+
+    What is compiled, and what a GPU found the fastest convolutions for, is so for ``batch`` samples: fewer are
+    filled up to them with zeros there, of which nothing is measured. A rank's last batch would otherwise have the
+    network compiled anew, inside the clock.
+    """
     inner = _unwrapped(model)
     device = next(model.parameters()).device
-    forward = _compile(inner, device, compiled, cuda_graphs)
+    forward, move = _compile(inner, device, compiled, cuda_graphs), _mover(device, layout)
+    filled = batch if compiled or device.type != "cpu" else 1
 
     @torch.no_grad()
     def step(x: Tensor, y: Tensor) -> Measured:
@@ -119,10 +131,12 @@ def make_eval_step(
             inner.eval()
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
-        x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-        with _autocast(device, precision):
+        x, y = move(x), move(y)
+        if len(x) < filled:
+            x = F.pad(x, (0, 0, 0, 0, 0, 0, 0, filled - len(x)))
+        with _enough_memory(len(x), "a smaller training.eval_batch_size"), _autocast(device, precision):
             logits = forward(x)
-        return measure(logits, y)
+            return measure(logits[: len(y)], y)
 
     return step
 
@@ -197,10 +211,28 @@ def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [value for value in of_parameters + of_groups if isinstance(value, Tensor)]
 
 
+def _unshared(model: nn.Module, waits: bool) -> AbstractContextManager[None]:
+    """Where ``waits`` says so, gradients are summed on this rank alone."""
+    return model.no_sync() if waits else nullcontext()  # type: ignore[operator]
+
+
 def _unwrapped(model: nn.Module) -> nn.Module:
     """The model itself, without what ``share`` put around it."""
     inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     return inner
+
+
+@contextmanager
+def _enough_memory(samples: int, advice: str) -> Iterator[None]:
+    """Raise UserError in one line where a GPU's memory does not suffice."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = " ".join(str(error).split(". ")[:2])
+        raise UserError(
+            f"a GPU has too little memory for {samples} samples at once ({reason}); take "
+            f"training.precision=mixed_bfloat16, {advice}, or more GPUs"
+        ) from error
 
 
 def _compile(
@@ -212,7 +244,31 @@ def _compile(
     graphs = cuda_graphs and device.type == "cuda"
     if not (compiled or graphs):
         return model
-    return torch.compile(model, mode="reduce-overhead" if graphs else "default")
+    # For the sizes that there are: what is compiled for any would be slower for all.
+    return torch.compile(model, dynamic=False, mode="reduce-overhead" if graphs else "default")
+
+
+def _mover(device: torch.device, layout: torch.memory_format) -> Callable[[Tensor], Tensor]:
+    """Brings batches to the device: to a GPU by a stream of its own, while the step before is computed there."""
+    if device.type != "cuda":
+        return lambda batch: _laid_out(batch.to(device), layout)
+    copies = torch.cuda.Stream(device)
+
+    def move(batch: Tensor) -> Tensor:
+        with torch.cuda.stream(copies):
+            moved = batch.to(device, non_blocking=True)
+        computing = torch.cuda.current_stream(device)
+        computing.wait_stream(copies)
+        moved.record_stream(
+            computing
+        )  # its memory came from the other stream, which is not to have it back yet
+        return _laid_out(moved, layout)
+
+    return move
+
+
+def _laid_out(batch: Tensor, layout: torch.memory_format) -> Tensor:
+    return batch.to(memory_format=layout) if batch.dim() == 4 else batch
 
 
 def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:

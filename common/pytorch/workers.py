@@ -40,6 +40,14 @@ class _Batches(Dataset[Any], Generic[Reader, Key, Item]):
             return str(error)
 
 
+def start(module: str) -> None:
+    """Start the process that the workers of ``module`` come from, and wait until it has imported what they need:
+    seconds that have nothing to do with data, and may be spent before the clock."""
+    first = _context(module).Process(target=_nothing)
+    first.start()
+    first.join()
+
+
 def batches(
     read: Callable[[Reader, Sequence[Key]], Item],
     reader: Reader,
@@ -64,8 +72,6 @@ def batches(
     # With what waits: the batch that the training step has, and the one before it.
     shown = min(len(batches), each * workers + 2) * ranks_on_node
     _require_shared_memory(batch_bytes, shown)
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.utils.data", read.__module__])
     iterator: Any = iter(
         DataLoader(
             _Batches(read, reader),
@@ -73,7 +79,7 @@ def batches(
             sampler=batches,
             num_workers=workers,
             prefetch_factor=each,
-            multiprocessing_context=context,
+            multiprocessing_context=_context(read.__module__),
             pin_memory=device != "cpu",
             worker_init_fn=_end_with_run,
         )
@@ -92,8 +98,12 @@ def batches(
             "loading.prefetch, or set loading.loader=threads"
         ) from error
     finally:
+        pids = [worker.pid for worker in iterator._workers]
         # Now: a traceback that holds the iterator would keep them running.
         iterator._shutdown_workers()
+        for pid in pids:  # one that was killed may have had no time to take a name away
+            for left in SHARED.glob(f"torch_{pid}_*"):
+                left.unlink(missing_ok=True)
 
 
 def in_shared_memory(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -101,6 +111,16 @@ def in_shared_memory(shape: tuple[int, ...], dtype: torch.dtype = torch.float32)
     kind: Any = torch.UntypedStorage
     storage = kind._new_shared(math.prod(shape) * dtype.itemsize)
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
+
+
+def _context(module: str) -> Any:
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.utils.data", module])
+    return context
+
+
+def _nothing() -> None:
+    pass
 
 
 def _end_with_run(worker: int) -> None:

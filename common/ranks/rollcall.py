@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, NoReturn, Self
 
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import UserError, count
 from mlhpc.common.ranks.world import Loss
 
 BEAT_S = 5.0
@@ -354,7 +354,7 @@ def _receive_callers(
             )
         if hello["size"] != size or not 0 < caller.rank < size:
             refuse(
-                f"rank {caller.rank} on {caller.hostname} believes in {hello['size']} ranks, rank 0 on "
+                f"rank {caller.rank} on {caller.hostname} believes in {count(hello['size'], 'rank')}, rank 0 on "
                 f"{me.hostname} in {size}; give all ranks the same launcher variables"
             )
         callers[caller.rank] = caller

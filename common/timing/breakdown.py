@@ -94,10 +94,11 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     # An evaluation on the way may cut the last epoch short: it then says nothing of the first.
     batches = [timed.get(epoch.epoch, {}).get("count") for epoch in epochs]
     whole = len(epochs) - (len(epochs) > 1 and batches[-1] != batches[0])
-    wait, step, evaluated = (
-        _without_excess([getattr(epoch, part) for epoch in epochs], whole)
-        for part in ("data_wait_s", "step_s", "eval_s")
-    )
+    wait = _without_excess([epoch.data_wait_s for epoch in epochs], whole)
+    step = _without_excess([epoch.step_s for epoch in epochs], whole)
+    # Evaluations one by one: not every epoch has one, and one may have several.
+    evaluations = [e["seconds"] for e in events if e["event"] == "end" and e["name"] == "eval"]
+    evaluated = _without_excess(evaluations, len(evaluations) if whole >= 3 else 0)
     return Breakdown(
         total=sum(runs.values()),
         staging=sum(_seconds(events, "staging").values()),

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self, TypeVar
 from mlperf_logging.mllog.mllog import MLLogger
 
 from mlhpc.common.data.atomic import write_all
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import Ended, UserError
 from mlhpc.common.ranks.world import Loss, World
 
 T = TypeVar("T")
@@ -50,6 +50,7 @@ class RunLog:
         self._status: Status = "aborted"
         self._stopping = threading.Lock()
         self._stopped = False
+        self._closing = threading.Lock()
         try:
             # Without a buffer: what could not be written must not come up again when the file is closed.
             self._events = open(out / f"events.rank{world.rank}.jsonl", "ab", buffering=0)
@@ -66,7 +67,8 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._events.close()
+        with self._closing:  # not while another thread writes that a rank was lost
+            self._events.close()
         if self._mllog:
             for handler in list(self._mllog.logger.handlers):
                 with suppress(OSError):  # of a record that could not be written: it was told then
@@ -78,8 +80,9 @@ class RunLog:
         return time.perf_counter() - self._opened
 
     @contextmanager
-    def span(self, name: str, **tags: Any) -> Iterator[None]:
-        """An interval. Its end is recorded also when an exception passes, and then says which."""
+    def span(self, name: str, **tags: Any) -> Iterator[dict[str, Any]]:
+        """An interval. Its end is recorded also when an exception passes, and then says which. Yields its tags;
+        those that are changed inside, such as ``step``, are recorded so at its end."""
         phase = name
         if "epoch" in tags:
             phase = f"epoch {tags['epoch']}" if name == "epoch" else f"{name} of epoch {tags['epoch']}"
@@ -91,11 +94,11 @@ class RunLog:
         self._ruled(name, "start", tags, started)
         error: str | None = None
         try:
-            yield
+            yield tags
             if name in ("run", "staging", "init"):
                 self._world.barrier()  # ends when the slowest rank has ended, not when rank 0 has
         except BaseException as raised:
-            error = str(raised) if isinstance(raised, UserError) else f"{type(raised).__name__}: {raised}"
+            error = _reason(raised)
             self._world.fail(error)  # from here, while the phase is still the one that failed
             raise
         finally:
@@ -206,18 +209,19 @@ class RunLog:
 
     def lost(self, loss: Loss) -> None:
         """On the lowest surviving rank, when another is lost: close the record of a run that cannot go on."""
-        if self._events.closed:  # the run had ended
-            return
-        self._status = "aborted"
-        at = self._event(
-            "lost", "rank", rank=loss.rank, hostname=loss.hostname, phase=loss.phase, reason=loss.reason
-        )
-        if self._mllog is None:
-            if _has_run_stop(self.out / "run.log", RANK_0_MAY_STILL_WRITE_S):
+        with self._closing:
+            if self._events.closed:  # the run had ended
                 return
-            self._mllog = _mllogger(self.out / "run.log")
-        if any(phase == "run" for phase in self._open_spans):
-            self._run_stop(at, reason=str(loss))
+            self._status = "aborted"
+            at = self._event(
+                "lost", "rank", rank=loss.rank, hostname=loss.hostname, phase=loss.phase, reason=loss.reason
+            )
+            if self._mllog is None:
+                if _has_run_stop(self.out / "run.log", RANK_0_MAY_STILL_WRITE_S):
+                    return
+                self._mllog = _mllogger(self.out / "run.log")
+            if any(phase == "run" for phase in self._open_spans):
+                self._run_stop(at, reason=str(loss))
 
 
 def _has_run_stop(path: Path, patience_s: float) -> bool:
@@ -228,9 +232,16 @@ def _has_run_stop(path: Path, patience_s: float) -> bool:
     return there
 
 
+def _reason(raised: BaseException) -> str:
+    if isinstance(raised, UserError | Ended):
+        return str(raised)
+    return "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
+
+
 def _metadata(tags: dict[str, Any]) -> dict[str, Any]:
-    """The rules call the epoch ``epoch_num``; it counts from 1 here, as in most published logs."""
-    return {"epoch_num" if key == "epoch" else key: value for key, value in tags.items()}
+    """As published logs call them: the epoch ``epoch_num``, which counts from 1 here as in most, and the number of
+    updates so far ``step_num``."""
+    return {f"{key}_num" if key in ("epoch", "step") else key: value for key, value in tags.items()}
 
 
 class _Handler(logging.FileHandler):

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from mlhpc.commands.parser import Commands, Parser, add_benchmark, add_command, print_help
-from mlhpc.common.errors import UserError, did_you_mean
+from mlhpc.common.errors import UserError, count, did_you_mean
 
 BENCH_SIZES = {"deepcam": (32, 2), "resnet50": (512, 32)}
 """Samples and batch of ``data bench``, of those benchmarks that have loaders to compare."""
@@ -154,7 +154,7 @@ def _data_index(options: argparse.Namespace) -> int:
     with launch.joined("horovod") as world:
         found = manifest.index(options.data, known, world, options.workers)
         if world.rank == 0:
-            print(f"{options.data}: {len(found.files)} files indexed")
+            print(f"{options.data}: {count(len(found.files), 'file')} indexed")
     return 0
 
 
@@ -164,7 +164,7 @@ def _data_verify(options: argparse.Namespace) -> int:
     problems = manifest.verify(options.data, options.workers)
     for problem in problems:
         print(problem)
-    print(f"{options.data}: {len(problems) or 'no'} problem{'' if len(problems) == 1 else 's'}")
+    print(f"{options.data}: {count(len(problems), 'problem') if problems else 'no problems'}")
     return 1 if problems else 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from mlhpc.common.errors import UserError, did_you_mean
+from mlhpc.common.errors import UserError, count, did_you_mean
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.launch import Framework as Backend
 from mlhpc.common.ranks.launch import Place
@@ -99,9 +99,8 @@ def _start(place: Place, backend: Backend, console: Console) -> bool:
     good = total == place.size
     if place.rank == 0:
         where = f"{hosts} node{'s' * (hosts > 1)}"
-        found = (
-            f"{backend} counts {total} ranks on {where}; it took {time.monotonic() - began:.1f} s to start"
-        )
+        took = f"it took {time.monotonic() - began:.1f} s to start"
+        found = f"{backend} counts {count(total, 'rank')} on {where}; {took}"
         remedy = "" if good else f"{place.launcher} started {place.size}: see docs/sites.md"
         _print([Line("pass" if good else "fail", "backend", found, remedy)], console)
     return not good

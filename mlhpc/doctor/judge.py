@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlhpc.common.errors import count
 from mlhpc.common.ranks.launch import Framework as Backend
 from mlhpc.common.ranks.launch import Place
 
@@ -211,7 +212,7 @@ def _data(folder: Mapping[str, Any], benchmark: str | None) -> Iterator[Line]:
         remedy = "mlhpc data index DIR writes one; without, staging cannot verify what it copies"
         yield Line("warn", "data set", f"{found}, without a manifest", remedy)
     else:
-        size = f"{folder['files']} files, {folder['bytes'] / GIB:.3g} GiB"
+        size = f"{count(folder['files'], 'file')}, {folder['bytes'] / GIB:.3g} GiB"
         remedy = "a copy in memory is no data set on storage: the run would measure memory"
         yield Line(
             "warn" if folder["is_ram"] else "pass", "data set", f"{found}, {size}", remedy * folder["is_ram"]
@@ -307,7 +308,7 @@ def clocks(nodes: Sequence[Node]) -> Iterator[Line]:
     """``offset_s`` of every node against rank 0's."""
     if len(nodes) < 2:
         return
-    worst = max(nodes, key=lambda node: abs(node["offset_s"]))
+    worst = max(nodes[1:], key=lambda node: abs(node["offset_s"]))
     off = abs(worst["offset_s"])
     found = f"{worst['host']} is {off * 1e3:.1f} ms from {nodes[0]['host']}"
     found += ", the others are nearer" * (len(nodes) > 2)

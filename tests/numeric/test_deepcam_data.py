@@ -40,6 +40,7 @@ from mlhpc.deepcam.hdf5 import read_statistics
 from mlhpc.deepcam.sample import list_samples
 
 LOADERS = ("threads", "workers", "dali")
+STARTED = set()
 
 
 @pytest.fixture(scope="module")
@@ -156,15 +157,34 @@ def test_memory_is_used_again_once_let_go(data_set):
     assert len(places) <= 4  # of 18 batches: one ahead, one being read, one in hand, and the one before
 
 
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    """Notes the processes that are started here, the workers, also those that have ended since."""
+    start = multiprocessing.process.BaseProcess.start
+
+    def noting(process):
+        start(process)
+        STARTED.add(process.pid)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", noting)
+
+
 def left_behind():
     """Reader threads, worker processes, and shared memory: named in /dev/shm, or mapped without a name."""
     mapped = re.findall(r"/dev/shm/torch_\S+", Path("/proc/self/maps").read_text())
     return (
         {thread.name for thread in threading.enumerate() if thread.name.startswith("reader")}
         | {child.pid for child in multiprocessing.active_children()}
-        | {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+        | {name for name in os.listdir("/dev/shm") if is_ours(name)}
         | set(mapped)
     )
+
+
+def is_ours(name):
+    """Whether this process or a worker of its named this shared memory: torch_PID_RANDOM_NUMBER. Other
+    tests, in other processes, have theirs in the same folder."""
+    found = re.fullmatch(r"torch_(\d+)_.*", name)
+    return found is not None and int(found[1]) in STARTED | {os.getpid()}
 
 
 def require_nothing_left(before):
@@ -270,6 +290,7 @@ def test_a_killed_worker_is_told(data_set, read_ahead):
     (worker,) = {child.pid for child in multiprocessing.active_children()} - before
     if read_ahead:
         time.sleep(1)  # what it has read then waits for a process that is gone
+    Path(f"/dev/shm/torch_{worker}_1_1").touch()  # as one that is killed before it can take the name away
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(UserError, match="a worker process was lost") as raised:
         list(batches)

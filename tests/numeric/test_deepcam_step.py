@@ -185,3 +185,55 @@ def test_what_this_machine_lacks_is_said_in_one_line(monkeypatch):
         pick_device("cuda", 0)
     with pytest.raises(UserError, match=r"^training\.precision mixed_float16 .* mixed_bfloat16$"):
         make_scaler("mixed_float16", CPU)
+
+
+def test_what_is_compiled_for_a_batch_meets_no_other_size(monkeypatch):
+    """A rank's last samples are often fewer: they are filled up, and count for what they are."""
+    sizes = set()
+
+    def compile_for(model, **options):
+        assert options["dynamic"] is False
+
+        def forward(x):
+            sizes.add(tuple(x.shape))
+            assert x.is_contiguous(memory_format=torch.channels_last)
+            return model(x)
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", compile_for)
+    model, *_ = made()
+    plain = make_eval_step(model, summed_iou)
+    filled = make_eval_step(model, summed_iou, batch=3, compiled=True)
+    for samples in (3, 1, 2):
+        (wanted, count), (told, counted) = (step(*batch_of(samples)) for step in (plain, filled))
+        assert counted == count == samples and float(told) == pytest.approx(float(wanted))
+    assert sizes == {(3, 16, 32, 48)}
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_batches_reach_the_network_in_the_layout_asked_for(layout):
+    model, *_ = made(layout=layout)
+    found = []
+    model.register_forward_pre_hook(
+        lambda _, inputs: found.append(inputs[0].is_contiguous(memory_format=layout))
+    )
+    optimizer = make_optimizer(Hyperparameters(global_batch_size=2, opt_lr=0.01), model.parameters())
+    make_train_step(model, weighted_cross_entropy, optimizer, NO_SCALE, layout=layout)(*batch_of(2))
+    make_eval_step(model, summed_iou, layout=layout)(*batch_of(2))
+    assert found == [True, True]
+
+
+def test_a_gpu_with_too_little_memory_is_told_in_one_line():
+    def loss_of(logits, y):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 5.80 GiB. GPU 0 has a total\ncapacity"
+        )
+
+    model, optimizer, _ = made()
+    for step in (make_train_step(model, loss_of, optimizer, NO_SCALE), make_eval_step(model, loss_of)):
+        with pytest.raises(
+            UserError, match=r"too little memory for 2 samples.*allocate 5\.80 GiB.*mixed"
+        ) as raised:
+            step(*batch_of(2))
+        assert "\n" not in str(raised.value)

@@ -24,7 +24,9 @@ ranks.enter(f"work of {place.rank}")
 ranks.start_beating()
 assert ranks.share({"answer": place.rank}) == {"answer": 0}
 Path(os.environ["SIGNS"], str(place.rank)).write_text(str(os.getpid()))
-time.sleep(0.3)  # the phase of every rank has come
+while not all(Path(os.environ["SIGNS"], str(rank)).exists() for rank in range(place.size)):
+    time.sleep(0.01)
+time.sleep(0.3)  # what every rank said has been heard: the reset of a killed one may take it away
 if place.rank == who:
     match how:
         case "kill":

@@ -1,6 +1,7 @@
 """A private Slurm of two nodes on this machine, for the time of the tests."""
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from getpass import getuser
 from pathlib import Path
@@ -45,7 +47,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=5
+KillWait=30
 NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
 PartitionName=all Nodes=n0,n1 Default=YES State=UP
@@ -130,11 +132,16 @@ def _cluster(folder: Path) -> Iterator[Slurm]:
 
 
 def _free_ports(count: int) -> list[int]:
-    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [door.getsockname()[1] for door in doors]
-    for door in doors:
-        door.close()
-    return ports
+    """Free ports that nobody else draws until the daemons take them: Linux gives outgoing connections ports
+    from 32768 on, and launch has its own from 20000 to 32000."""
+    ports: list[int] = []
+    for port in random.sample(range(10_000, 20_000), 1000):
+        with suppress(OSError):
+            socket.create_server(("", port)).close()
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    pytest.fail(f"no {count} free ports below 20000")
 
 
 def _wait_for(what: str, arrived: Any, slurm: Slurm) -> None:

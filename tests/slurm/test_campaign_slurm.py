@@ -91,7 +91,7 @@ from mlhpc.campaign import _step
 from mlhpc.campaign_record import Campaign
 here = pathlib.Path()
 campaign = Campaign(load("cosmoflow", "smoke"), (), here, None, here, 4, instances=4, ranks=2)
-command = ["bash", "-c", "date +%s.%N; sleep 3; date +%s.%N; echo $SLURMD_NODENAME"]
+command = ["bash", "-c", "date +%s.%N; sleep 10; date +%s.%N; echo $SLURMD_NODENAME"]
 steps = [subprocess.Popen(["srun", *_step(campaign, slot, os.environ), *command],
                           stdout=open(f"step-{{slot}}", "w")) for slot in range(4)]
 raise SystemExit(max(step.wait() for step in steps))

@@ -31,10 +31,10 @@ def half(fd, data):
 
 @contextmanager
 def deadly(log, name, **tags):
-    with span(log, name, **tags):
+    with span(log, name, **tags) as told:
         if (name, tags.get("epoch")) == (phase, epoch):
             die()
-        yield
+        yield told
 
 if os.environ["MLHPC_RANK"] == "1":
     if phase == "staging":

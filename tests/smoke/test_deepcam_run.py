@@ -12,6 +12,9 @@ import pytest
 from smoke.conftest import climate_settings as settings
 from smoke.conftest import mlhpc, mllog, result, resumed_after_a_kill, trace
 
+from mlhpc.submission.parse import parse
+from mlhpc.submission.phases import phases
+
 
 @pytest.fixture(scope="module")
 def one_rank(climate, tmp_path_factory):
@@ -79,6 +82,42 @@ def test_evaluation_every_two_updates_is_timed_as_evaluation(climate, tmp_path):
     times = [r["time_ms"] for r in records if r["key"] in ("eval_start", "eval_stop")]
     spent = sum(stop - start for start, stop in zip(times[::2], times[1::2], strict=True)) / 1e3
     assert result(out)["breakdown_s"]["evaluation"] == pytest.approx(spent, abs=0.01)
+
+
+@pytest.mark.parametrize("target", [0.999, 0.01])
+def test_the_log_alone_tells_the_samples_that_were_trained_on(climate, tmp_path, target):
+    """13 of which a batch of 4 leaves one out; and an epoch that the target ends after its first update."""
+    out = tmp_path / "out"
+    words = settings("training.eval_steps=1", "training.max_epochs=2", f"target.value={target}")
+    assert mlhpc("run", "deepcam", "--data", climate, "--out", out, *words).returncode == (target > 0.5)
+    told = phases(parse(out / "run.log"))
+    assert told is not None
+    assert [e.samples for e in told.epochs] == ([12, 12] if target > 0.5 else [4])
+    assert [e["samples"] for e in result(out)["epochs"]] == [e.samples for e in told.epochs]
+
+
+@pytest.mark.parametrize("loader", ["dali", "workers"])
+def test_what_a_loader_needs_is_there_before_the_clock(climate, tmp_path, loader):
+    words = ["run", "deepcam", "--data", str(climate), "--out", str(tmp_path / "out")]
+    words += settings(f"loading.loader={loader}", "training.max_epochs=1")
+    program = f"""
+import sys
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from mlhpc.cli import main
+from mlhpc.common.timing.runlog import RunLog
+span = RunLog.span
+@contextmanager
+def noted(log, name, **tags):
+    if name == "run":
+        print("nvidia.dali.fn" in sys.modules, forkserver._forkserver._forkserver_pid is not None)
+    with span(log, name, **tags) as told:
+        yield told
+RunLog.span = noted
+sys.exit(main({words!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1:] == [f"{loader == 'dali'} {loader == 'workers'}"], done.stderr
 
 
 def test_a_run_killed_after_an_epoch_resumes_to_the_same_trajectory_and_is_marked(climate, tmp_path):

@@ -9,8 +9,34 @@ import sys
 
 import pytest
 from smoke.conftest import climate_settings, mllog, rank_process, result, wait_for
+from smoke.test_deepcam_lost_ranks import LOCAL
 
 ENDED = "ended from outside (SIGTERM)"
+
+# Rank 1 is ended after its run, when rank 0 has come so far that SIGN stands in FILE.
+PROGRAM = """
+import json, os, pathlib, signal, sys, time
+from contextlib import contextmanager
+from mlhpc.cli import main
+from mlhpc.common.timing.runlog import RunLog
+
+words, file, sign = json.loads(sys.argv[1])
+file, span = pathlib.Path(file), RunLog.span
+
+@contextmanager
+def deadly(log, name, **tags):
+    with span(log, name, **tags) as changed:
+        yield changed
+    if name == "run":
+        while not (file.exists() and sign in file.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+if os.environ["MLHPC_RANK"] == "1":
+    RunLog.span = deadly
+sys.exit(main(words))
+"""
 
 
 def start(climate, out, *more):
@@ -50,13 +76,19 @@ def test_a_rank_ended_in_the_run_is_named_and_the_result_is_aborted(climate, tmp
     assert left["status"] == "aborted" and left["time_to_train_s"] is None and left["ranks"] == 2
 
 
-def test_a_rank_lost_after_the_run_takes_nothing_from_its_result(climate, tmp_path):
+@pytest.mark.parametrize(("file", "sign"), [("run.log", '"run_stop"'), ("result.json", '"status"')])
+def test_a_rank_lost_after_the_run_takes_nothing_from_its_result(climate, tmp_path, file, sign):
+    """Rank 0 does not end before it: they remove what was staged together."""
     out = tmp_path / "out"
-    run = start(climate, out, "training.max_epochs=1")
-    wait_for(lambda: reached(out, 1, '"end", "name": "run"') or run.poll() is not None)
-    os.kill(rank_process(run.pid, 1), signal.SIGTERM)
-    told = run.communicate(timeout=60)[0]
-    assert "Traceback" not in told, told
+    words = ["run", "deepcam", "--data", climate, "--stage", tmp_path / "stage", "--out", out]
+    told = [[*map(str, words), *climate_settings("training.max_epochs=1")], str(out / file), sign]
+    done = subprocess.run(
+        [sys.executable, "-c", LOCAL, "-c", PROGRAM, json.dumps(told)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert "Traceback" not in done.stdout, done.stdout
+    assert f"was lost in phase 'after the run': {ENDED}" in done.stdout, done.stdout
     left = result(out)
     assert left["status"] == "failed" and left["time_to_train_s"] > 0
     assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["failed"]

@@ -59,6 +59,18 @@ def test_an_epoch_cut_short_by_the_target_is_no_measure_of_the_first():
     assert breakdown(made).first_epoch_excess is None
 
 
+def test_evaluations_are_compared_one_by_one():
+    """Not every epoch has one, and one may have several: as ResNet-50 and DeepCAM are evaluated."""
+    made = events([10, 10, 10, 10, 10], [1] * 5, [4, 0, 3, 0, 3])
+    some = [e for e in made if e["name"] != "eval" or e["seconds"]]
+    assert breakdown(some).first_epoch_excess == 1
+    often = [e for e in made if e["name"] != "eval"]
+    often[2:2] = [{"event": "end", "name": "eval", "epoch": 1, "seconds": s} for s in (5, 2)]
+    often[6:6] = [{"event": "end", "name": "eval", "epoch": 2, "seconds": s} for s in (2, 1)]
+    told = breakdown(often)
+    assert told.first_epoch_excess == 3 and told.evaluation == 7
+
+
 def test_a_fast_first_epoch_has_no_excess():
     assert breakdown(events([8, 10, 10], [0, 1, 1], [1, 1, 1])).first_epoch_excess == 0
 

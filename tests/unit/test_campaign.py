@@ -1,5 +1,6 @@
 """Campaigns, with a stand-in for ``mlhpc run`` that leaves a run directory of the outcome it is told."""
 
+import fcntl
 import json
 import os
 import shlex
@@ -17,6 +18,7 @@ from mlhpc import cli
 from mlhpc.benchmarks import load
 from mlhpc.campaign import _step
 from mlhpc.campaign_record import Campaign
+from mlhpc.children import is_locked
 
 PYTHON = sys.executable
 
@@ -230,7 +232,7 @@ def test_two_campaigns_in_one_folder_are_refused_also_while_an_orphaned_run_goes
     orphan = [p for p in Path("/proc").glob("[0-9]*") if str(site.out).encode() in _cmdline(p)]
     assert len(orphan) == 1
     os.kill(int(orphan[0].name), signal.SIGKILL)
-    wait_for(lambda: not _cmdline(orphan[0]))
+    wait_for(lambda: _can_be_locked(site.out / ".lock"))
     site.will()
     assert site.run("--runs", "2") == 0
 
@@ -240,6 +242,16 @@ def _cmdline(process):
         return (process / "cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def _can_be_locked(path):
+    """Of a killed process the command line goes first, then its files, and with them its locks."""
+    with path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def test_tasks_of_a_job_array_make_a_run_each_at_the_same_time(site, capsys):
@@ -270,7 +282,7 @@ def test_a_run_that_another_task_is_making_is_running_and_not_aborted(site, caps
     assert site.states()[0] == "running"
     (orphan,) = [p for p in Path("/proc").glob("[0-9]*") if str(site.out).encode() in _cmdline(p)]
     os.kill(int(orphan.name), signal.SIGKILL)
-    wait_for(lambda: not _cmdline(orphan))
+    wait_for(lambda: not is_locked(site.out, "run_01"))
     assert site.run("--runs", "3", "--number", "2") == 0
     assert site.states()[0] == "aborted"
 
@@ -280,6 +292,7 @@ def test_of_instances_at_the_same_time_those_that_go_on_are_running(site):
     campaign = site.start("--instances", "2", "--runs", "2")
     wait_for(lambda: (site.out / "campaign.json").exists())
     assert site.states() == ["converged", "running"]
+    wait_for(lambda: (site.out / "run_02" / "run.log").exists())  # before that, SIGTERM would leave no run
     campaign.terminate()
     campaign.communicate(timeout=60)
     assert site.states() == ["converged", "aborted"]

@@ -106,24 +106,24 @@ def test_epochs_may_be_counted_from_zero(first: int, tmp_path: Path) -> None:
 def test_evaluations_out_of_step_with_epochs(tmp_path: Path) -> None:
     """As DeepCAM of round 0.7: every so many steps, with checkpoints, the last epoch cut by the target."""
     events: list[Any] = [(0.0, "staging_start"), (100.0, "staging_stop")]
-    for n in range(3):
+    for n in range(4):
         steps = {"epoch_num": n + 1, "step_num": 50 * n}
         events.append((100.0 + 60 * n, "epoch_start", None, steps))
         if n > 0:
             at = 110.0 + 60 * n
             events += [(at, "eval_start"), (at + 6, "eval_stop")]
-            events += [(at + 6, "eval_accuracy", 0.83 if n == 2 else 0.5)]
+            events += [(at + 6, "eval_accuracy", 0.83 if n == 3 else 0.5)]
             events += [(at + 6, "save_start"), (at + 10, "save_stop")]
-        stop = {"epoch_num": n + 1, "step_num": 50 * (n + 1) if n < 2 else 120}
-        events.append((100.0 + 60 * (n + 1) if n < 2 else 250.0, "epoch_stop", None, stop))
-    events.append((250.0, "run_stop"))
+        stop = {"epoch_num": n + 1, "step_num": 50 * (n + 1) if n < 3 else 170}
+        events.append((100.0 + 60 * (n + 1) if n < 3 else 310.0, "epoch_stop", None, stop))
+    events.append((310.0, "run_stop"))
     facts = {"submission_benchmark": "deepcam", "train_samples": 3300, "global_batch_size": 64}
     parts = told(made_log(tmp_path / "a.txt", events, **facts))
-    # Training 60 + 50 + 20 s; the first epoch is 60 s where the median of the others is 35.
-    assert parts.parts() == near(staging=100, first_epoch_excess=25, training=105, evaluation=12, rest=8)
-    assert [e.samples for e in parts.epochs] == [3200, 3200, 1280]  # 50, 50 and 20 steps
-    assert parts.train_rate == pytest.approx(7680 / 130)
-    assert parts.epoch_s == pytest.approx(150 / 3)  # checkpoints are part of an epoch
+    # Training 60 + 50 + 50 + 20 s; the first epoch is 60 s where the median of the other whole ones is 50.
+    assert parts.parts() == near(staging=100, first_epoch_excess=10, training=170, evaluation=18, rest=12)
+    assert [e.samples for e in parts.epochs] == [3200, 3200, 3200, 1280]  # the last of 20 steps
+    assert parts.train_rate == pytest.approx(10880 / 180)
+    assert parts.epoch_s == pytest.approx(210 / 4)  # checkpoints are part of an epoch
 
 
 def test_staging_of_many_ranks_and_beside_training_counts_once(tmp_path: Path) -> None:
@@ -430,6 +430,68 @@ def test_one_run_is_told_as_before(tmp_path: Path) -> None:
     assert report_on([run], console, tmp_path / "elsewhere.html").read_text("utf-8").startswith("<!doctype")
     with pytest.raises(UserError, match="--predict is for a comparison"):
         report_on([run], console, None, [(8, None)])
+
+
+def told_of(tmp_path: Path) -> str:
+    """What the terminal tells of the sets below ``tmp_path``; the words alone."""
+    terminal = StringIO()
+    report_on([tmp_path / "all"], Console(file=terminal, width=300), tmp_path / "out.html")
+    return " ".join(terminal.getvalue().split())
+
+
+def test_an_excess_that_is_not_known_is_no_number(tmp_path: Path) -> None:
+    run = [*epochs(0, [20, 10], [4, 4]), (40.0, "run_stop")]
+    made_log(tmp_path / "all" / "result_1.txt", run)
+    assert " 0.0% not known " in told_of(tmp_path), "no staging is none, an excess nobody knows is not"
+    run = [*epochs(0, [20, 10, 10], [4, 4, 4]), (60.0, "run_stop")]
+    made_log(tmp_path / "all" / "result_1.txt", run)
+    assert "% not known" not in told_of(tmp_path)
+
+
+def test_the_terminal_names_the_findings(tmp_path: Path) -> None:
+    results = tmp_path / "all" / "org" / "results"
+    make_set(tmp_path / "all" / "org")
+    (results / "idle0" / "strong" / "cosmoflow").mkdir(parents=True)
+    count = len(compare([tmp_path / "all"]).problems)
+    told = told_of(tmp_path)
+    assert 1 <= count <= 5 and told.count(" set/") == count and "more: see the page" not in told
+    assert f"{count} finding" in told and "set/empty: " in told
+    for n in range(1, 9):
+        (results / f"idle{n}" / "strong" / "cosmoflow").mkdir(parents=True)
+    count = len(compare([tmp_path / "all"]).problems)
+    told = told_of(tmp_path)
+    assert told.count(" set/") == 5 and f"and {count - 5} more: see the page" in told
+
+
+BOTH = {"mlhpc": "0.1.0", "tensorflow-cpu": "2.18.1", "keras": "3.15.1", "horovod": "0.28.1", "torch": "2.12.1",
+        "torchvision": "0.27.1", "nvidia-dali-cuda130": "2.2.0", "h5py": "3.16.0"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "benchmark, software, used",
+    [
+        ("cosmoflow", "tensorflow-cpu 2.18.1", "mlhpc tensorflow-cpu keras horovod h5py"),
+        ("deepcam", "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
+        ("resnet50", "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
+    ],
+)
+def test_a_run_is_told_with_its_own_framework(
+    benchmark: str, software: str, used: str, tmp_path: Path
+) -> None:
+    def both(env: dict[str, Any]) -> None:
+        env["packages"] = BOTH
+
+    def of(result: dict[str, Any]) -> None:
+        result["benchmark"] = benchmark
+
+    run = make_run(tmp_path / "all" / "run", env=both, result=of)
+    (entry,) = compare([tmp_path / "all"]).entries
+    assert entry.software == software
+    terminal = StringIO()
+    report_on([run], Console(file=terminal, width=300))
+    listed = ", ".join(f"{name} {BOTH[name]}" for name in used.split())
+    assert listed in " ".join(terminal.getvalue().split())
+    assert listed in Page((run / "report.html").read_text("utf-8")).text
 
 
 # Bad input.

@@ -8,7 +8,7 @@ import pytest
 from thread_world import on_ranks
 from unpacked import content
 
-from mlhpc.common.data.manifest import load, verify
+from mlhpc.common.data.manifest import index, load, verify
 from mlhpc.common.data.tfrecord import read_examples
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo, World
@@ -68,6 +68,19 @@ def test_samples_are_those_of_the_reference_in_its_order(raw: Path, tmp_path: Pa
             assert np.array_equal(y, parameters)
             seen += 1
     assert seen == 4 * 27 == len(content(out)) - 1
+
+
+def test_a_universe_that_the_manifest_lists_and_is_gone_is_named(raw: Path, tmp_path: Path) -> None:
+    (raw / "README").write_text("of the site")
+    index(raw, {}, Solo(), 1)
+    (raw / "README").unlink()
+    run(raw, tmp_path / "whole")
+    gone = raw / "21681" / "ics_a3.hdf5"
+    gone.unlink()
+    with pytest.raises(UserError) as said:
+        run(raw, tmp_path / "out")
+    assert str(said.value) == f"{gone}: missing, and the manifest lists it; see: mlhpc data verify {raw}"
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_manifest_tells_the_facts(raw: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import h5py
@@ -20,7 +21,7 @@ from deepcam_files import (
 from thread_world import on_ranks
 
 from mlhpc.common.data import atomic
-from mlhpc.common.data.manifest import load, verify
+from mlhpc.common.data.manifest import index, load, verify
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam import hdf5, npy
@@ -194,6 +195,32 @@ def test_every_rank_names_the_file_that_cannot_be_converted(source, tmp_path, sp
         raise errors[0]
     assert not list(tmp_path.rglob("*.part"))
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_sample_that_the_manifest_lists_and_is_gone_is_named_before_anything_is_written(source, tmp_path):
+    index(source, {}, Solo(), 1)
+    shutil.rmtree(source / "validation")
+    errors = on_ranks(1, 2, lambda world: convert(source, tmp_path / "out", False, world, 2))
+    gone = source / "validation/data-0100.h5"
+    assert {str(error) for error in errors} == {
+        f"{gone}: missing, and the manifest lists it; see: mlhpc data verify {source}"
+    }
+    assert not (tmp_path / "out").exists()
+    make_data_set(source)
+    os.truncate(source / "stats.h5", 100)
+    with pytest.raises(
+        UserError, match=r"stats\.h5: 100 bytes, the manifest says \d+; see: mlhpc data verify"
+    ):
+        convert(source, tmp_path / "out", False, Solo(), 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_manifest_lists_beside_the_samples_may_go(source, tmp_path):
+    (source / "README").write_text("of the site")
+    index(source, {}, Solo(), 1)
+    (source / "README").unlink()
+    convert(source, tmp_path / "out", False, Solo(), 1)
+    assert verify(tmp_path / "out", workers=1) == []
 
 
 def test_what_cannot_be_converted_is_said_in_one_line(source, tmp_path):

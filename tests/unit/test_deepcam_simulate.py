@@ -16,11 +16,12 @@ import pytest
 from thread_world import on_ranks
 
 from mlhpc.benchmarks.deepcam import Data, Simulation
+from mlhpc.common import picture
 from mlhpc.common.data import making, manifest
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam import simulate as module
-from mlhpc.deepcam.show import show
+from mlhpc.deepcam.show import range_of, show
 from mlhpc.deepcam.simulate import make, simulate
 
 
@@ -104,7 +105,7 @@ def test_a_restart_keeps_what_is_there(tmp_path: Path, capsys: pytest.CaptureFix
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("data-*.h5")}
     capsys.readouterr()
     make(data, tmp_path, Solo(), workers=1)
-    assert "1 samples made, 9 kept" in capsys.readouterr().out
+    assert "1 sample made, 9 kept" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("data-*.h5") if path != gone} == times
     assert content(tmp_path) == before
     (tmp_path / "stats.h5").unlink()
@@ -179,8 +180,25 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all(tmp_path: Path, monkeypatch:
     outcomes = on_ranks(3, 1, lambda world: make(small(), tmp_path / "d", world, workers=1))
     assert [type(outcome) for outcome in outcomes] == [UserError] * 3
     assert len({str(outcome) for outcome in outcomes}) == 1
-    assert re.search(r"rank 1: .*data-000004\.h5: No space left", str(outcomes[0]))
+    assert re.search(r"rank 1: .*data-000004\.h5: cannot be written: No space left", str(outcomes[0]))
     assert not (tmp_path / "d/stats.h5").exists() and not (tmp_path / "d/manifest.json").exists()
+
+
+def test_a_full_disk_that_names_no_file_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write by its descriptor knows no name, and the error of HDF5 none either."""
+
+    def full(path: Path, *arrays: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, "write_sample", full)
+    wanted = f"{tmp_path / 'd'}: cannot be written: No space left on device; check the space and the rights"
+    with pytest.raises(UserError, match=f"^{re.escape(wanted)}"):
+        make(small(), tmp_path / "d", Solo(), workers=1)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match=r"^[^:]*: Not a directory; mend that or give another folder$"):
+        make(small(), tmp_path / "file/d", Solo(), workers=1)
 
 
 def _die(task: int) -> None:
@@ -201,8 +219,14 @@ def test_show_draws_a_sample_of_either_layout(tmp_path: Path) -> None:
     for number, path in enumerate((sample, tmp_path / "data-000000.npy")):
         show(path, tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with pytest.raises(UserError, match="cannot be written"):
-        show(sample, tmp_path / "no such folder/sample.png")
+    with pytest.raises(
+        UserError, match=r"cannot be written: there is no folder .*no such; make it or"
+    ) as said:
+        show(sample, tmp_path / "no such/sample.png")
+    assert "Errno" not in str(said.value)
+    for name, what in (("missing.h5", "no such file"), ("missing.npy", "no such file"), ("d", "a folder")):
+        with pytest.raises(UserError, match=f"{name}: {what}[^;]*; give a file data-"):
+            show(tmp_path / name, tmp_path / "odd.png")
     with pytest.raises(UserError, match=r"odd\.h5: cannot be read"):
         (tmp_path / "odd.h5").write_text("no HDF5")
         show(tmp_path / "odd.h5", tmp_path / "odd.png")
@@ -211,3 +235,19 @@ def test_show_draws_a_sample_of_either_layout(tmp_path: Path) -> None:
     np.save(tmp_path / "data-000000.npy", np.zeros((32, 48, 3), np.float32))
     with pytest.raises(UserError, match="not rows, columns, 16 channels"):
         show(tmp_path / "data-000000.npy", tmp_path / "odd.png")
+
+
+def test_the_numbers_of_a_channel_say_what_they_are(tmp_path: Path) -> None:
+    wind = np.array([[-30.0, 30.0], [-30.0, 30.0]], np.float32)
+    assert range_of(wind) == "least -30, mean 0, largest 30"
+    assert range_of(wind + np.float32(1e-6) * np.sign(wind + 60)) == "least -30, mean 0, largest 30"
+    assert range_of(wind + 0.5) == "least -29.5, mean 0.5, largest 30.5"
+    rain = np.array([[0.0, 0.0], [0.0, 1e-8]], np.float32)
+    assert range_of(rain) == "least 0, mean 2.5e-09, largest 1e-08", "small is not rounding"
+
+
+@pytest.mark.parametrize(
+    "least, largest, ends", [(0, 1, "neither"), (-1, 1, "min"), (0, 2, "max"), (-1, 2, "both")]
+)
+def test_a_colour_bar_has_arrows_where_the_values_go_on(least: float, largest: float, ends: str) -> None:
+    assert picture.extend(least, largest, 0, 1) == ends

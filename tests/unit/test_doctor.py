@@ -191,6 +191,11 @@ def test_clocks_that_are_apart_are_found_with_their_node(offset, status):
     assert line.status == status and "n1" in line.found
 
 
+def test_a_clock_is_never_compared_with_itself():
+    [line] = clocks([NODE, spoiled(host="n1", offset_s=0.0)])
+    assert line.found == f"n1 is 0.0 ms from {NODE['host']}"
+
+
 def test_a_clock_that_is_ahead_is_measured():
     with socket.create_server(("127.0.0.1", 0)) as door:
         ours = Wire(socket.create_connection(door.getsockname()))
@@ -259,7 +264,7 @@ def test_two_ranks_meet_and_the_first_speaks_for_both(tmp_path):
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     argv = ["doctor", "--stage", str(tmp_path), "--out", str(tmp_path)]
-    env = {"MLHPC_SIZE": "2", "MLHPC_TOKEN": "test_doctor"}
+    env = {"MLHPC_SIZE": "2", "MLHPC_TOKEN": os.urandom(8).hex()}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", code, *argv], env=os.environ | env | {"MLHPC_RANK": str(rank)},

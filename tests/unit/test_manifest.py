@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -6,8 +8,19 @@ from pathlib import Path
 import pytest
 from thread_world import on_ranks
 
-from mlhpc.common.data import manifest
-from mlhpc.common.data.manifest import File, Manifest, describe, index, listing, load, save, take, verify
+from mlhpc.common.data import atomic, manifest
+from mlhpc.common.data.manifest import (
+    File,
+    Manifest,
+    describe,
+    index,
+    listing,
+    load,
+    require,
+    save,
+    take,
+    verify,
+)
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Solo
 
@@ -160,10 +173,41 @@ def test_take_cuts_no_file_of_several_samples(root: Path) -> None:
     assert len(taken.folder("train")) == 4 and taken.samples("train") == 40
 
 
+def test_a_file_of_the_manifest_that_is_not_there_is_named_on_all_ranks(root: Path) -> None:
+    index(root, {}, Solo(), workers=1)
+    (root / "train/3.tfrecord").unlink()
+    whole = (root / "train/2.tfrecord").stat().st_size
+    os.truncate(root / "train/2.tfrecord", whole - 1)
+
+    def asked(*names: str) -> set[str]:
+        told = on_ranks(1, 3, lambda world: require(root, world, 2, lambda name: name in names))
+        return {str(outcome) for outcome in told}
+
+    remedy = f"see: mlhpc data verify {root}"
+    gone, cut = root / "train/3.tfrecord", root / "train/2.tfrecord"
+    assert asked("train/3.tfrecord") == {f"{gone}: missing, and the manifest lists it; {remedy}"}
+    (told,) = asked("train/2.tfrecord", "train/3.tfrecord")
+    assert told.startswith(f"{cut}: ") and told.endswith(f", the manifest says {whole}; {remedy}")
+    assert asked("train/0.tfrecord") == {"None"}, "what is not asked for may be as it will"
+    (root / "manifest.json").unlink()
+    assert asked("train/3.tfrecord") == {"None"}, "without a manifest there is nothing to hold it against"
+
+
+def test_a_manifest_that_cannot_be_written_is_one_line_that_names_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: memoryview) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(atomic, "write_all", full)
+    with pytest.raises(UserError, match=r"data/manifest\.json: cannot be written: No space left .*; check"):
+        index(root, {}, Solo(), workers=1)
+
+
 def test_too_few_samples_says_have_need_and_remedy(root: Path) -> None:
     with pytest.raises(UserError, match=r"data/train: 4 samples, 2048 are needed; choose a smaller preset"):
         take(listing(root, Solo()), train=2048)
-    with pytest.raises(UserError, match=r"data/test: 0 samples, 1 are needed"):
+    with pytest.raises(UserError, match=r"data/test: 0 samples, 1 is needed"):
         take(listing(root, Solo()), test=1)
 
 

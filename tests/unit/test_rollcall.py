@@ -214,7 +214,7 @@ def test_a_rank_that_raises_is_named_with_its_reason(tmp_path, who):
 
 
 def test_a_stopped_rank_is_named(tmp_path):
-    processes = start(tmp_path, 0.2, "stop")
+    processes = start(tmp_path, 0.5, "stop")
     try:
         status, _, error = outcome([processes[0], processes[2]])[0]
     finally:

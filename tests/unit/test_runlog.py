@@ -1,13 +1,17 @@
 """The record of a run: spans, MLLOG lines, and what is left when something breaks."""
 
 import json
+import os
+import signal
 
 import pytest
+from mlperf_logging.mllog import mllog as mllog_module
 
 from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import Loss, Solo
 from mlhpc.common.timing.breakdown import read_events
 from mlhpc.common.timing.runlog import RunLog
+from mlhpc.run import _heeding_signals
 
 
 class Watched(Solo):
@@ -182,3 +186,35 @@ def test_a_record_that_cannot_be_written_ends_the_run_in_one_line(tmp_path, full
         reached = True
     assert not reached, "training does not go on without its record"
     assert capfd.readouterr().err == "", "nothing of logging's own"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, number):
+    """mlperf-logging catches every exception while it writes a record, and goes on."""
+    encode, sent = mllog_module._encode_log, []
+
+    def signalled(*words):
+        if "eval_start" in words and not sent:
+            sent.append(number)
+            os.kill(os.getpid(), number)
+        return encode(*words)
+
+    monkeypatch.setattr(mllog_module, "_encode_log", signalled)
+    with (
+        pytest.raises((UserError, KeyboardInterrupt)),
+        RunLog(tmp_path, Solo()) as log,
+        _heeding_signals(Solo()),
+        log.span("run"),
+    ):
+        with log.span("epoch", epoch=1), log.span("eval", epoch=1):
+            pass
+        raise AssertionError("the run goes on")
+    stops = [record["metadata"]["status"] for record in mllog(tmp_path) if record["key"] == "run_stop"]
+    assert sent and stops == ["aborted"]
+
+
+def test_an_epoch_says_its_updates_in_the_log(tmp_path):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"), log.span("epoch", epoch=2, step=30) as ended:
+        ended["step"] = 37
+    told = [r["metadata"]["step_num"] for r in mllog(tmp_path) if r["key"] in ("epoch_start", "epoch_stop")]
+    assert told == [30, 37]

@@ -106,3 +106,10 @@ def test_a_batch_that_ranks_cannot_share_is_the_users_error():
 def test_too_few_samples_for_a_step_are_the_users_error():
     with pytest.raises(UserError, match=r"7 training samples for 2 ranks .* 4 samples a rank"):
         steps_per_epoch([Pool(100, 2), Pool(7, 2)], 4)
+
+
+def test_one_rank_and_one_sample_are_singular():
+    with pytest.raises(UserError, match=r"^1 training sample for 1 rank cannot .* 2 samples a rank"):
+        steps_per_epoch([Pool(1, 1)], 2)
+    with pytest.raises(UserError, match=r"batch of 1 sample cannot be shared equally by 2 ranks"):
+        local_batch_size(1, 2)

@@ -252,15 +252,20 @@ def test_what_a_killed_process_left_is_swept_and_what_a_live_one_writes_is_not(
 
 
 def test_a_killed_staging_leaves_no_file_that_is_not_whole(source: Manifest, target: Path) -> None:
-    """A process is killed at some moment of a slow copy; names without .part must be complete files."""
+    """A process is killed in the middle of its sixth write; names without .part must be complete files."""
     program = (
         "import sys, time\n"
+        "from itertools import count\n"
         "from pathlib import Path\n"
         "from mlhpc.common.data import atomic, manifest, staging\n"
         "from mlhpc.common.ranks.world import Solo\n"
-        "real = atomic.write_all\n"
+        "real, number = atomic.write_all, count(1)\n"
         "def slow(fd, data):\n"
-        "    real(fd, data); print('.', flush=True); time.sleep(0.05)\n"
+        "    last = next(number) == 6\n"
+        "    real(fd, data[: len(data) // 2] if last else data)\n"
+        "    if last:\n"
+        "        print('half', flush=True); time.sleep(600)\n"
+        "    time.sleep(0.05)\n"
         "atomic.write_all = slow\n"
         "staging.stage(manifest.load(Path(sys.argv[1])), Path(sys.argv[2]), Solo(), 'replicate', workers=2)\n"
     )
@@ -268,8 +273,7 @@ def test_a_killed_staging_leaves_no_file_that_is_not_whole(source: Manifest, tar
         [sys.executable, "-c", program, str(source.root), str(target)], stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    for _ in range(6):
-        process.stdout.readline()
+    assert b"half\n" in process.stdout
     process.kill()
     process.wait()
     process.stdout.close()
