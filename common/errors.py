@@ -12,6 +12,10 @@ class UserError(Exception):
     """
 
 
+class Told(UserError):
+    """A ``UserError`` that all ranks raise alike, on a rank that leaves it to rank 0 to print it."""
+
+
 class Ended(BaseException):
     """The run is ended from outside. Like KeyboardInterrupt it passes what catches exceptions: mlperf-logging
     catches those of a record that is being written, and would let the run go on."""

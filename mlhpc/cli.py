@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mlhpc import __version__
 from mlhpc.commands import data, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
-from mlhpc.common.errors import UserError, did_you_mean
+from mlhpc.common.errors import Told, UserError, did_you_mean
 
 INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
 
@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if debug:
             raise
-        print(f"mlhpc: {error}", file=sys.stderr)
+        if not isinstance(error, Told):
+            print(f"mlhpc: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("mlhpc: interrupted", file=sys.stderr)

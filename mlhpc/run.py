@@ -24,7 +24,7 @@ from mlhpc.common import checkpoint
 from mlhpc.common.data import atomic, manifest, pagecache, staging
 from mlhpc.common.data.filesystem import filesystem_of
 from mlhpc.common.data.target import in_use
-from mlhpc.common.data.together import together
+from mlhpc.common.data.together import first, together
 from mlhpc.common.errors import Ended, UserError
 from mlhpc.common.evidence import accelerators, evidence
 from mlhpc.common.ranks import launch
@@ -77,8 +77,10 @@ def _execute(
     run: Run, places: Places, seed: int | None, evict: bool, world: World
 ) -> tuple[dict[str, Any], Path]:
     _warn(together(world, lambda: rules.hold(known_of(run, places, evict)))[0], world)
-    if places.resume:
-        seed = _seed_of(places.resume, run)
+    # What can be known to be wrong is told before the run has a folder.
+    first(world, lambda: manifest.require_folder(places.data))
+    if resume := places.resume:
+        seed = first(world, lambda: _seed_of(resume, run))
     out = world.broadcast(_make_out(run, places.out) if world.rank == 0 else Path())
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
     _write_evidence(run, places.data, out, world)

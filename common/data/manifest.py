@@ -92,10 +92,10 @@ def load(root: Path) -> Manifest:
             raise ValueError("facts or files are not as expected")
         return Manifest(root, files, facts)
     except FileNotFoundError as error:
-        _require_folder(root)
+        require_folder(root)
         raise UserError(f"{path}: no manifest; make one with 'mlhpc data index {root}'") from error
     except OSError as error:
-        _require_folder(root)
+        require_folder(root)
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the data directory") from error
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
@@ -112,6 +112,14 @@ def listing(root: Path, world: World, workers: int = 8) -> Manifest:
     mine = _names(root, world)[world.rank :: world.size]
     parts = together(world, lambda: _in_threads(lambda name: File(name, _size(root / name)), mine, workers))
     return Manifest(root, tuple(sorted(chain.from_iterable(parts))))
+
+
+def require_folder(root: Path) -> None:
+    """Raise UserError where there is no folder ``root``; what is in it is not looked at."""
+    if not root.exists():
+        raise UserError(f"{root}: no such folder; give the data set's folder with --data")
+    if not root.is_dir():
+        raise UserError(f"{root}: not a folder; give the data set's folder with --data")
 
 
 def describe(root: Path, world: World, benchmark: str | None = None, workers: int = 8) -> Manifest:
@@ -294,7 +302,7 @@ def _names(root: Path, world: World) -> list[str]:
 
 
 def _walk(root: Path) -> Iterable[str]:
-    _require_folder(root)
+    require_folder(root)
     stack = [""]
     while stack:
         below = stack.pop()
@@ -317,13 +325,6 @@ def _well_formed(file: File) -> bool:
     return (
         type(file.size) is int and file.size >= 0 and not file.path.startswith("/") and ".." not in file.path
     )
-
-
-def _require_folder(root: Path) -> None:
-    if not root.exists():
-        raise UserError(f"{root}: no such folder; give the data set's folder with --data")
-    if not root.is_dir():
-        raise UserError(f"{root}: not a folder; give the data set's folder with --data")
 
 
 def _in_threads(work: Callable[[Any], T], items: Sequence[Any], workers: int) -> list[T]:

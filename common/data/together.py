@@ -4,7 +4,7 @@ raised alone would leave the others waiting for it."""
 from collections.abc import Callable
 from typing import TypeVar
 
-from mlhpc.common.errors import UserError
+from mlhpc.common.errors import Told, UserError
 from mlhpc.common.ranks.world import World
 
 T = TypeVar("T")
@@ -21,12 +21,14 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 def agree(world: World, value: T | None, error: Exception | None) -> list[T]:
     """Every rank's value, in order of rank. Called by all ranks.
 
-    Raises UserError on every rank, with the message of the lowest rank that has an error, if any has.
+    Raises UserError on every rank, with the message of the lowest rank that has an error, if any has; rank 0
+    is the one to print it.
     """
     outcomes = world.gather((value, None if error is None else _message(error)))
     for rank, (_, message) in enumerate(outcomes):
         if message is not None:
-            raise UserError(message if world.size == 1 else f"rank {rank}: {message}") from error
+            alike = UserError if world.rank == 0 else Told
+            raise alike(message if world.size == 1 else f"rank {rank}: {message}") from error
     return [value for value, _ in outcomes]  # type: ignore[misc]
 
 

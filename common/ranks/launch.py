@@ -1,9 +1,11 @@
 """Who this process is among the ranks of a run, from the environment its launcher gave it."""
 
+import atexit
 import os
 import re
 import socket
 import subprocess
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -282,7 +284,18 @@ def joined(framework: Framework) -> Iterator[World]:
         world.close()
     except BaseException as error:
         world.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        if world.size > 1:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            atexit.register(_end, 130 if interrupted else 2 if isinstance(error, UserError) else 1)
         raise
+
+
+def _end(status: int) -> None:
+    """End the process without that of the interpreter: threads of gloo, which a failed rank cannot join, may yet
+    let go of objects of Python's, and would abort it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def with_leader(place: Place, env: Mapping[str, str]) -> Place:

@@ -41,6 +41,9 @@ none of 12 when it stayed for 0.5 s)."""
 GOODBYE_S = 10.0
 """How long a rank that is done waits for the others to have read its goodbye."""
 
+ALIKE_S = 0.5
+"""How long a rank whose neighbour failed may take to fail too: what all ranks raise alike is no loss."""
+
 GONE = "killed or crashed (connection closed)"
 
 
@@ -268,6 +271,8 @@ class RollCall:
             case {"facts": dict(facts)}:
                 self._facts.put(facts)
             case {"fail": str(reason)}:
+                # This rank may be about to fail for the same reason: then it says so itself, if need be.
+                self._leaving.wait(ALIKE_S)
                 self._lose(rank, reason)
             case {"loss": dict(loss)} if not self._leaving.is_set():
                 self._end(Loss(**loss))

@@ -9,7 +9,7 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from smoke.conftest import climate_settings, mlhpc, mllog, result
+from smoke.conftest import climate_settings, mlhpc, mllog, result, settings
 
 # Rank 1 ends as if the machine had killed it: half way through a file that it stages, or where a span begins.
 PROGRAM = """
@@ -125,3 +125,19 @@ def test_an_error_of_one_rank_is_told_once_with_its_rank_phase_and_file(climate,
     assert len(lines) == 1 and "rank 1 on" in lines[0] and f"'eval of epoch 1': {reason}" in lines[0]
     assert "Traceback" not in done.stderr
     assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["aborted"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("benchmark", ["cosmoflow", "deepcam"])
+def test_what_is_wrong_for_all_ranks_is_told_once(benchmark, there, tmp_path):
+    """That there is no folder is known before the run has begun, that it is empty only inside."""
+    data, out = tmp_path / "data", tmp_path / "out"
+    if there:
+        data.mkdir()
+    tiny = settings() if benchmark == "cosmoflow" else climate_settings()
+    done = mlhpc("run", benchmark, "--data", data, "--out", out, "--ranks", 2, *tiny)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("mlhpc: ") == 1 and f"mlhpc: rank 0: {data}: " in done.stderr, done.stderr
+    assert out.exists() == there
+    if there:
+        assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["aborted"]
