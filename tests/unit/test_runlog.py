@@ -189,7 +189,7 @@ def test_a_record_that_cannot_be_written_ends_the_run_in_one_line(tmp_path, full
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, number):
+def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, request, number):
     """mlperf-logging catches every exception while it writes a record, and goes on."""
     encode, sent = mllog_module._encode_log, []
 
@@ -200,6 +200,10 @@ def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, 
         return encode(*words)
 
     monkeypatch.setattr(mllog_module, "_encode_log", signalled)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # tests in the background are deaf to it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with (
         pytest.raises((UserError, KeyboardInterrupt)),
         RunLog(tmp_path, Solo()) as log,
