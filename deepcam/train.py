@@ -201,7 +201,8 @@ def train(
                 count = still(model, before, training.freeze_below, world)
                 if count > frozen(model):
                     freeze(model, count)
-                    torch.compiler.reset()  # what was compiled is of no use: PyTorch keeps only so much of it
+                    if training.compile:  # what was is of no use now, and PyTorch keeps only so much of it
+                        torch.compiler.reset()
                     network = share(model, world)
                     train_step = make_step(network)
                 log.metric("frozen_blocks", frozen(model), epoch=epoch)
