@@ -32,10 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if not isinstance(error, Told):
-            print(f"mlhpc: {error}", file=sys.stderr)
+            sys.stderr.write(f"mlhpc: {error}\n")
         return 2
     except KeyboardInterrupt:
-        print("mlhpc: interrupted", file=sys.stderr)
+        sys.stderr.write("mlhpc: interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; there is nobody to tell

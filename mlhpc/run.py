@@ -69,7 +69,7 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if world.rank == 0:
-        print(_last_line(result, out), file=sys.stderr)
+        sys.stderr.write(_last_line(result, out) + "\n")
     return 0 if result["status"] == "success" else 1
 
 
@@ -138,7 +138,7 @@ def known_of(run: Run, places: Places, evict: bool) -> rules.Known:
 def _warn(findings: Sequence[Finding], world: World) -> None:
     """What speaks against a run that could start all the same, or has ended."""
     for finding in findings if world.rank == 0 else ():
-        print(f"mlhpc: {finding.severity}: {rules.sentence(finding)}", file=sys.stderr)
+        sys.stderr.write(f"mlhpc: {finding.severity}: {rules.sentence(finding)}\n")
 
 
 def summarize(run: Run, events: list[dict[str, Any]]) -> dict[str, Any]:

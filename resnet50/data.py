@@ -101,7 +101,7 @@ class Loader:
                 self.bytes_read += size
                 for message in broken:
                     if message not in self.skipped:
-                        print(f"mlhpc: left out: {message}", file=sys.stderr)
+                        sys.stderr.write(f"mlhpc: left out: {message}\n")
                         self.skipped.add(message)
                 if self.broken_images == "skip" and (y < 0).any():  # left out of an evaluation
                     x, y = x[y >= 0], y[y >= 0]

@@ -98,11 +98,11 @@ def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -
             status = 128 - code if code < 0 else code
             deadline = time.monotonic() + GRACE_S
             if code < 0:
-                print(f"mlhpc: rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr)
+                sys.stderr.write(f"mlhpc: rank {rank} was ended by {signal.Signals(-code).name}\n")
             elif (
                 code > 2
             ):  # 1 has its traceback or the roll call's line, 2 is an error of the user in one line
-                print(f"mlhpc: rank {rank} ended with exit status {code}", file=sys.stderr)
+                sys.stderr.write(f"mlhpc: rank {rank} ended with exit status {code}\n")
     return status
 
 

@@ -157,7 +157,7 @@ class RunLog:
     def say(self, line: str) -> None:
         """A line for the person who waits, from rank 0."""
         if self._world.rank == 0:
-            print(line, file=sys.stderr, flush=True)
+            sys.stderr.write(line + "\n")  # print writes twice, and another rank's line may come between
 
     def finish(self, status: Status) -> None:
         """Set the status that ``run_stop`` will carry. Without it a run counts as aborted."""
