@@ -17,8 +17,6 @@ import torch
 from mlhpc.common.data.filesystem import memory_left
 from mlhpc.common.data.sharding import Pool, eval_batches, train_batches
 from mlhpc.common.errors import UserError, count
-from mlhpc.common.pytorch import workers as processes
-from mlhpc.common.pytorch.dali import load as load_dali
 from mlhpc.deepcam import threads
 from mlhpc.deepcam.hdf5 import Statistics
 from mlhpc.deepcam.sample import Reader
@@ -122,15 +120,6 @@ class Loader:
                 f"{count(self.ranks_on_node, 'rank')} on this node, and {left / 2**30:.1f} GiB are left; "
                 "set loading.cache=false, or stage with staging.mode=shard on more nodes"
             )
-
-
-def prepare(loader: str) -> None:
-    """Import what ``loader`` needs, and start the process that its workers come from: seconds that have nothing to
-    do with data, and are spent before the clock. Raises UserError when DALI is not installed."""
-    if loader == "workers":
-        processes.start("mlhpc.deepcam.workers")
-    elif loader == "dali":
-        load_dali()
 
 
 def blank(samples: int, sample_shape: Sequence[int]) -> Batch:

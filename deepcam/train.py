@@ -18,6 +18,7 @@ from mlhpc.common.errors import UserError
 from mlhpc.common.losses import require_finite
 from mlhpc.common.memory import keep_memory
 from mlhpc.common.progress import track
+from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
     average_statistics,
@@ -32,7 +33,7 @@ from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.schedules import step_learning_rate
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.deepcam.batchnorm import group_batchnorm
-from mlhpc.deepcam.data import Loader, blank, prepare
+from mlhpc.deepcam.data import Loader, blank
 from mlhpc.deepcam.freeze import freeze, frozen, still, weights_of
 from mlhpc.deepcam.hdf5 import Statistics, read_statistics
 from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
@@ -112,7 +113,7 @@ def train(
             compiled=training.compile,
             cuda_graphs=training.cuda_graphs,
         )
-        prepare(run.loading.loader)
+        prepare(run.loading.loader, "mlhpc.deepcam.workers")
         # CUDA graphs: what is compiled runs once before it is captured, at its second call.
         for _ in range(2 if training.cuda_graphs else 1):
             warm_up(

@@ -17,8 +17,6 @@ import torch
 
 from mlhpc.common.data.sharding import Pool, eval_batches, train_batches
 from mlhpc.common.errors import UserError
-from mlhpc.common.pytorch import workers as processes
-from mlhpc.common.pytorch.dali import load as load_dali
 from mlhpc.resnet50 import threads
 from mlhpc.resnet50.formats import Images
 from mlhpc.resnet50.reader import Reader
@@ -107,15 +105,6 @@ class Loader:
                     x, y = x[y >= 0], y[y >= 0]
                 if len(y):
                     yield x.permute(0, 3, 1, 2), y
-
-
-def prepare(loader: str) -> None:
-    """Import what ``loader`` needs, and start the process that its workers come from: seconds that have nothing to
-    do with data, and are spent before the clock. Raises UserError when DALI is not installed."""
-    if loader == "workers":
-        processes.start("mlhpc.resnet50.workers")
-    elif loader == "dali":
-        load_dali()
 
 
 def blank(images: int, sample_shape: Sequence[int]) -> Batch:

@@ -13,6 +13,7 @@ from mlhpc.common.data.staging import stage
 from mlhpc.common.errors import UserError
 from mlhpc.common.losses import require_finite
 from mlhpc.common.progress import track
+from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
     average_statistics,
@@ -25,7 +26,7 @@ from mlhpc.common.pytorch.step import (
 )
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.resnet50.data import Loader, blank, prepare
+from mlhpc.resnet50.data import Loader, blank
 from mlhpc.resnet50.dataset import select, share_of
 from mlhpc.resnet50.metric import cross_entropy, right_answers
 from mlhpc.resnet50.model import build_model
@@ -83,7 +84,7 @@ def train(
             layout=layout,
             compiled=training.compile,
         )
-        prepare(run.loading.loader)
+        prepare(run.loading.loader, "mlhpc.resnet50.workers")
         sizes = {
             "train_batch": local_batch,
             "eval_batch": training.eval_batch_size,

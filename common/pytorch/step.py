@@ -88,8 +88,7 @@ def make_train_step(
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         x, y = move(x), move(y)
-        waits = isinstance(model, DistributedDataParallel) and not last
-        with _enough_memory(len(x), "more gradient accumulation"), _unshared(model, waits):
+        with _enough_memory(len(x), "more gradient accumulation"), _unshared(model, not last):
             with _autocast(device, precision):
                 logits = forward(x)
             loss = loss_of(logits, y)
@@ -213,7 +212,7 @@ def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def _unshared(model: nn.Module, waits: bool) -> AbstractContextManager[None]:
     """Where ``waits`` says so, gradients are summed on this rank alone."""
-    return model.no_sync() if waits else nullcontext()  # type: ignore[operator]
+    return model.no_sync() if waits and isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
