@@ -105,7 +105,7 @@ def submit(slurm, data, folder, *more, wait, benchmark="cosmoflow", settings=set
 
 def test_the_batch_script_of_the_repository(slurm, tiny_data, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    done = submit(slurm, tiny_data, tmp_path, "target.value=0.9", wait=True)
+    done = submit(slurm, tiny_data, tmp_path, "target.value=9.0", wait=True)
     assert done.returncode == 0, (tmp_path / "job.out").read_text()
     told = result(tmp_path / "out")
     assert (told["status"], told["ranks"], told["nodes"], told["launcher"]) == ("success", 2, 2, "srun")
@@ -114,7 +114,7 @@ def test_the_batch_script_of_the_repository(slurm, tiny_data, tmp_path, monkeypa
 
 def test_the_batch_script_of_deepcam(slurm, climate, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    low = "target.value=0.01"
+    low = "target.value=1e-6"
     done = submit(slurm, climate, tmp_path, low, wait=True, benchmark="deepcam", settings=climate_settings)
     assert done.returncode == 0, (tmp_path / "job.out").read_text()
     told = result(tmp_path / "out")

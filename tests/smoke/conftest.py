@@ -40,6 +40,10 @@ TINY_CLIMATE = [
 ]
 
 
+# A few updates from a random start promise nothing. Targets that any run of any seed reaches: an error
+# below 9, an IoU above 1e-6, a top-1 accuracy of 0; and that none reaches: 0.01, 0.999, 0.999.
+
+
 def settings(*more: str) -> list[str]:
     """Options of a tiny run of CosmoFlow."""
     return [word for setting in (*TINY, *more) for word in ("--set", setting)]

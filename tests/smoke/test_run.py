@@ -50,7 +50,7 @@ def test_check_finds_a_missed_target_and_nothing_else_wrong(one_rank):
 
 def test_a_run_that_meets_its_target_passes_the_check_but_for_the_official_target(tiny_data, tmp_path):
     out = tmp_path / "out"
-    done = mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *settings("target.value=0.9"))
+    done = mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *settings("target.value=9.0"))
     assert done.returncode == 0, done.stderr
     assert result(out)["status"] == "success"
     for ruleset in ("1.0.0", "2.0.0", "3.0.0"):
@@ -70,7 +70,7 @@ def test_the_official_checker_itself_finds_only_its_own_target_missing(tiny_data
         tmp_path / "s",
         "--out",
         out,
-        *settings("target.value=0.9"),
+        *settings("target.value=9.0"),
     )
     for ruleset in ("1.0.0", "2.0.0", "3.0.0"):
         command = [
