@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RAM_TYPES = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+SHARED_TYPES = frozenset(
+    {"lustre", "gpfs", "beegfs", "nfs", "nfs4", "ceph", "wekafs", "panfs", "pvfs2", "orangefs", "cifs",
+     "smb3", "9p", "virtiofs", "glusterfs", "fuse.glusterfs", "fuse.cephfs", "fuse.sshfs", "fuse.juicefs",
+     "afs", "dvs", "daos", "fuse.daos", "fuse.dfuse", "vastnfs"}
+)  # fmt: skip
+"""Types of file systems that several nodes share, as /proc/mounts names them."""
 
 
 @dataclass(frozen=True)

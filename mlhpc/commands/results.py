@@ -115,7 +115,7 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _unpack(options: argparse.Namespace) -> int:
-    from mlhpc.submission.package import unpack
+    from mlhpc.submission.archive import unpack
 
     print(unpack(options.archive, options.out))
     return 0

@@ -18,7 +18,7 @@ from mlhpc.doctor.judge import Line, Status, clocks, judge
 from mlhpc.doctor.node import Folders, examine
 from mlhpc.doctor.nodes import of_all_nodes, place_of
 from mlhpc.run import BACKENDS
-from mlhpc.submission import system
+from mlhpc.submission import system, system_node
 
 
 def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
@@ -67,7 +67,7 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
             f"{place.launcher} does not say where rank 0 is, so the nodes cannot be described together; start "
             "this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
         )
-    nodes = of_all_nodes(place, system.node_facts, os.environ)
+    nodes = of_all_nodes(place, system_node.node_facts, os.environ)
     if place.rank:
         return 0
     description = system.describe(nodes, given)

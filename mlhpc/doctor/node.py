@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.data import manifest
-from mlhpc.common.data.filesystem import filesystem_of
+from mlhpc.common.data.filesystem import SHARED_TYPES, filesystem_of
 from mlhpc.common.errors import UserError
 from mlhpc.common.evidence import accelerators, commit, packages
 from mlhpc.common.ranks.launch import Framework as Backend
 from mlhpc.common.ranks.launch import Place
-from mlhpc.submission import system
 
 EXAMINED_S = 300.0  # to load a framework from a slow file system takes minutes
 
@@ -77,7 +76,7 @@ def _folder(path: Path | None) -> dict[str, Any]:
         "path": str(path),
         "type": on.type,
         "is_ram": on.is_ram,
-        "shared": on.type in system.SHARED_TYPES,
+        "shared": on.type in SHARED_TYPES,
         "free": on.free_bytes,
         "exists": path.exists(),
         "writable": there.is_dir() and os.access(there, os.W_OK | os.X_OK),

@@ -16,8 +16,9 @@ from ranks.need import need
 from mlhpc import cli
 from mlhpc.common.errors import UserError
 from mlhpc.submission import implementation
+from mlhpc.submission.archive import unpack
 from mlhpc.submission.leaks import Names, leaks
-from mlhpc.submission.package import pack, unpack
+from mlhpc.submission.package import pack
 
 # The fields that mlperf-logging 4.1.68, system_desc_checker, requires, answered as a submitter would.
 SYSTEM = {

@@ -9,7 +9,8 @@ from mlperf_logging.system_desc_checker.system_desc_checker import check_system_
 
 from mlhpc import cli
 from mlhpc.common.errors import UserError
-from mlhpc.submission.system import describe, given_fields, node_facts, read
+from mlhpc.submission.system import describe, given_fields, read
+from mlhpc.submission.system_node import node_facts
 
 ANSWERS = {
     "submitter": "Lab", "division": "closed", "status": "onprem", "system_name": "cluster",
