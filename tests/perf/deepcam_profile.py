@@ -30,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
+from mlhpc.common.memory import keep_memory
 from mlhpc.common.pytorch.step import make_scaler, make_train_step, pick_device
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = pick_device(options.device, 0)
+    keep_memory()  # as ``mlhpc run`` does
     console = Console(width=110)
     console.print(
         f"{torch.cuda.get_device_name(device) if device.type == 'cuda' else 'CPU'}, PyTorch {torch.__version__}"
