@@ -53,6 +53,12 @@ def test_imports_point_one_way(path):
             assert other in MAY_IMPORT[room] or name == "mlhpc.__version__", f"{path} imports {name}"
 
 
+def test_the_map_has_every_file():
+    told = (ROOT / "docs/architecture.md").read_text()
+    files = {path.name for path in FILES} - {"__init__.py", "__main__.py"}
+    assert [name for name in sorted(files) if f"`{name}`" not in told] == []
+
+
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_frameworks_stay_where_they_train(path):
     allowed = next((v for k, v in MAY_USE_FRAMEWORKS.items() if str(path).startswith(k)), set())
