@@ -70,7 +70,10 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if world.rank == 0:
         sys.stderr.write(_last_line(result, out) + "\n")
-    return 0 if result["status"] == "success" else 1
+    status = 0 if result["status"] == "success" else 1
+    if world.size > 1 and BACKENDS[run.benchmark] == "torch":
+        launch.end_with(status)
+    return status
 
 
 def _execute(

@@ -286,13 +286,18 @@ def joined(framework: Framework) -> Iterator[World]:
         world.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         if world.size > 1:
             interrupted = isinstance(error, KeyboardInterrupt)
-            atexit.register(_end, 130 if interrupted else 2 if isinstance(error, UserError) else 1)
+            end_with(130 if interrupted else 2 if isinstance(error, UserError) else 1)
         raise
 
 
+def end_with(status: int) -> None:
+    """Have this process end with ``status`` before the interpreter takes itself apart: threads of gloo, which
+    outlive the process group where anything still holds it, may yet let go of objects of Python's, and would
+    abort it. Registered last, this is done first: what else is to be done at exit is not."""
+    atexit.register(_end, status)
+
+
 def _end(status: int) -> None:
-    """End the process without that of the interpreter: threads of gloo, which a failed rank cannot join, may yet
-    let go of objects of Python's, and would abort it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
