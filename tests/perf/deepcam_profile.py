@@ -68,7 +68,7 @@ def our_step(way: str, batch: int, device: torch.device, options: argparse.Names
     step = make_train_step(
         model,
         weighted_cross_entropy,
-        make_optimizer(facts, model.parameters()),
+        make_optimizer(facts, model.parameters(), compiled=compiled),
         make_scaler(options.precision, device),
         options.precision,
         layout=torch.channels_last,
