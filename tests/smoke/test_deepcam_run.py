@@ -63,6 +63,17 @@ def test_two_ranks_that_share_batch_norm_follow_the_trace_of_one(climate, one_ra
     assert trace(out) == pytest.approx(trace(one_rank), rel=0.05)
 
 
+def test_ranks_that_ended_well_are_gone_before_the_interpreter_takes_itself_apart(climate, tmp_path):
+    """There gloo's threads would abort one now and then; here, each that has loaded PyTorch."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, sys\natexit.register(lambda: 'torch' in sys.modules and os.abort())\n"
+    )
+    words = ["--data", climate, "--out", tmp_path / "out", "--ranks", 2, *settings("training.max_epochs=1")]
+    done = mlhpc("run", "deepcam", *words, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1 and "SIGABRT" not in done.stderr, done.stderr
+    assert done.stderr.count("missed") == 1
+
+
 def test_gradients_accumulated_are_those_of_one_batch(climate, one_rank, tmp_path):
     """But for batch norm, whose statistics are of a part: close, not equal; and as many updates."""
     out = tmp_path / "out"
