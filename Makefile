@@ -38,7 +38,7 @@ lint: $(VENV)/.test
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo '== types: mypy'
 	@rm -rf build/typecheck && mkdir -p build/typecheck/mlhpc && ln -s $(CURDIR)/mlhpc/*.py $(CURDIR)/mlhpc/commands $(CURDIR)/mlhpc/doctor build/typecheck/mlhpc/
-	@for room in benchmarks common cosmoflow deepcam resnet50 submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
+	@for room in benchmarks common cosmoflow deepcam perf resnet50 submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
 	@cd build/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p mlhpc
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
 	shellcheck -x .ci/run run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shellcheck is not here: left out'; fi

@@ -11,7 +11,7 @@ from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.errors import UserError, did_you_mean
+from mlhpc.errors import UserError, did_you_mean
 
 BENCHMARKS: dict[str, type[Run]] = {"cosmoflow": CosmoFlow, "deepcam": DeepCam, "resnet50": ResNet50}
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.benchmarks.load import definition_of, toml_value
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.errors import UserError
+from mlhpc.errors import UserError
 
 When = Literal["before the run", "when the data set is opened", "after the run", "in a campaign"]
 

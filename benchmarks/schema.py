@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from mlhpc.common.errors import UserError, count
+from mlhpc.errors import UserError, count
 
 
 class Facts(BaseModel):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mlhpc.common.ranks.world import World
-from mlhpc.deepcam.batchnorm import BatchNorm
+from mlhpc.deepcam.layers.batchnorm import BatchNorm
 from mlhpc.deepcam.model import DeepLab
 
 Weights = list[list[Tensor]]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from mlhpc.benchmarks.deepcam import Network
-from mlhpc.deepcam.batchnorm import BatchNorm
-from mlhpc.deepcam.convolution import Deconvolution, Dense, Pointwise, Separable
-from mlhpc.deepcam.memory import Chain
+from mlhpc.deepcam.cpu.convolution import Deconvolution, Dense, Pointwise, Separable
+from mlhpc.deepcam.cpu.recompute import Chain
+from mlhpc.deepcam.layers.batchnorm import BatchNorm
 
 RATES = (6, 12, 18)  # dilations of the pyramid at output stride 16 (Chen et al. 2018, section 3.1)
 

@@ -9,15 +9,11 @@ import torch
 
 from mlhpc.benchmarks import rules
 from mlhpc.benchmarks.deepcam import DeepCam
+from mlhpc.common.data.assign import share_of
 from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
-from mlhpc.common.data.share import share_of
-from mlhpc.common.data.staging import stage
-from mlhpc.common.data.together import first
-from mlhpc.common.errors import UserError
-from mlhpc.common.losses import require_finite
-from mlhpc.common.memory import keep_memory
-from mlhpc.common.progress import track
+from mlhpc.common.host.malloc import keep_memory
+from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
@@ -29,17 +25,21 @@ from mlhpc.common.pytorch.step import (
     share,
     warm_up,
 )
+from mlhpc.common.ranks.collectives import first
 from mlhpc.common.ranks.world import World, mean
-from mlhpc.common.schedules import step_learning_rate
+from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.deepcam.batchnorm import group_batchnorm
-from mlhpc.deepcam.data import Loader, blank
+from mlhpc.common.training.finite import require_finite
+from mlhpc.common.training.schedules import step_learning_rate
+from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
+from mlhpc.deepcam.data.loader import Loader, blank
+from mlhpc.deepcam.data.sample import is_sample
 from mlhpc.deepcam.freeze import freeze, frozen, still, weights_of
-from mlhpc.deepcam.hdf5 import Statistics, read_statistics
+from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
-from mlhpc.deepcam.optimizer import make_optimizer, set_rate
-from mlhpc.deepcam.sample import is_sample
+from mlhpc.deepcam.optim.optimizer import make_optimizer, set_rate
+from mlhpc.errors import UserError
 
 ADVICE = "look at them with mlhpc data show deepcam, or lower hyperparameters.opt_lr"
 """Where a loss is not finite."""
@@ -113,7 +113,7 @@ def train(
             compiled=training.compile,
             cuda_graphs=training.cuda_graphs,
         )
-        prepare(run.loading.loader, "mlhpc.deepcam.workers")
+        prepare(run.loading.loader, "mlhpc.deepcam.data.workers")
         # CUDA graphs: what is compiled runs once before it is captured, at its second call.
         for _ in range(2 if training.cuda_graphs else 1):
             warm_up(

@@ -19,13 +19,13 @@ from rich.text import Text
 
 from mlhpc.benchmarks import load, rules
 from mlhpc.campaign_record import Campaign, Made, attempts, read, save, score_of, show
-from mlhpc.children import GRACE_S, check_alone, in_slurm, is_locked, locked, start
 from mlhpc.common.data import manifest
-from mlhpc.common.errors import UserError, count
-from mlhpc.common.evidence import accelerators
+from mlhpc.common.host.provenance import accelerators
 from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.common.ranks.local import end, sigterm_as_ctrl_c
+from mlhpc.errors import UserError, count
 from mlhpc.run import Places, known_of
+from mlhpc.run_processes import GRACE_S, check_alone, in_slurm, is_locked, locked, start
 
 ABORTS_IN_A_ROW = 2
 """So many runs that end without a result say that the next will too."""

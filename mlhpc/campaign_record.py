@@ -18,12 +18,12 @@ import mlhpc
 from mlhpc.benchmarks import rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.data import atomic
+from mlhpc.common.files import atomic
 from mlhpc.common.ranks.world import Loss
 from mlhpc.common.timing.breakdown import read_events
-from mlhpc.submission.parse import Log, parse
-from mlhpc.submission.rundir import Target
-from mlhpc.submission.score import Strong, Weak, instance_scale, score_strong, score_weak
+from mlhpc.submission.logs.mllog import Log, parse
+from mlhpc.submission.logs.run_directory import Target
+from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_strong, score_weak
 
 State = Literal["converged", "missed", "aborted", "running", "to do"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mlhpc import __version__
 from mlhpc.commands import data, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
-from mlhpc.common.errors import Told, UserError, did_you_mean
+from mlhpc.errors import Told, UserError, did_you_mean
 
 INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
 

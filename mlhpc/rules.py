@@ -21,10 +21,10 @@ from mlhpc.benchmarks.rules import (
     source,
 )
 from mlhpc.common.data import manifest
-from mlhpc.common.data.filesystem import filesystem_of
-from mlhpc.common.data.target import in_use
-from mlhpc.common.errors import UserError
-from mlhpc.submission.findings import print_findings
+from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.staging.target import in_use
+from mlhpc.errors import UserError
+from mlhpc.submission.logs.findings import print_findings
 
 
 def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:

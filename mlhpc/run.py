@@ -20,21 +20,28 @@ import mlhpc
 from mlhpc.benchmarks import load, rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common import checkpoint
-from mlhpc.common.data import atomic, manifest, pagecache, staging
-from mlhpc.common.data.filesystem import filesystem_of
-from mlhpc.common.data.target import in_use
-from mlhpc.common.data.together import first, together
-from mlhpc.common.errors import Ended, UserError
-from mlhpc.common.evidence import accelerators, evidence
+from mlhpc.common.data import manifest
+from mlhpc.common.files import atomic, pagecache
+from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.host.provenance import accelerators, evidence
 from mlhpc.common.ranks import launch
+from mlhpc.common.ranks.collectives import first, together
 from mlhpc.common.ranks.world import Loss, World
+from mlhpc.common.staging.stage import remove
+from mlhpc.common.staging.target import in_use
 from mlhpc.common.timing.breakdown import breakdown, read_events
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.submission.tree import MLPERF_NAMES
+from mlhpc.common.training import checkpoint
+from mlhpc.errors import Ended, UserError
+from mlhpc.submission.logs.result_sets import MLPERF_NAMES
 
 ENDED = "ended from outside (SIGTERM), perhaps by the time limit of the job"
 BACKENDS: dict[str, launch.Framework] = {"cosmoflow": "horovod", "deepcam": "torch", "resnet50": "torch"}
+TRAINERS = {
+    "cosmoflow": "mlhpc.cosmoflow.tf.train",
+    "deepcam": "mlhpc.deepcam.train",
+    "resnet50": "mlhpc.resnet50.train",
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ def _execute(
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
     _write_evidence(run, places.data, out, world)
     evicted = evict and _evict(places.data, world)
-    train = importlib.import_module(f"mlhpc.{run.benchmark}.train").train
+    train = importlib.import_module(TRAINERS[run.benchmark]).train
     with RunLog(out, world) as log, _heeding_signals(world):
         _log_facts(run, places.resume, seed, evicted, world, log)
         conclude = partial(_conclude, run, out, world, threading.Lock())
@@ -319,7 +326,7 @@ def _remove_staged(stage: Path, world: World) -> None:
     for turn in (world.rank == 0, world.rank > 0 and world.local_rank == 0):
         # Nodes may turn out to share the folder; then rank 0 has removed it for all.
         if turn and (stage / manifest.NAME).exists():
-            staging.remove(stage)
+            remove(stage)
         world.barrier()
 
 

@@ -28,24 +28,27 @@ from rich.text import Text
 import mlhpc
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
-from mlhpc.children import (
-    GRACE_S,
-    check_alone,
-    in_slurm,
-    is_locked,
-    locked,
-    one_at_a_time,
-    start,
-)
-from mlhpc.common.data import atomic, manifest
+from mlhpc.common.data import manifest
 from mlhpc.common.data.sharding import local_batch_size
-from mlhpc.common.errors import UserError, did_you_mean
-from mlhpc.common.progress import progress
+from mlhpc.common.files import atomic
+from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.local import end, sigterm_as_ctrl_c
-from mlhpc.submission.entry import Spread
-from mlhpc.submission.facts import plain
-from mlhpc.submission.study import CELL, GLOBAL_BATCH, PLACES, Study, Value, described, flat, measured, read
-from mlhpc.submission.study_page import page
+from mlhpc.errors import UserError, did_you_mean
+from mlhpc.run_processes import GRACE_S, check_alone, in_slurm, is_locked, locked, one_at_a_time, start
+from mlhpc.submission.report.entry import Spread
+from mlhpc.submission.report.study import (
+    CELL,
+    GLOBAL_BATCH,
+    PLACES,
+    Study,
+    Value,
+    described,
+    flat,
+    measured,
+    read,
+)
+from mlhpc.submission.report.study_page import page
+from mlhpc.submission.report.summary import plain
 
 STORAGE = ("shared", "staged")
 LONGEST_NAME = 200

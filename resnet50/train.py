@@ -9,10 +9,7 @@ import torch
 from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.common.data.manifest import Manifest, describe
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
-from mlhpc.common.data.staging import stage
-from mlhpc.common.errors import UserError
-from mlhpc.common.losses import require_finite
-from mlhpc.common.progress import track
+from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
@@ -25,13 +22,16 @@ from mlhpc.common.pytorch.step import (
     warm_up,
 )
 from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.resnet50.data import Loader, blank
-from mlhpc.resnet50.dataset import select, share_of
+from mlhpc.common.training.finite import require_finite
+from mlhpc.errors import UserError
+from mlhpc.resnet50.data.dataset import select, share_of
+from mlhpc.resnet50.data.loader import Loader, blank
+from mlhpc.resnet50.data.pack import pack
 from mlhpc.resnet50.metric import cross_entropy, right_answers
 from mlhpc.resnet50.model import build_model
-from mlhpc.resnet50.optimizer import make_optimizer, rate_at, set_rate
-from mlhpc.resnet50.pack import pack
+from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
 
 ADVICE = "look at them, or lower the base learning rate in hyperparameters"
 """Where a loss is not finite."""
@@ -84,7 +84,7 @@ def train(
             layout=layout,
             compiled=training.compile,
         )
-        prepare(run.loading.loader, "mlhpc.resnet50.workers")
+        prepare(run.loading.loader, "mlhpc.resnet50.data.workers")
         sizes = {
             "train_batch": local_batch,
             "eval_batch": training.eval_batch_size,

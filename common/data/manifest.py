@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from isal import isal_zlib
 
-from mlhpc.common.data import atomic
-from mlhpc.common.data.together import first, together
-from mlhpc.common.errors import UserError, count
+from mlhpc.common.files import atomic
+from mlhpc.common.ranks.collectives import first, together
 from mlhpc.common.ranks.world import World
+from mlhpc.errors import UserError, count
 
 NAME = "manifest.json"
 # Bytes at a time: small enough to be checksummed and written while it is in the cache, large enough that

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.errors import UserError, count
+from mlhpc.errors import UserError, count
 
 Indices = npt.NDArray[np.int64]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mlhpc.common.data.bench import Arrays, Figures, Loader, measure
+from mlhpc.common.data.loader_bench import Arrays, Figures, Loader, measure
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Where the batches are brought."""

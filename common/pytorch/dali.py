@@ -9,7 +9,7 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
-from mlhpc.common.errors import UserError
+from mlhpc.errors import UserError
 
 
 def load() -> tuple[ModuleType, ModuleType, ModuleType]:

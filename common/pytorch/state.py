@@ -12,9 +12,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common import checkpoint
-from mlhpc.common.errors import UserError, count
 from mlhpc.common.ranks.world import World
+from mlhpc.common.training import checkpoint
+from mlhpc.errors import UserError, count
 
 
 def save(

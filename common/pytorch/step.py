@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.world import World, mean
+from mlhpc.errors import UserError
 
 Measured = TypeVar("Measured")
 Step = Callable[[Tensor, Tensor], Measured]

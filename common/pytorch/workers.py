@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from mlhpc.common.data.filesystem import filesystem_of
-from mlhpc.common.errors import UserError
+from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.errors import UserError
 
 SHARED = Path("/dev/shm")
 

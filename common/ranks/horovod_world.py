@@ -12,10 +12,10 @@ import numpy.typing as npt
 import psutil  # type: ignore[import-untyped]  # Horovod requires it
 import tensorflow as tf
 
-from mlhpc.common.errors import UserError
+from mlhpc.common.ranks.base_world import SYMPTOM_S, Placed, interface_of, my_address
 from mlhpc.common.ranks.launch import Place, myself, settled
-from mlhpc.common.ranks.placed import SYMPTOM_S, Placed, interface_of, my_address
 from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall
+from mlhpc.errors import UserError
 
 T = TypeVar("T")
 

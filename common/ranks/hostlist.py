@@ -3,7 +3,7 @@
 import re
 from itertools import product
 
-from mlhpc.common.errors import UserError
+from mlhpc.errors import UserError
 
 
 def expand_hosts(short: str) -> list[str]:

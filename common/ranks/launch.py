@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
 from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall
 from mlhpc.common.ranks.world import Solo, World
+from mlhpc.errors import UserError
 
 Launcher = Literal["none", "mlhpc", "torchrun", "horovodrun", "mpirun", "srun"]
 Framework = Literal["horovod", "torch", "none"]

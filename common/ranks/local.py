@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import IO, AnyStr
 
-from mlhpc.common.errors import UserError
 from mlhpc.common.ranks.launch import identify
+from mlhpc.errors import UserError
 
 GRACE_S = 10.0
 """How long ranks may go on after one of them died. The roll call ends them sooner, and says why."""

@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, NoReturn, Self
 
-from mlhpc.common.errors import UserError, count
 from mlhpc.common.ranks.world import Loss
+from mlhpc.errors import UserError, count
 
 BEAT_S = 5.0
 """Every rank sends a beat this often once its backend stands."""

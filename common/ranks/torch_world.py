@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from mlhpc.common.errors import UserError
+from mlhpc.common.ranks.base_world import SYMPTOM_S, Placed, interface_of, my_address
 from mlhpc.common.ranks.launch import Place, settled
-from mlhpc.common.ranks.placed import SYMPTOM_S, Placed, interface_of, my_address
 from mlhpc.common.ranks.rollcall import RollCall
+from mlhpc.errors import UserError
 
 T = TypeVar("T")
 

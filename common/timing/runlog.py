@@ -19,9 +19,9 @@ from typing import Any, Literal, Self, TypeVar
 
 from mlperf_logging.mllog.mllog import MLLogger
 
-from mlhpc.common.data.atomic import write_all
-from mlhpc.common.errors import Ended, UserError
+from mlhpc.common.files.atomic import write_all
 from mlhpc.common.ranks.world import Loss, World
+from mlhpc.errors import Ended, UserError
 
 T = TypeVar("T")
 Status = Literal["success", "failed", "aborted"]

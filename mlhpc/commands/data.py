@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from mlhpc.commands.parser import Commands, Parser, add_benchmark, add_command, print_help
-from mlhpc.common.errors import UserError, count, did_you_mean
+from mlhpc.errors import UserError, count, did_you_mean
 
 BENCH_SIZES = {"deepcam": (32, 2), "resnet50": (512, 32)}
 """Samples and batch of ``data bench``, of those benchmarks that have loaders to compare."""
@@ -78,7 +78,7 @@ def _data_make(options: argparse.Namespace) -> int:
         raise UserError(f"--raw is for cosmoflow: the data set of {options.benchmark} has no raw form")
     more = {"raw": True} if options.raw else {}
     out = options.out or Path("data") / f"{options.benchmark}-{options.preset}"
-    simulate = import_module(f"mlhpc.{options.benchmark}.simulate")
+    simulate = import_module(f"mlhpc.{options.benchmark}.synthetic.simulate")
     with launch.joined(BACKENDS[options.benchmark]) as world:
         simulate.make(run.data, out, world, options.workers, **more)
     return 0
@@ -97,18 +97,18 @@ def _data_convert(options: argparse.Namespace) -> int:
             raise UserError(f"--{name} is for {owner}")
     with launch.joined(BACKENDS[options.benchmark]) as world:
         if options.benchmark == "deepcam":
-            from mlhpc.deepcam.convert import convert as convert_deepcam
+            from mlhpc.deepcam.data.convert import convert as convert_deepcam
 
             convert_deepcam(options.source, options.out, options.float16, world, options.workers)
             return 0
         if options.benchmark == "resnet50":
-            from mlhpc.resnet50.convert import convert as convert_resnet50
+            from mlhpc.resnet50.data.convert import convert as convert_resnet50
 
             if options.to is None:
                 raise UserError("data convert resnet50: give --to tfrecord, lmdb or raw")
             convert_resnet50(options.source, options.out, options.to, world, options.workers)
             return 0
-        from mlhpc.cosmoflow.convert import convert
+        from mlhpc.cosmoflow.data.convert import convert
 
         convert(
             options.source,
@@ -139,7 +139,7 @@ def _data_bench(options: argparse.Namespace) -> int:
     for name, value in given.items():
         if value < 1:
             raise UserError(f"--{name} {value}: give 1 or more")
-    module = import_module(f"mlhpc.{options.benchmark}.bench")
+    module = import_module(f"mlhpc.{options.benchmark}.data.bench")
     same = module.bench(options.data, **given, evict=options.evict, console=Console())
     return 0 if same else 1
 
@@ -173,6 +173,6 @@ def _data_show(options: argparse.Namespace) -> int:
 
     if options.benchmark not in BACKENDS:
         raise UserError(f"no benchmark {options.benchmark!r}; {did_you_mean(options.benchmark, BACKENDS)}")
-    import_module(f"mlhpc.{options.benchmark}.show").show(options.sample, options.out)
+    import_module(f"mlhpc.{options.benchmark}.synthetic.show").show(options.sample, options.out)
     print(options.out)
     return 0

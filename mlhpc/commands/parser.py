@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from mlhpc.common.errors import UserError, did_you_mean
+from mlhpc.errors import UserError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from mlhpc.commands.parser import Commands, add_command
-from mlhpc.common.errors import UserError
+from mlhpc.errors import UserError
 
 
 def add(commands: Commands) -> None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from mlhpc.commands.parser import Commands, add_command, add_results
-from mlhpc.common.errors import UserError
+from mlhpc.errors import UserError
 
 
 def add(commands: Commands) -> None:
@@ -53,7 +53,7 @@ def add(commands: Commands) -> None:
 def _check(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.submission.console import print_check
+    from mlhpc.submission.check.console import print_check
 
     return print_check(options.path, options.ruleset, Console())
 
@@ -61,7 +61,7 @@ def _check(options: argparse.Namespace) -> int:
 def _score(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.submission.console import print_score
+    from mlhpc.submission.check.console import print_score
 
     return print_score(options.path, options.ruleset, Console())
 
@@ -69,7 +69,7 @@ def _score(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.submission.report import report_on
+    from mlhpc.submission.report.report import report_on
 
     asked = [_configuration(text) for text in options.predict]
     print(report_on(options.path, Console(), options.out, asked))
@@ -90,8 +90,8 @@ def _configuration(text: str) -> tuple[int, int | None]:
 def _pack(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.submission.findings import print_findings
-    from mlhpc.submission.package import pack
+    from mlhpc.submission.logs.findings import print_findings
+    from mlhpc.submission.pack.package import pack
 
     if not options.runs + options.weak:
         raise UserError("nothing to pack: give folders of runs, campaigns or logs")
@@ -115,7 +115,7 @@ def _pack(options: argparse.Namespace) -> int:
 
 
 def _unpack(options: argparse.Namespace) -> int:
-    from mlhpc.submission.archive import unpack
+    from mlhpc.submission.pack.archive import unpack
 
     print(unpack(options.archive, options.out))
     return 0

@@ -10,15 +10,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from mlhpc.common.errors import UserError, count, did_you_mean
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.launch import Framework as Backend
 from mlhpc.common.ranks.launch import Place
-from mlhpc.doctor.judge import Line, Status, clocks, judge
+from mlhpc.doctor.checks import Line, Status, clocks, judge
 from mlhpc.doctor.node import Folders, examine
 from mlhpc.doctor.nodes import of_all_nodes, place_of
+from mlhpc.errors import UserError, count, did_you_mean
 from mlhpc.run import BACKENDS
-from mlhpc.submission import system, system_node
+from mlhpc.submission.system import description as system_description
+from mlhpc.submission.system.node import node_facts
 
 
 def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
@@ -58,7 +59,7 @@ def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
 def describe_system(settings: Sequence[str], out: Path | None, console: Console) -> int:
     """``mlhpc doctor --system``: the official JSON of this machine, or of the nodes that a launcher started
     this on, to ``out`` or standard output. Returns 1 when an answer that the rules need is missing."""
-    given = system.given_fields(settings)
+    given = system_description.given_fields(settings)
     if out and out.exists():
         raise UserError(f"{out} is there already; choose another --out, or move it away")
     place = place_of(os.environ)
@@ -67,12 +68,12 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
             f"{place.launcher} does not say where rank 0 is, so the nodes cannot be described together; start "
             "this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
         )
-    nodes = of_all_nodes(place, system_node.node_facts, os.environ)
+    nodes = of_all_nodes(place, node_facts, os.environ)
     if place.rank:
         return 0
-    description = system.describe(nodes, given)
+    description = system_description.describe(nodes, given)
     if out:
-        system.write(description, out)
+        system_description.write(description, out)
     else:
         print(description.to_json(), end="")
     for key, hint in description.missing.items():

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.data import manifest
-from mlhpc.common.data.filesystem import SHARED_TYPES, filesystem_of
-from mlhpc.common.errors import UserError
-from mlhpc.common.evidence import accelerators, commit, packages
+from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
+from mlhpc.common.host.provenance import accelerators, commit, packages
 from mlhpc.common.ranks.launch import Framework as Backend
 from mlhpc.common.ranks.launch import Place
+from mlhpc.errors import UserError
 
 EXAMINED_S = 300.0  # to load a framework from a slow file system takes minutes
 

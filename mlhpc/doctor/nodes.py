@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mlhpc.common.errors import UserError
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.launch import Place
 from mlhpc.common.ranks.rollcall import Line as Wire
 from mlhpc.doctor.node import EXAMINED_S
+from mlhpc.errors import UserError
 
 
 def place_of(env: Mapping[str, str]) -> Place:

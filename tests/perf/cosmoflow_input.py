@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
-from mlhpc.common.data.tfrecord import encode_example, write_records
-from mlhpc.cosmoflow.data import Loader, list_samples
-from mlhpc.cosmoflow.step import log_counts
+from mlhpc.common.formats.tfrecord import encode_example, write_records
+from mlhpc.cosmoflow.data.loader import Loader, list_samples
+from mlhpc.cosmoflow.tf.step import log_counts
 
 
 def make_samples(folder: Path, samples: int, shape: tuple[int, ...], gzip: bool) -> None:

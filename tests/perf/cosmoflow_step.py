@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.benchmarks.cosmoflow import Hyperparameters, Network
-from mlhpc.cosmoflow.model import build_model
-from mlhpc.cosmoflow.step import make_optimizer, make_train_step
+from mlhpc.cosmoflow.tf.model import build_model
+from mlhpc.cosmoflow.tf.step import make_optimizer, make_train_step
 
 # Multiply-adds, two operations each: forward, and twice that backward but for the first block's input.
 FLOP_PER_SAMPLE_128 = 0.193e12

@@ -28,10 +28,10 @@ from rich.table import Table
 
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.ranks.world import Solo
-from mlhpc.deepcam.convert import convert
-from mlhpc.deepcam.data import Loader
-from mlhpc.deepcam.hdf5 import Statistics, read_statistics, write_statistics
-from mlhpc.deepcam.sample import list_samples, sample_shape
+from mlhpc.deepcam.data.convert import convert
+from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics, write_statistics
+from mlhpc.deepcam.data.loader import Loader
+from mlhpc.deepcam.data.sample import list_samples, sample_shape
 
 
 def make_samples(root: Path, samples: int, shape: tuple[int, int, int]) -> None:

@@ -30,11 +30,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
-from mlhpc.common.memory import keep_memory
+from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.pytorch.step import make_scaler, make_train_step, pick_device
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
-from mlhpc.deepcam.optimizer import make_optimizer
+from mlhpc.deepcam.optim.optimizer import make_optimizer
 
 WAYS = {"eager": (False, False), "compiled": (True, False), "graphs": (True, True)}
 KINDS = (

@@ -30,12 +30,12 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
-from mlhpc.common.memory import keep_memory
+from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.deepcam.freeze import freeze
 from mlhpc.deepcam.metric import CLASS_WEIGHTS, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
-from mlhpc.deepcam.optimizer import make_optimizer
+from mlhpc.deepcam.optim.optimizer import make_optimizer
 
 
 class Turn(NamedTuple):

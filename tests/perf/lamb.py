@@ -14,7 +14,7 @@ import torch
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.deepcam.model import build_model
-from mlhpc.deepcam.optimizer import make_optimizer
+from mlhpc.deepcam.optim.optimizer import make_optimizer
 
 
 def main() -> None:

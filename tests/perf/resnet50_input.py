@@ -35,13 +35,13 @@ from torchvision.transforms import v2
 
 from mlhpc.benchmarks.resnet50 import Data
 from mlhpc.common.data import manifest
-from mlhpc.common.data.pagecache import evict, resident_fraction
+from mlhpc.common.files.pagecache import evict, resident_fraction
 from mlhpc.common.ranks.world import Solo
-from mlhpc.resnet50.augment import MEAN, STD
-from mlhpc.resnet50.convert import convert
-from mlhpc.resnet50.data import Loader
-from mlhpc.resnet50.dataset import select, share_of
-from mlhpc.resnet50.drawing import draw
+from mlhpc.resnet50.data.augment import MEAN, STD
+from mlhpc.resnet50.data.convert import convert
+from mlhpc.resnet50.data.dataset import select, share_of
+from mlhpc.resnet50.data.loader import Loader
+from mlhpc.resnet50.synthetic.drawing import draw
 
 CLASSES, SIZE = 4, 224
 

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.common.data import manifest
-from mlhpc.common.data.staging import remove, stage
 from mlhpc.common.ranks.world import Solo
-from mlhpc.resnet50.convert import convert
-from mlhpc.resnet50.pack import pack
+from mlhpc.common.staging.stage import remove, stage
+from mlhpc.resnet50.data.convert import convert
+from mlhpc.resnet50.data.pack import pack
 
 DRAWN, CLASSES = 60, 100
 PACKED = "packed while staging"

@@ -22,7 +22,7 @@ from mlhpc.benchmarks.resnet50 import Network
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.resnet50.metric import cross_entropy
 from mlhpc.resnet50.model import build_model
-from mlhpc.resnet50.optimizer import make_optimizer
+from mlhpc.resnet50.optim.optimizer import make_optimizer
 
 
 def plain_step(x: torch.Tensor, y: torch.Tensor, precision: str) -> Callable[[], object]:

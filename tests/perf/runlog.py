@@ -17,8 +17,8 @@ import numpy as np
 from mlhpc.benchmarks import load
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.cosmoflow.model import build_model
-from mlhpc.cosmoflow.step import make_optimizer, make_train_step
+from mlhpc.cosmoflow.tf.model import build_model
+from mlhpc.cosmoflow.tf.step import make_optimizer, make_train_step
 
 
 def seconds_a_step(steps: int, log: RunLog | None) -> float:

@@ -24,11 +24,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from mlhpc.common.data import pagecache
-from mlhpc.common.data.filesystem import filesystem_of
 from mlhpc.common.data.manifest import Manifest, index
-from mlhpc.common.data.staging import stage
+from mlhpc.common.files import pagecache
+from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.ranks.world import Solo
+from mlhpc.common.staging.stage import stage
 
 SAMPLE = (128, 128, 128, 4)  # int16: 16.8 MB a file, as in the round 0.7 data set
 

@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from golden.make_tree import make_set, records, write_log
 from rich.console import Console
 
-from mlhpc.submission import check, console, sets
-from mlhpc.submission.tree import result_sets
+from mlhpc.submission.check import check, console
+from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.score import set_score
 
 official_s = 0.0
 
@@ -55,7 +56,7 @@ def measure(what: str, work: Callable[[], object]) -> None:
 def score_all(top: Path) -> None:
     found = result_sets(top)
     while found:
-        sets.score_set(found.pop(0))
+        set_score.score_set(found.pop(0))
 
 
 def main() -> None:

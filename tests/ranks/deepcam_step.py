@@ -8,7 +8,7 @@ import torch
 from mlhpc.benchmarks.deepcam import Network
 from mlhpc.common.pytorch.step import average_statistics, share
 from mlhpc.common.ranks import launch
-from mlhpc.deepcam.batchnorm import group_batchnorm
+from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.model import build_model
 
 

@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 
-from mlhpc.common.errors import UserError
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.world import Loss, World
+from mlhpc.errors import UserError
 
 FRAMEWORK = os.environ.get("FRAMEWORK", "horovod")
 

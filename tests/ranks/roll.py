@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from mlhpc.common.errors import UserError
 from mlhpc.common.ranks import launch, rollcall
+from mlhpc.errors import UserError
 
 rollcall.BEAT_S = float(sys.argv[1])
 how, who = sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from smoke.conftest import result, settings
 
-from mlhpc.submission.study import read
+from mlhpc.submission.report.study import read
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
 pytestmark = pytest.mark.system

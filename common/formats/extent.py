@@ -1,0 +1,53 @@
+"""An array that lies in one piece in a file: where, and reading it without the library that wrote it."""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.errors import UserError
+
+
+@dataclass(frozen=True)
+class Extent:
+    """``shape`` values of ``dtype``, in C order, from byte ``offset`` of a file on."""
+
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.dtype.itemsize * math.prod(self.shape)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor to read ``path`` by. Raises UserError when it cannot be opened, or fails later."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # reads further ahead
+            yield fd
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read: {error.strerror or error}; check the data set and the file system"
+        ) from error
+
+
+def read_into(fd: int, path: Path, offset: int, out: npt.NDArray[Any]) -> None:
+    """Fill ``out``, contiguous, with the bytes from ``offset`` on. Raises UserError when the file ends."""
+    left = out.reshape(-1).view(np.uint8).data
+    while left:
+        count = os.preadv(fd, [left], offset)
+        if count == 0:
+            raise UserError(f"{path}: ends at byte {offset}; it is truncated: download or make it again")
+        left, offset = left[count:], offset + count

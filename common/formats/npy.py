@@ -1,0 +1,69 @@
+"""The converted layout: ``data-*.npy`` with the field and ``label-*.npy`` with the mask of a sample."""
+
+import io
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.files import atomic
+from mlhpc.common.formats.extent import Extent
+from mlhpc.errors import UserError
+
+_format: Any = np.lib.format
+_HEADER = 4096  # more than the header of any array without field names
+
+
+def label_path(path: Path) -> Path:
+    """The file of the mask that goes with ``data-*.npy``."""
+    return path.with_name("label-" + path.name.removeprefix("data-"))
+
+
+def locate(fd: int, path: Path) -> Extent:
+    """Where the array of an open .npy file lies. Raises UserError naming ``path`` when it is none, or cut."""
+    start = io.BytesIO(os.pread(fd, _HEADER, 0))
+    try:
+        version = _format.read_magic(start)
+        read = _format.read_array_header_1_0 if version == (1, 0) else _format.read_array_header_2_0
+        shape, fortran, dtype = read(start)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: not a .npy file ({reason}); convert the data set again") from error
+    if dtype.hasobject or (fortran and len(shape) > 1):
+        what = "holds Python objects" if dtype.hasobject else "lies in Fortran order"
+        raise UserError(f"{path}: {what}, not values in C order; convert the data set again")
+    extent = Extent(start.tell(), dtype, shape)
+    if extent.end > (size := os.fstat(fd).st_size):
+        raise UserError(
+            f"{path}: has {size} bytes, {extent.end} are expected; it is truncated: "
+            "convert the data set again"
+        )
+    return extent
+
+
+def write(path: Path, array: npt.NDArray[Any], modified_ns: int | None = None) -> None:
+    """Write an array in C order atomically, with ``modified_ns`` as the file's time of modification if given.
+
+    Raises OSError as the file system does.
+    """
+    with atomic.writing(path) as fd:
+        atomic.write_all(fd, memoryview(_header(array.dtype, array.shape)))
+        atomic.write_all(fd, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        if modified_ns is not None:
+            os.utime(fd, ns=(modified_ns, modified_ns))
+
+
+def size(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> int:
+    """Bytes of the file of an array."""
+    dtype = np.dtype(dtype)
+    return len(_header(dtype, shape)) + dtype.itemsize * math.prod(shape)
+
+
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    header = io.BytesIO()
+    facts = {"descr": _format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    _format.write_array_header_1_0(header, facts)
+    return header.getvalue()

@@ -1,0 +1,238 @@
+"""Raw universes to prepared samples: HDF5 to the published CosmoFlow layout.
+
+A raw file holds one universe: ``full``, int16 counts [n, n, n, redshifts] (n = 512 as published, 4
+redshifts), and ``unitPar``, float32 [4], the parameters scaled to [-1, 1]. It is cut into (n / sample)³
+sub-volumes, numbered in C order as the public reference numbers them (mlcommons/hpc,
+cosmoflow/prepare.py: first axis slowest), each a TFRecord file ``<folder>_<file>_<iii>.tfrecord`` in
+``train/`` or ``validation/``.
+"""
+
+import contextlib
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.data import manifest
+from mlhpc.common.formats.tfrecord import GZIP_MAGIC, RECORD_OVERHEAD, encode_example, write_records
+from mlhpc.common.host.progress import progress
+from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.world import World
+from mlhpc.errors import UserError, count
+
+_SUFFIXES = (".hdf5", ".h5")
+
+
+@dataclass(frozen=True)
+class Universe:
+    """A raw file, the name that its samples begin with, and the folder that they go to."""
+
+    path: Path
+    name: str
+    folder: str
+
+
+def convert(
+    source: Path,
+    out: Path,
+    sample: int,
+    gzip: bool,
+    validation_fraction: float,
+    world: World,
+    workers: int,
+) -> None:
+    """Cut the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a manifest.
+
+    The ranks share the slabs of ``sample`` planes; ``workers`` threads of each compress and write. The same
+    files come out for any number of ranks and workers. What is complete is kept, so that an interrupted
+    conversion can be started again. A rank holds two slabs in memory, 0.5 GiB at the published sizes.
+
+    Called by all ranks. Raises UserError, the same on all ranks, when there is no universe, one is not as
+    expected, does not divide into samples or is missing though the manifest of ``source`` lists it, or
+    ``out`` cannot be written or holds samples of another kind.
+    """
+    manifest.require(source, world, workers, lambda name: name.endswith(_SUFFIXES))
+    universes = first(world, lambda: find_universes(source, validation_fraction))
+    shapes = together(world, lambda: [_shape(u, sample) for u in universes[world.rank :: world.size]])
+    shape_of = [shapes[i % world.size][i // world.size] for i in range(len(universes))]
+    _require_one_kind(universes, shape_of)
+    size, _, _, redshifts, parameters = shape_of[0]
+    cuts = size // sample
+    slabs = [(universe, k) for universe in universes for k in range(cuts)]
+    mine = slabs[world.rank :: world.size]
+
+    blank = np.zeros((sample, sample, sample, redshifts), np.int16)
+    content = RECORD_OVERHEAD + len(encode_example(blank, np.zeros(parameters, np.float32)))
+    with progress(len(mine) * cuts**2, "convert", "samples", show=world.rank == 0) as advance:
+        together(world, lambda: _convert_slabs(mine, out, sample, cuts, gzip, content, workers, advance))
+
+    samples = {f: cuts**3 * sum(u.folder == f for u in universes) for f in ("train", "validation")}
+    facts = {
+        "benchmark": "cosmoflow",
+        "samples": samples,
+        "sample_shape": [sample, sample, sample, redshifts],
+        "dtype": "int16",
+        "gzip": gzip,
+        "made": f"converted from {count(len(universes), 'universe')} of {size}³ voxels in {source.name}",
+    }
+    expected = len(slabs) * cuts**2
+    with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
+        made = manifest.index(out, facts, world, workers, lambda size: advance(1))
+    if len(made.files) != expected:
+        raise UserError(
+            f"{out}: {count(len(made.files), 'file')}, {expected} were converted; "
+            "files of another origin are among them: convert into an empty folder"
+        )
+
+
+def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
+    """The HDF5 files under ``source`` by path, dealt to training and validation.
+
+    The universes whose names have the lowest SHA-256 are held out: a fixed draw that asks neither for a seed
+    nor for the order of the files. Their number is the fraction rounded, and at least one if the fraction is
+    not 0 and there are two or more.
+
+    Raises UserError when there is none, or the fraction is not in [0, 1).
+    """
+    if not 0 <= validation_fraction < 1:
+        raise UserError(f"--validation {validation_fraction}: give a fraction from 0 to below 1")
+    if not source.is_dir():
+        raise UserError(f"{source}: no such folder; give the folder of the raw universes")
+    paths = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
+    if not paths:
+        raise UserError(
+            f"{source}: no universe (*.hdf5) in it or below; give the folder of the raw universes"
+        )
+    # <folder>_<file> with the folder's whole path below the source; files at the top have no folder.
+    names = ["_".join(path.relative_to(source).with_suffix("").parts) for path in paths]
+    twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    if twice:
+        raise UserError(f"{source}: two universes give samples of one name, {min(twice)}; rename one of them")
+    held_out = round(validation_fraction * len(paths))
+    if validation_fraction and len(paths) > 1:
+        held_out = max(1, min(held_out, len(paths) - 1))
+    by_hash = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+    validation = set(by_hash[:held_out])
+    return [
+        Universe(path, name, "validation" if name in validation else "train")
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
+    """Shape of ``full``, then length of ``unitPar``; UserError when the file cannot be cut into samples."""
+    with _opened(universe.path) as file:
+        for name, kind, axes in (("full", np.int16, 4), ("unitPar", np.float32, 1)):
+            data = file.get(name)
+            if not isinstance(data, h5py.Dataset) or data.dtype != kind or data.ndim != axes:
+                raise UserError(
+                    f"{universe.path}: has no dataset {name!r} of {np.dtype(kind)} with {axes} axes; "
+                    "give the folder of the raw universes"
+                )
+        shape: tuple[int, ...] = file["full"].shape + file["unitPar"].shape
+    if len(set(shape[:3])) > 1 or sample < 1 or shape[0] == 0 or shape[0] % sample:
+        raise UserError(
+            f"{universe.path}: {' × '.join(map(str, shape[:3]))} voxels do not divide into samples of "
+            f"{sample}³; choose a --sample that divides {shape[0]}"
+        )
+    return shape
+
+
+def _require_one_kind(universes: list[Universe], shapes: list[tuple[int, ...]]) -> None:
+    for universe, shape in zip(universes, shapes, strict=True):
+        if shape != shapes[0]:
+            raise UserError(
+                f"{universe.path}: shape {shape}, that of {universes[0].path.name} is {shapes[0]}; "
+                "convert universes of one shape at a time"
+            )
+
+
+def _convert_slabs(
+    slabs: list[tuple[Universe, int]],
+    out: Path,
+    sample: int,
+    cuts: int,
+    gzip: bool,
+    content: int,
+    workers: int,
+    advance: Callable[[int], None],
+) -> None:
+    """Read slab by slab; while one is read, the threads write the samples of the one before.
+
+    ``content`` is the size of a file before compression, by which a file already there is known to fit.
+    """
+    for folder in {universe.folder for universe, _ in slabs}:
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    writing: list[Future[None]] = []
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            for universe, k in slabs:
+                first_number = k * cuts**2
+                missing = []
+                for i in range(cuts**2):
+                    path = out / universe.folder / f"{universe.name}_{first_number + i:03d}.tfrecord"
+                    if path.exists():
+                        _require_alike(path, gzip, content)
+                        advance(1)
+                    else:
+                        missing.append((i, path))
+                slab = _read_slab(universe.path, k * sample, sample) if missing else None
+                for future in writing:
+                    future.result()
+                writing = []
+                for i, path in missing:
+                    assert slab is not None
+                    y, z = divmod(i, cuts)
+                    cube = slab[0][:, y * sample : (y + 1) * sample, z * sample : (z + 1) * sample]
+                    writing.append(pool.submit(_write, path, cube, slab[1], gzip, advance))
+            for future in writing:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _read_slab(path: Path, start: int, planes: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
+    with _opened(path) as file:
+        return file["full"][start : start + planes], file["unitPar"][:]
+
+
+def _write(
+    path: Path,
+    x: npt.NDArray[np.int16],
+    y: npt.NDArray[np.float32],
+    gzip: bool,
+    advance: Callable[[int], None],
+) -> None:
+    write_records(path, [encode_example(x, y)], gzip)
+    advance(1)
+
+
+def _require_alike(path: Path, gzip: bool, content: int) -> None:
+    """A file kept from before must be of the same kind; only its ends are read."""
+    with path.open("rb") as file:
+        zipped = file.read(2) == GZIP_MAGIC
+        # A gzip file ends with the length of its content (RFC 1952).
+        size = path.stat().st_size
+        if zipped and size >= 18:
+            file.seek(-4, os.SEEK_END)
+            (size,) = struct.unpack("<I", file.read(4))
+    if zipped != gzip or size != content:
+        raise UserError(f"{path}: made with another --sample or compression; convert into an empty folder")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    # Without locks: nobody writes, and some parallel file systems have none.
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error}; download or make the file again") from error

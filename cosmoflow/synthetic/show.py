@@ -1,0 +1,75 @@
+"""A picture of one sample: what the network is given to look at."""
+
+from pathlib import Path
+
+import numpy as np
+
+from mlhpc.common.formats.tfrecord import read_examples
+from mlhpc.common.host import picture
+from mlhpc.cosmoflow.synthetic.cosmology import MEAN, PARAMETERS
+from mlhpc.cosmoflow.synthetic.simulate import REDSHIFTS
+from mlhpc.errors import UserError
+
+SPREAD = 0.3
+"""The normalised parameters are ±30% around the mean (paper 002, section V-B)."""
+
+
+def show(sample_file: Path, out_png: Path) -> None:
+    """Draw a slab of the sample at its four redshifts, the counts of each, and the parameters.
+
+    Raises UserError when the file is missing, corrupt, or not one sample of a cube at four redshifts, and
+    when the picture cannot be written.
+    """
+    # Not pyplot: it looks for a screen and keeps every figure.
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    samples = list(read_examples(sample_file))
+    raw, unit = samples[0] if samples else (b"", np.empty(0, np.float32))
+    channels = len(REDSHIFTS)
+    n = round((len(raw) / (2 * channels)) ** (1 / 3))
+    if len(samples) != 1 or not n or len(raw) != 2 * channels * n**3 or unit.size != len(PARAMETERS):
+        raise UserError(
+            f"{sample_file}: not one sample of n³ voxels at {channels} redshifts; give a sample file"
+        )
+    voxels = np.frombuffer(raw, "<i2").reshape(n, n, n, channels)
+
+    slab = max(1, n // 8)
+    pictures = voxels[:slab].mean(axis=0, dtype=np.float64)
+    # Colours from a thin voxel to a dense one; an empty column is drawn as half a particle.
+    floor, top = (float(np.quantile(pictures, q)) for q in (0.002, 0.9995))
+    floor = max(floor, 0.5 / slab)
+    top = max(top, 2 * floor)
+    figure = Figure(figsize=(13, 6.4), layout="constrained", facecolor="white")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(3.0, 1.35))[:, 0]
+    axes = above.subplots(1, channels)
+    for channel, (axis, redshift) in enumerate(zip(axes, REDSHIFTS, strict=True)):
+        image = axis.imshow(
+            np.maximum(pictures[..., channel], floor).T,
+            origin="lower",
+            cmap="magma",
+            norm=LogNorm(floor, top),
+            interpolation="nearest" if n < 64 else "antialiased",
+        )
+        axis.set_title(f"z = {redshift:g}", fontsize=12)
+        axis.set_axis_off()
+    beyond = picture.extend(pictures.min(), pictures.max(), floor, top)
+    bar = above.colorbar(image, ax=axes, fraction=0.02, pad=0.01, extend=beyond)
+    bar.set_label(f"particles a voxel, mean of {slab} layer{'s' * (slab > 1)}")
+
+    values = np.array(MEAN) * (1 + SPREAD * unit)
+    each = zip(PARAMETERS, values, unit, strict=True)
+    words = "     ".join(f"{name} = {value:.4g}  ({u:+.2f})" for name, value, u in each)
+    figure.suptitle(f"{sample_file.name}\n{words}", fontsize=12)
+
+    axis = below.subplots()
+    for channel, redshift in enumerate(REDSHIFTS):
+        number = np.bincount(voxels[..., channel].ravel())
+        held = np.flatnonzero(number)
+        axis.plot(held + 1, number[held], lw=1.6, color=f"C{channel}", label=f"z = {redshift:g}")
+    axis.set(xscale="log", yscale="log", xlabel="1 + particles in a voxel", ylabel="voxels")
+    axis.grid(alpha=0.25, which="both", lw=0.5)
+    axis.legend(frameon=False, ncols=2)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    picture.save(figure, out_png, dpi=130)

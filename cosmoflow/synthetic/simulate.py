@@ -1,0 +1,193 @@
+"""Universes for CosmoFlow: parameters, a simulated box of dark matter, sample files in the official layout.
+
+The published data set comes from pyCOLA runs on MUSIC initial conditions (paper 002, section V-B). This
+module makes universes of the same kind at any size: linear theory (``cosmology``) gives Gaussian initial
+conditions, 2LPT and optionally COLA move the particles (``gravity``), and a voxel holds their number.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.benchmarks.cosmoflow import Data, Simulation
+from mlhpc.common.data import generate, manifest
+from mlhpc.common.files import atomic
+from mlhpc.common.formats import tfrecord
+from mlhpc.common.host.progress import progress
+from mlhpc.common.ranks.collectives import first
+from mlhpc.common.ranks.world import World
+from mlhpc.cosmoflow.synthetic import gravity
+from mlhpc.cosmoflow.synthetic.cosmology import MEAN, OMEGA_B_H2, PARAMETERS, Cosmology
+from mlhpc.errors import UserError, count
+
+REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
+"""The channels of a sample, early to late. The published set has four redshifts and does not state them."""
+
+
+def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
+    """Counts ``[grid, grid, grid, 4]`` at ``REDSHIFTS`` and the normalised parameters ``[4]`` of a universe.
+
+    All randomness comes from ``(simulation.seed, universe)``, so a universe is the same on any rank. Each
+    redshift has ``particles``³ counts in all. Up to a particle a voxel, each particle is followed and counted
+    where it stands, as in the published data. Beyond, ``grid``³ clouds of particles are followed
+    (``gravity.cloud_counts``): for voxels that are larger than the way particles go, as those of the small
+    presets are, where counting a lattice of single particles would see no structure at z = 3.
+
+    Raises UserError when a voxel holds more particles than an int16 can.
+    """
+    rng = np.random.default_rng([simulation.seed, universe])
+    unit = rng.uniform(-1, 1, len(PARAMETERS)).astype(np.float32)
+    cosmology = Cosmology.from_unit(unit, simulation.spread)
+    grid, followed = simulation.grid, min(simulation.particles, simulation.grid)
+    modes = gravity.initial_modes(cosmology, simulation.box_mpc_h, followed, rng)
+    scales = [1 / (1 + z) for z in REDSHIFTS]
+    counts = np.empty((grid, grid, grid, len(scales)), np.int16)
+    for channel, moved in enumerate(gravity.paths(cosmology, modes, scales, simulation.cola_steps)):
+        if simulation.particles <= grid:
+            count = gravity.counts(moved, grid)
+        else:
+            count = gravity.cloud_counts(moved, simulation.particles**3, rng.uniform())
+        if count.max() > np.iinfo(np.int16).max:
+            raise UserError(
+                f"universe {universe} has {count.max()} particles in a voxel, more than an int16 holds; "
+                "set data.simulation.particles lower or data.simulation.grid higher"
+            )
+        counts[..., channel] = count
+    return counts, unit
+
+
+def cut(box: npt.NDArray[np.int16], size: int) -> Iterator[npt.NDArray[np.int16]]:
+    """The sub-volumes ``[size, size, size, 4]`` of a box, last axis fastest, as the official tool cuts."""
+    starts = range(0, box.shape[0], size)
+    for x in starts:
+        for y in starts:
+            for z in starts:
+                yield box[x : x + size, y : y + size, z : z + size]
+
+
+def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -> None:
+    """Make the data set of a preset under ``out``, and its manifest. Called by all ranks.
+
+    Sub-volume ``iii`` of a universe is ``seed<seed>_universe<number>_<iii>.tfrecord`` in ``train/`` or
+    ``validation/``; with ``raw``, whole universes are ``seed<seed>/universe<number>.hdf5``, which
+    ``mlhpc data convert`` cuts into the same sub-volumes. Training takes the first universes and validation
+    the next, so none is in both.
+
+    The ranks share the universes, ``workers`` processes in each. Files appear complete or not at all, and
+    those that are there are kept, so the same call goes on where one was cut off. The bytes do not depend on
+    ranks or workers.
+
+    Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings,
+    a full disk, a worker that was killed.
+    """
+    simulation = _checked(data)
+    cuts = (simulation.grid // data.sample_shape[0]) ** 3
+    train, validation = -(-data.train_samples // cuts), -(-data.eval_samples // cuts)
+    stem = "universe{:06d}"
+    if raw:
+        tasks = [(u, [f"seed{simulation.seed}/{stem.format(u)}.hdf5"]) for u in range(train + validation)]
+    else:
+        tasks = [
+            (
+                begin + u,
+                [f"{folder}/seed{simulation.seed}_{stem.format(begin + u)}_{i:03d}.tfrecord" for i in part],
+            )
+            for folder, begin, samples in (
+                ("train", 0, data.train_samples),
+                ("validation", train, data.eval_samples),
+            )
+            for u in range(-(-samples // cuts))
+            for part in [range(min(cuts, samples - u * cuts))]
+        ]
+    work = partial(_write_raw if raw else _write_samples, data, out)
+
+    def prepare() -> list[tuple[int, list[str]]]:
+        generate.settle(out, {"raw": raw, **data.model_dump(mode="json")})
+        names = set(generate.missing(out, [name for _, names in tasks for name in names]))
+        left = ((universe, [name for name in wanted if name in names]) for universe, wanted in tasks)
+        return [(universe, wanted) for universe, wanted in left if wanted]
+
+    # One rank looks what is there, before any writes: the others would see files of a moment later.
+    missing = first(world, prepare)
+    todo = missing[world.rank :: world.size]
+
+    def make_mine() -> None:
+        with progress(len(todo), "universes", "universes", show=world.rank == 0) as advance:
+            generate.in_processes(work, todo, workers, advance)
+
+    generate.on_all(world, out, make_mine)
+    if missing or not (out / manifest.NAME).exists():
+        files = sum(len(names) for _, names in tasks)
+        with progress(files, "checksums", "files", show=world.rank == 0) as advance:
+            manifest.index(out, _facts(data, raw), world, workers, lambda size: advance(world.size))
+    if world.rank == 0:
+        print(f"{out}: {count(len(missing), 'universe')} made, {len(tasks) - len(missing)} kept")
+
+
+def _checked(data: Data) -> Simulation:
+    simulation, shape = data.simulation, data.sample_shape
+    if simulation is None:
+        raise UserError(
+            "this preset needs the official data set, which cannot be made here; see docs/data_cosmoflow.md"
+        )
+    if len(shape) != 4 or len(set(shape[:3])) != 1 or shape[3] != len(REDSHIFTS):
+        raise UserError(f"data.sample_shape is {list(shape)}; universes give [n, n, n, {len(REDSHIFTS)}]")
+    if simulation.grid % shape[0]:
+        raise UserError(
+            f"data.simulation.grid = {simulation.grid} cannot be cut into samples of {shape[0]} voxels "
+            f"a side; make it a multiple of {shape[0]}"
+        )
+    return simulation
+
+
+def _facts(data: Data, raw: bool) -> dict[str, object]:
+    """What the manifest says of the data set."""
+    facts: dict[str, object] = {
+        "benchmark": "cosmoflow",
+        "sample_shape": list(data.sample_shape),
+        "simulation": data.simulation.model_dump() if data.simulation else None,
+        "redshifts": list(REDSHIFTS),
+        "parameters": list(PARAMETERS),
+        "mean_parameters": list(MEAN),
+        "omega_b_h2": OMEGA_B_H2,
+        "made_by": "mlhpc data make cosmoflow" + (" --raw" if raw else ""),
+    }
+    return (
+        facts if raw else facts | {"samples": {"train": data.train_samples, "validation": data.eval_samples}}
+    )
+
+
+def _write_samples(data: Data, out: Path, task: tuple[int, list[str]]) -> None:
+    universe, names = task
+    assert data.simulation is not None
+    counts, unit = simulate(data.simulation, universe)
+    wanted = {int(name.removesuffix(".tfrecord").rpartition("_")[2]): out / name for name in names}
+    for number, sample in enumerate(cut(counts, data.sample_shape[0])):
+        if number in wanted:
+            tfrecord.write_records(wanted[number], [tfrecord.encode_example(sample, unit)], data.gzip)
+
+
+def _write_raw(data: Data, out: Path, task: tuple[int, list[str]]) -> None:
+    universe, (name,) = task
+    assert data.simulation is not None
+    write_universe(out / name, *simulate(data.simulation, universe), spread=data.simulation.spread)
+
+
+def write_universe(
+    path: Path, counts: npt.NDArray[np.int16], unit: npt.NDArray[np.float32], spread: float
+) -> None:
+    """Write a universe as HDF5: ``full`` int16 ``[g, g, g, 4]`` and ``unitPar`` float32 ``[4]``, as in the
+    published raw files, and beside them ``physPar`` (the parameters in their units) and ``redshifts``.
+
+    The file appears when it is complete. Raises OSError as the file system does.
+    """
+    import h5py
+
+    with atomic.writing(path) as fd, open(fd, "r+b", closefd=False) as stream, h5py.File(stream, "w") as file:
+        file["full"] = counts
+        file["unitPar"] = unit
+        file["physPar"] = (np.array(MEAN) * (1 + spread * unit)).astype(np.float32)
+        file["redshifts"] = np.array(REDSHIFTS, np.float32)

@@ -1,0 +1,92 @@
+"""The CosmoFlow network (Mathuriya et al. 2018, as fixed by the MLPerf HPC reference, rounds 0.7 to 3.0)."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from mlhpc.benchmarks.cosmoflow import Network
+from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D
+from mlhpc.errors import UserError
+
+LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default that the reference has
+SCALE = 1.2  # targets lie in [-1, 1]; tanh reaches ±1 only at infinity, 1.2·tanh does so at ±1.2
+
+
+def build_model(
+    network: Network,
+    sample_shape: tuple[int, ...],
+    *,
+    dropout: float = 0.5,
+    weight_decay: float = 0.0,
+    precision: str = "float32",
+    seed: int = 0,
+    dropout_seed: int = 0,
+) -> keras.Model:
+    """Voxels ``[b, n, n, n, channels]`` of log(1 + counts) to ``[b, targets]`` in (-1.2, 1.2), float32.
+
+    ``precision`` is a Keras dtype policy. ``weight_decay`` is the factor of the L2 loss on the kernels of all
+    dense layers but the last. ``seed`` draws the initial weights (Glorot uniform, the Keras default), and
+    with ``dropout_seed`` the dropout masks: give every rank its own, or all drop the same units.
+    Raises ``UserError`` when the side of a sample cannot be halved once a block, and for float16 without a
+    GPU, for TensorFlow's CPU pooling has no float16.
+    """
+    *sides, _channels = sample_shape
+    if len(sides) != 3 or any(side % 2**network.conv_layers for side in sides):
+        raise UserError(
+            f"sample shape {list(sample_shape)} does not suit a network of {network.conv_layers} blocks: "
+            f"it needs three sides that are multiples of {2**network.conv_layers}, then channels"
+        )
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    if precision == "mixed_float16" and not has_gpu:
+        raise UserError("training.precision mixed_float16 needs a GPU; on a CPU take mixed_bfloat16")
+    seeds = iter(np.random.SeedSequence(seed).generate_state(32).tolist())
+    dropout_seeds = iter(np.random.SeedSequence([seed, dropout_seed]).generate_state(32).tolist())
+
+    def convolution(block: int) -> layers.Layer:
+        filters, glorot = network.conv_filters * 2**block, keras.initializers.GlorotUniform(next(seeds))
+        options = {"use_bias": False, "kernel_initializer": glorot, "dtype": precision}
+        # On the few channels of the first block the minimal convolution's sums cost more than they save; on
+        # a GPU the library chooses its own algorithm.
+        if block and network.conv_kernel == 3 and not has_gpu:
+            return MinimalConv3D(filters, **options)
+        return layers.Conv3D(filters, network.conv_kernel, padding="same", **options)
+
+    voxels = x = keras.Input(sample_shape, name="log_counts")
+    if network.input_mean:
+        scale = [1 / spread for spread in network.input_spread]
+        offset = [-mean * factor for mean, factor in zip(network.input_mean, scale, strict=True)]
+        x = layers.Rescaling(scale, offset, dtype="float32")(x)
+    for block in range(network.conv_layers):
+        x = convolution(block)(x)
+        # The reference adds the bias and activates, then pools. Both keep the order of numbers, so the
+        # largest of eight voxels is the same one before and after: the function is the same, gradients
+        # too, and bias and activation have an eighth of the work.
+        x = layers.MaxPool3D(2, dtype=precision)(x)
+        x = Bias(dtype=precision)(x)
+        x = layers.LeakyReLU(LEAK, dtype=precision)(x)
+    x = layers.Flatten(dtype=precision)(x)
+    for units in network.dense_units:
+        x = layers.Dense(
+            units,
+            kernel_initializer=keras.initializers.GlorotUniform(next(seeds)),
+            kernel_regularizer=keras.regularizers.L2(weight_decay) if weight_decay else None,
+            dtype=precision,
+        )(x)
+        x = layers.LeakyReLU(LEAK, dtype=precision)(x)
+        x = layers.Dropout(dropout, seed=next(dropout_seeds), dtype=precision)(x)
+    last = keras.initializers.GlorotUniform(next(seeds))
+    x = layers.Dense(network.targets, activation="tanh", kernel_initializer=last, dtype="float32")(x)
+    return keras.Model(voxels, layers.Rescaling(SCALE, dtype="float32")(x), name="cosmoflow")
+
+
+class Bias(layers.Layer):  # type: ignore[misc]
+    """Adds a number of its own to every channel."""
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.bias = self.add_weight(name="bias", shape=(shape[-1],), initializer="zeros")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.bias

@@ -1,0 +1,62 @@
+"""A run's weights, optimizer and random state: alike on all ranks, saved, and brought back."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from mlhpc.benchmarks import load
+from mlhpc.benchmarks.cosmoflow import CosmoFlow
+from mlhpc.common.ranks.world import World
+from mlhpc.common.training import checkpoint
+from mlhpc.errors import UserError, count
+
+
+def agree(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> None:
+    """Give every rank rank 0's weights and optimizer state. Each keeps its own random state."""
+    if world.size > 1:
+        from mlhpc.common.ranks.horovod_world import broadcast_variables
+
+        broadcast_variables([v.value for v in [*model.weights, *optimizer.variables]])
+
+
+def save(
+    directory: Path,
+    run: CosmoFlow,
+    seed: int,
+    epoch: int,
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    world: World,
+) -> None:
+    """Write a checkpoint after ``epoch``. All ranks call it; rank 0 writes."""
+    of_rank = world.gather([np.array(v) for v in _random_state(model)])
+    if world.rank == 0:
+        shared = [np.array(v) for v in [*model.weights, *optimizer.variables]]
+        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, load.dumps(run), shared, of_rank))
+    world.barrier()
+
+
+def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> int:
+    """Bring back the checkpoint in ``directory``; returns the epoch it was written after.
+
+    Raises UserError when it is missing or damaged, or was written by another number of ranks.
+    """
+    saved = checkpoint.load(directory)
+    if len(saved.of_rank) != world.size:
+        raise UserError(
+            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with as many, "
+            f"not {world.size}"
+        )
+    for variables, arrays in (
+        ([*model.weights, *optimizer.variables], saved.shared),
+        (_random_state(model), saved.of_rank[world.rank]),
+    ):
+        for variable, array in zip(variables, arrays, strict=True):
+            variable.assign(array)
+    return saved.epoch
+
+
+def _random_state(model: keras.Model) -> list[keras.Variable]:
+    weights = {id(v) for v in model.weights}
+    return [v for v in model.variables if id(v) not in weights]

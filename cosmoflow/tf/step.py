@@ -1,0 +1,107 @@
+"""One training step and one evaluation step, compiled."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from mlhpc.benchmarks.cosmoflow import Hyperparameters
+from mlhpc.cosmoflow.cpu.convolution import start_xla
+
+Tensor = Any  # tf.Tensor, which has no types of its own
+TrainStep = Callable[[Any, Any], Tensor]
+EvalStep = Callable[[Any, Any], tuple[Tensor, Tensor]]
+
+
+def log_counts(x: Tensor) -> Tensor:
+    """log(x + 1) in float32 of int16 particle counts (the reference's preprocessing, rounds 1.0 on)."""
+    return tf.math.log(tf.cast(x, tf.float32) + 1.0)
+
+
+def make_optimizer(hyperparameters: Hyperparameters, precision: str) -> keras.optimizers.Optimizer:
+    """SGD with momentum, or Adam; with dynamic loss scaling where gradients are float16.
+
+    The caller sets ``optimizer.learning_rate`` when an epoch starts.
+    """
+    rate = hyperparameters.opt_base_learning_rate
+    optimizer: keras.optimizers.Optimizer
+    if hyperparameters.opt_name == "sgd":
+        optimizer = keras.optimizers.SGD(rate, momentum=hyperparameters.opt_momentum)
+    else:
+        optimizer = keras.optimizers.Adam(rate)
+    return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "mixed_float16" else optimizer
+
+
+def make_train_step(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    average_gradients: Callable[[list[Tensor]], list[Tensor]] | None = None,
+) -> TrainStep:
+    """A compiled ``(x int16 [b, n, n, n, c], y float32 [b, targets]) -> loss`` that updates the weights.
+
+    The loss (a float32 scalar, left on the device) is the mean square error over batch and targets plus the
+    model's L2 losses, of this rank's batch. ``average_gradients`` maps this rank's gradients to their mean
+    over ranks. Counts go to the device as stored, in 2 bytes, and become log(1 + x) there.
+    """
+    optimizer.build(model.trainable_variables)
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+    @tf.function(input_signature=_signature(model))  # type: ignore[untyped-decorator]
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        with tf.GradientTape() as tape:
+            predicted = model(log_counts(x), training=True)
+            loss = tf.add_n([tf.reduce_mean(tf.math.squared_difference(predicted, y)), *model.losses])
+            objective = optimizer.scale_loss(loss) if scaled else loss
+        gradients = tape.gradient(objective, [v.value for v in model.trainable_variables])
+        if average_gradients is not None:
+            gradients = average_gradients(gradients)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    return step  # type: ignore[no-any-return]
+
+
+def make_eval_step(model: keras.Model) -> EvalStep:
+    """A compiled ``(x, y) -> (sum of absolute errors, how many)``, shapes as in ``make_train_step``.
+
+    Sum and count run over batch and targets and are float64, so that sums over batches and ranks divided by
+    each other are the exact mean absolute error, whatever the batch sizes.
+    """
+
+    @tf.function(input_signature=_signature(model))  # type: ignore[untyped-decorator]
+    def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        error = tf.abs(model(log_counts(x), training=False) - y)
+        return tf.reduce_sum(tf.cast(error, tf.float64)), tf.size(error, tf.int64)
+
+    return step  # type: ignore[no-any-return]
+
+
+def warm_up(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    train_step: TrainStep,
+    eval_step: EvalStep,
+    train_batch: int,
+    eval_batch: int,
+) -> None:
+    """Run both steps once on zeros, which compiles them, and put back all that it changed.
+
+    Weights, optimizer state and random state are afterwards what they were, bit for bit. No data set is
+    touched: this may be done before the clock starts (MLPerf HPC training rules, initialisation). With
+    several ranks all must call it, for the gradients are averaged.
+    """
+    start_xla()
+    variables = [*model.variables, *optimizer.variables]
+    before = [np.array(variable) for variable in variables]
+    shape, targets = model.input_shape[1:], model.output_shape[1]
+    for step, batch in ((train_step, train_batch), (eval_step, eval_batch)):
+        step(np.zeros((batch, *shape), np.int16), np.zeros((batch, targets), np.float32))
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(value)
+
+
+def _signature(model: keras.Model) -> list[tf.TensorSpec]:
+    """Any batch size, so that the smaller last batch of an evaluation compiles nothing anew."""
+    return [tf.TensorSpec(model.input_shape, tf.int16), tf.TensorSpec(model.output_shape, tf.float32)]

@@ -1,0 +1,291 @@
+"""Convolutions whose gradients PyTorch's CPU library is slow at, or wrong, computed another way.
+
+The functions are the same, up to rounding. On a GPU these modules are PyTorch's own. What was found with oneDNN
+3.11 (torch 2.12) on one core of an AMD EPYC 9004: the weight gradient of a dilated depthwise convolution (1536
+channels, 48 x 72, batch 2) takes 600 ms where its forward pass takes 6; the input gradient of a depthwise one of
+stride 2 in bfloat16 20 times its forward pass; the weight gradient of a deconvolution twice. The gradient of a
+1 x 1 convolution of stride 2 writes beyond its memory for some shapes in float32 (8 channels to 16, 5 samples of
+16 x 24, channels last, two threads: the process ends in free()). The weight gradient of a dilated dense one (2048
+channels to 256, 48 x 72, rates 12 and 18) takes twice as long as the matrix products that it is.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from mlhpc.deepcam.cpu.winograd import winograd
+
+Gradients = tuple[Tensor | None, Tensor | None]
+
+
+class Depthwise(nn.Conv2d):
+    """A 3 x 3 convolution of every channel by itself, without bias; halves the sides with ``stride`` 2."""
+
+    def __init__(self, channels: int, *, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__(
+            channels, channels, 3, stride, padding=dilation, dilation=dilation, groups=channels, bias=False
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.device.type != "cpu" or self.stride == self.dilation == (1, 1):
+            return super().forward(input)
+        x, weight = _cast(input), _cast(self.weight)
+        if self.stride == (1, 1):
+            return _depthwise(x, weight, self.dilation[0])
+        if x.dtype == torch.bfloat16:
+            return _Halving.apply(x, weight)  # type: ignore[no-any-return]
+        return super().forward(input)
+
+
+class Separable(nn.Sequential):
+    """A depthwise convolution, then a pointwise one. With ``stride`` 1, on a CPU, what is between them is not kept
+    for the backward pass but computed again there, which takes about as long as to have fresh memory for it."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__(Depthwise(inputs, stride=stride, dilation=dilation), Pointwise(inputs, outputs))
+        self.stride, self.rate = stride, dilation
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.stride > 1 or input.device.type != "cpu" or torch.compiler.is_compiling():
+            return super().forward(input)  # type: ignore[no-any-return]
+        of_depth, of_point = (_cast(weight) for weight in self.parameters())
+        return _Forgetful.apply(_cast(input), of_depth, of_point, self.rate)  # type: ignore[no-any-return]
+
+
+class Dense(nn.Conv2d):
+    """A 3 x 3 convolution over all channels, without bias, that keeps the sides."""
+
+    def __init__(self, inputs: int, outputs: int, *, dilation: int = 1) -> None:
+        super().__init__(inputs, outputs, 3, padding=dilation, dilation=dilation, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.device.type != "cpu" or torch.compiler.is_compiling():
+            return super().forward(input)
+        x, weight = _cast(input), _cast(self.weight)
+        if self.dilation != (1, 1):
+            return _Dilated.apply(x, weight, self.dilation[0])  # type: ignore[no-any-return]
+        # Measured: from here on it takes four fifths of the time, at full size half.
+        pays = min(self.in_channels, self.out_channels) >= 128 and x.shape[2] * x.shape[3] >= 48 * 72
+        return winograd(x, weight) if pays and x.dtype != torch.bfloat16 else super().forward(input)
+
+
+class Pointwise(nn.Conv2d):
+    """A 1 x 1 convolution without bias; with ``stride`` 2 of every other row and column."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int = 1) -> None:
+        super().__init__(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.device.type != "cpu" or self.stride == (1, 1):
+            return super().forward(input)
+        # Sliced with channels last, so that the gradient is laid out like that too; and copied, for what is kept
+        # for the backward pass keeps all that it was cut from.
+        kept = input.permute(0, 2, 3, 1)[:, :: self.stride[0], :: self.stride[1]].contiguous()
+        return F.conv2d(kept.permute(0, 3, 1, 2), self.weight)
+
+
+class Deconvolution(nn.ConvTranspose2d):
+    """A 3 x 3 deconvolution to twice the rows and columns, without bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, stride=2, padding=1, output_padding=1, bias=False)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if input.device.type != "cpu" or self.out_channels < 16:
+            return super().forward(input, output_size)
+        return _Doubling.apply(_cast(input), _cast(self.weight))  # type: ignore[no-any-return]
+
+
+class _Halving(torch.autograd.Function):
+    """A depthwise convolution of stride 2. The gradient of its input is one of stride 1, over the gradient of
+    the output with zeros put between."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.conv2d(x, weight, None, 2, 1, 1, len(weight))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> Gradients:
+        x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
+        wants_x, wants_weight = ctx.needs_input_grad  # type: ignore[attr-defined]
+        of_x = of_weight = None
+        if wants_weight:
+            of_weight = torch.ops.aten.convolution_backward(
+                gradient,
+                x,
+                weight,
+                None,
+                (2, 2),
+                (1, 1),
+                (1, 1),
+                False,
+                (0, 0),
+                len(weight),
+                (False, True, False),
+            )[1]
+        if wants_x:
+            spread = torch.zeros_like(x)
+            spread[:, :, ::2, ::2] = gradient
+            of_x = F.conv2d(spread, weight.flip(2, 3), None, 1, 1, 1, len(weight))
+        return of_x, of_weight
+
+
+class _Forgetful(torch.autograd.Function):
+    """A depthwise convolution of stride 1 and a pointwise one; keeps only what comes in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, of_depth: Tensor, of_point: Tensor, rate: int) -> Tensor:
+        ctx.save_for_backward(x, of_depth, of_point)
+        ctx.rate = rate
+        return F.conv2d(_depthwise(x, of_depth, rate), of_point)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, of_depth, of_point = ctx.saved_tensors
+        wants_x, wants_depth, wants_point, _ = ctx.needs_input_grad
+        x, of_depth = x.detach().requires_grad_(wants_x), of_depth.detach().requires_grad_(wants_depth)
+        with torch.enable_grad():
+            between = _depthwise(x, of_depth, ctx.rate)
+        wanted = [tensor for tensor in (x, of_depth) if tensor.requires_grad]
+        gradient, of_point, _ = torch.ops.aten.convolution_backward(
+            gradient,
+            between.detach(),
+            of_point,
+            None,
+            (1, 1),
+            (0, 0),
+            (1, 1),
+            False,
+            (0, 0),
+            1,
+            (bool(wanted), wants_point, False),
+        )
+        further = iter(torch.autograd.grad(between, wanted, gradient) if wanted else ())
+        return next(further) if wants_x else None, next(further) if wants_depth else None, of_point, None
+
+
+class _Dilated(torch.autograd.Function):
+    """A dilated convolution over all channels. The gradient of a tap's weights is one matrix product of the input
+    with the output's gradient, over the pixels that the tap has inside the picture."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, rate: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.rate = rate
+        return F.conv2d(x, weight, None, 1, rate, rate)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        wants_x, wants_weight, _ = ctx.needs_input_grad
+        of_x = F.conv_transpose2d(gradient, weight, None, 1, ctx.rate, 0, 1, ctx.rate) if wants_x else None
+        return of_x, _dilated_taps(x, gradient, weight, ctx.rate) if wants_weight else None, None
+
+
+def _dilated_taps(x: Tensor, gradient: Tensor, weight: Tensor, rate: int) -> Tensor:
+    """The gradient of the weights [outputs, inputs, 3, 3] of a convolution with this dilation."""
+    outputs, inputs = weight.shape[:2]
+    rows, columns = x.shape[2:]
+    # Rows first, then samples: some rows of all samples are one block of memory.
+    x, gradient = x.permute(2, 0, 3, 1), gradient.permute(2, 0, 3, 1)
+    taps = weight.new_empty(3, 3, outputs, inputs)
+    for j in range(3):
+        of_x, of_gradient = _meeting(columns, (j - 1) * rate)
+        columns_of_x = x[:, :, of_x].contiguous()
+        columns_of_gradient = gradient[:, :, of_gradient].contiguous()
+        for i in range(3):
+            of_x, of_gradient = _meeting(rows, (i - 1) * rate)
+            pixels = columns_of_gradient[of_gradient].view(-1, outputs)
+            torch.mm(pixels.t(), columns_of_x[of_x].view(-1, inputs), out=taps[i, j])
+    return taps.permute(2, 3, 0, 1)
+
+
+def _meeting(size: int, shift: int) -> tuple[slice, slice]:
+    """Where input and output of a tap meet, along a side of this size, if the tap looks ``shift`` ahead."""
+    length = max(0, size - abs(shift))
+    first = min(size, max(0, shift))
+    other = min(size, max(0, -shift))
+    return slice(first, first + length), slice(other, other + length)
+
+
+class _Doubling(torch.autograd.Function):
+    """A deconvolution. Row i of the input meets rows 2i - 1, 2i and 2i + 1 of the output, columns alike: the
+    gradient of a tap's weights is one matrix product of the input with every other pixel of the output's
+    gradient. Laid out row after row, with a border of zeros, the taps are shifts by a constant."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.conv_transpose2d(x, weight, None, 2, 1, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> Gradients:
+        x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
+        wants_x, wants_weight = ctx.needs_input_grad  # type: ignore[attr-defined]
+        of_x = F.conv2d(gradient, weight, None, 2, 1) if wants_x else None
+        return of_x, _taps(x, gradient, weight) if wants_weight else None
+
+
+def _taps(x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of a deconvolution's weights [inputs, outputs, 3, 3]."""
+    inputs, outputs = weight.shape[:2]
+    columns = x.shape[3] + 1
+    rows_of_x = _bordered(x.permute(0, 2, 3, 1), 1, 1).view(-1, inputs)
+    taps = weight.new_empty(3, 3, inputs, outputs)
+    for row in (0, 1):  # 0: the output's odd rows, for taps 0 and 2; 1: its even rows, for tap 1
+        for column in (0, 1):
+            pixels = gradient.permute(0, 2, 3, 1)[:, 1 - row :: 2, 1 - column :: 2]
+            pixels = _bordered(pixels, row, column).view(-1, outputs)
+            for i in range(row, 3, 2):
+                for j in range(column, 3, 2):
+                    shift = (i // 2) * columns + j // 2
+                    torch.mm(rows_of_x[: len(pixels) - shift].t(), pixels[shift:], out=taps[i, j])
+    return taps.permute(2, 3, 0, 1)
+
+
+def _bordered(pixels: Tensor, below: int, right: int) -> Tensor:
+    """[b, h, w, c] with one row and one column of zeros: at the end where ``below`` or ``right`` is 1, at the
+    beginning where it is 0."""
+    batch, rows, columns, channels = pixels.shape
+    bordered = pixels.new_empty(batch, rows + 1, columns + 1, channels)
+    bordered[:, rows if below else 0] = 0
+    bordered[:, :, columns if right else 0] = 0
+    bordered[:, 1 - below : 1 - below + rows, 1 - right : 1 - right + columns] = pixels
+    return bordered
+
+
+def _depthwise(x: Tensor, weight: Tensor, rate: int) -> Tensor:
+    """A 3 x 3 convolution of every channel by itself, with this dilation, that keeps the sides."""
+    if rate > 1 and not (x.shape[2] % rate or x.shape[3] % rate):
+        return _whole(F.conv2d(_grids(x, rate), weight, None, 1, 1, 1, len(weight)), rate)
+    return F.conv2d(x, weight, None, 1, rate, rate, len(weight))
+
+
+def _grids(x: Tensor, rate: int) -> Tensor:
+    """[b, c, h, w] to [b rate^2, c, h / rate, w / rate]: every ``rate``-th row and column together, which is
+    what a convolution of that dilation sees."""
+    batch, channels, rows, columns = x.shape
+    grids = x.permute(0, 2, 3, 1).reshape(batch, rows // rate, rate, columns // rate, rate, channels)
+    grids = grids.permute(0, 2, 4, 1, 3, 5).reshape(-1, rows // rate, columns // rate, channels)
+    return grids.permute(0, 3, 1, 2)
+
+
+def _whole(grids: Tensor, rate: int) -> Tensor:
+    """The inverse of ``_grids``."""
+    _, channels, rows, columns = grids.shape
+    x = grids.permute(0, 2, 3, 1).reshape(-1, rate, rate, rows, columns, channels)
+    x = x.permute(0, 3, 1, 4, 2, 5).reshape(-1, rows * rate, columns * rate, channels)
+    return x.permute(0, 3, 1, 2)
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    """As autocast would do before a convolution, which it does not do before a function of our own."""
+    return tensor.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else tensor

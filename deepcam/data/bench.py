@@ -1,0 +1,80 @@
+"""The loaders side by side on a user's own data set: rate, processor time, memory."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from mlhpc.common.data.loader_bench import Figures, compare
+from mlhpc.common.formats import npy
+from mlhpc.deepcam.data import hdf5
+from mlhpc.deepcam.data.sample import list_samples, sample_shape
+from mlhpc.errors import UserError, count
+
+WAYS = ("threads", "workers", "dali", "threads, cached")
+
+
+def bench(
+    data: Path, samples: int, batch: int, workers: int, rounds: int, evict: bool, console: Console
+) -> bool:
+    """Read the first ``samples`` training samples of ``data`` with every loader, and print the medians.
+    Returns whether all gave the same samples, bit for bit.
+
+    The loaders take turns, ``rounds`` times, each in a process of its own. With ``evict`` they are
+    dropped from this machine's page cache before each turn. Raises UserError when the data set cannot be
+    read; a loader that cannot run says why in its row.
+    """
+    files = list_samples(data / "train")[:samples]
+    shape = sample_shape(files[0])
+    hdf5.read_statistics(data, shape[2])
+    if not 0 < batch <= len(files):
+        raise UserError(f"--batch {batch}: give 1 to {len(files)}, the number of samples to read")
+    epoch = partial(_epoch, data, files, shape, batch, workers, evict)
+    same = compare(WAYS, epoch, rounds=rounds, close=0.0, console=console)
+    cache = "evicted before each" if evict else "as it was"
+    console.print(
+        f"{count(len(files), 'sample')} {list(shape)} from {data}, batch {batch}, {count(workers, 'worker')}, "
+        f"median of {count(rounds, 'round')}, page cache {cache}; the second epoch",
+        soft_wrap=True,
+        highlight=False,
+    )
+    return same
+
+
+def _epoch(
+    data: Path,
+    files: Sequence[Path],
+    shape: tuple[int, int, int],
+    batch: int,
+    workers: int,
+    evict: bool,
+    way: str,
+) -> Figures:
+    from mlhpc.common.data.sharding import Pool
+    from mlhpc.common.pytorch.bench import DEVICE, measure_batches
+    from mlhpc.deepcam.data.loader import Loader
+
+    pool = Pool(len(files), 1)
+    loader = Loader(
+        train_files=files,
+        eval_files=files[:batch],
+        train_pool=pool,
+        eval_pool=Pool(batch, 1),
+        place=0,
+        sample_shape=shape,
+        statistics=hdf5.read_statistics(data, shape[2]),
+        local_batch=batch,
+        eval_batch=batch,
+        steps=len(files) // batch,
+        seed=1,
+        readers=workers,
+        loader=way.partition(",")[0],  # type: ignore[arg-type]
+        cache="cached" in way,
+        device=DEVICE,
+    )
+
+    return measure_batches(
+        loader,
+        [path for file in files for path in {file, npy.label_path(file)} if path.exists()] if evict else [],
+    )

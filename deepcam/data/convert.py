@@ -1,0 +1,181 @@
+"""The published HDF5 samples to .npy pairs: ``data-*.npy`` with the field, ``label-*.npy`` with the mask.
+
+A .npy file has no library in the way and its mask has a byte a pixel, where the published one has eight.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlhpc.common.data import generate, manifest
+from mlhpc.common.files import atomic
+from mlhpc.common.formats import npy
+from mlhpc.common.host.progress import progress
+from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.world import World
+from mlhpc.deepcam.data import hdf5
+from mlhpc.deepcam.data.sample import Reader, list_samples
+from mlhpc.errors import UserError, count
+
+FOLDERS = ("train", "validation", "test")
+SETTINGS = ".conversion.json"
+"""Says how the files beside it were converted, so that a restart never mixes two ways. Hidden: not staged."""
+
+
+def convert(source: Path, out: Path, float16: bool, world: World, workers: int) -> None:
+    """Write the data set at ``source`` to ``out`` as .npy pairs, with its statistics and a manifest.
+
+    Fields keep their float32 values, masks become uint8. With ``float16``, fields are normalised and rounded
+    to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the statistics
+    become 0 and 1, and the manifest says so: that is another preprocessing than the reference's, for the
+    open division alone.
+
+    The ranks share the samples, ``workers`` threads in each; the same files come out for any number of
+    them. What is complete is kept, so that an interrupted conversion can be started again; a source file
+    that was changed or replaced since, as its time of modification tells, is converted anew. Each thread
+    holds a sample in memory, 54 MiB at the published size.
+
+    Called by all ranks. Raises UserError, the same on all ranks, when a sample or the statistics are not as
+    expected, or missing though the manifest of ``source`` lists them, or ``out`` cannot be written or holds
+    files of another kind, or normalised by other statistics.
+    """
+    first(world, lambda: _require_folders(source, out))
+    manifest.require(source, world, workers, _is_read)
+    samples = first(world, lambda: _samples(source))
+    shape, statistics = first(world, lambda: _kind(source, samples[0][1]))
+    dtype = np.dtype(np.float16 if float16 else np.float32)
+    reader = Reader(shape, statistics if float16 else None)
+    mine = samples[world.rank :: world.size]
+    normalised_by = (
+        {name: values.tolist() for name, values in statistics._asdict().items()} if float16 else None
+    )
+    settings: dict[str, object] = {"sample_shape": shape, "dtype": dtype.name, "statistics": normalised_by}
+    first(world, lambda: generate.settle(out, settings, SETTINGS))
+    for folder in {folder for folder, _ in samples}:
+        together(world, partial(_make_folder, out / folder))
+
+    with progress(len(mine), "convert", "samples", show=world.rank == 0) as advance:
+        one = partial(_convert_sample, out, reader, dtype, advance)
+        together(world, lambda: _in_threads(one, mine, workers))
+
+    def write_statistics() -> None:
+        if float16:
+            zero, one = np.zeros(shape[2], np.float32), np.ones(shape[2], np.float32)
+            hdf5.write_statistics(out / "stats.h5", hdf5.Statistics(zero, one))
+        else:
+            _copy(hdf5.find_statistics(source), out / "stats.h5")
+
+    first(world, write_statistics)
+    facts: dict[str, Any] = first(world, lambda: _facts_of(source)) | {
+        "benchmark": "deepcam",
+        "samples": dict(Counter(folder for folder, _ in samples)),
+        "sample_shape": list(shape),
+        "format": "npy",
+        "dtype": dtype.name,
+        "converted_from": source.resolve().name,
+    }
+    if normalised_by:
+        facts["normalised_by"] = normalised_by
+    expected = 2 * len(samples) + 1
+    with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
+        made = manifest.index(out, facts, world, workers, lambda size: advance(1))
+    if len(made.files) != expected:
+        raise UserError(
+            f"{out}: {count(len(made.files), 'file')}, {expected} were converted; "
+            "files of another origin are among them: convert into an empty folder"
+        )
+    if world.rank == 0:
+        print(f"{out}: {count(len(samples), 'sample')} in {dtype.name}")
+
+
+def _require_folders(source: Path, out: Path) -> None:
+    if not source.is_dir():
+        raise UserError(f"{source}: no such folder; give the folder with train/ and validation/ in it")
+    if out.resolve() == source.resolve():
+        raise UserError(f"{out}: is the data set to convert; give another folder to write to")
+
+
+def _is_read(name: str) -> bool:
+    """Whether a file of the source, by its path there, is a sample or the statistics."""
+    return name == "stats.h5" or name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
+
+
+def _samples(source: Path) -> list[tuple[str, Path]]:
+    """Every sample to convert and the folder it is in."""
+    folders = [folder for folder in FOLDERS if (source / folder).is_dir()]
+    if not folders:
+        raise UserError(f"{source}: has none of {', '.join(FOLDERS)}; give the folder of a DeepCAM data set")
+    samples = [(folder, path) for folder in folders for path in list_samples(source / folder)]
+    for _, path in samples:
+        if path.suffix != ".h5":
+            raise UserError(f"{path}: is converted already; give the folder of the HDF5 samples")
+    return samples
+
+
+def _kind(source: Path, sample: Path) -> tuple[tuple[int, int, int], hdf5.Statistics]:
+    shape = hdf5.sample_shape(sample)
+    return shape, hdf5.read_statistics(source, shape[2])
+
+
+def _facts_of(source: Path) -> dict[str, Any]:
+    return manifest.load(source).facts if (source / manifest.NAME).exists() else {}
+
+
+def _make_folder(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.sweep([folder])
+
+
+def _convert_sample(
+    out: Path, reader: Reader, dtype: np.dtype[Any], advance: Callable[[int], None], sample: tuple[str, Path]
+) -> None:
+    folder, path = sample
+    data = out / folder / path.with_suffix(".npy").name
+    mask = npy.label_path(data)
+    modified_ns = path.stat().st_mtime_ns  # asked before it is read: a change meanwhile will show
+    whole = (data, npy.size(dtype, reader.shape)), (mask, npy.size(np.uint8, reader.shape[:2]))
+    if not all(_is_kept(made, size, modified_ns) for made, size in whole):
+        x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
+        reader.read(path, x, y)
+        try:
+            npy.write(data, x.astype(dtype, copy=False), modified_ns)
+            npy.write(mask, y, modified_ns)
+        except OSError as error:
+            raise UserError(
+                f"{data}: cannot be written: {error.strerror}; free some space or give another folder"
+            ) from error
+    advance(1)
+
+
+def _is_kept(made: Path, size: int, modified_ns: int) -> bool:
+    """Whether a file is there, whole, and has its source's time of modification, which it was given."""
+    try:
+        found = made.stat()
+    except FileNotFoundError:
+        return False
+    # Some file systems keep whole seconds.
+    second = modified_ns - modified_ns % 10**9
+    return found.st_size == size and found.st_mtime_ns in (modified_ns, second)
+
+
+def _in_threads(
+    work: Callable[[tuple[str, Path]], None], samples: list[tuple[str, Path]], workers: int
+) -> None:
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            for _ in pool.map(work, samples):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as file, atomic.writing(target) as fd, open(fd, "wb", closefd=False) as made:
+        shutil.copyfileobj(file, made)

@@ -1,0 +1,171 @@
+"""The published layout: ``climate/data`` and ``climate/labels_0`` in an HDF5 file a sample, and ``stats.h5``.
+
+The HDF5 library lets one thread in at a time and its handles do not survive a fork. So it is asked only
+where the two arrays lie; a file is open in it no longer than that, and the arrays are read by offset.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.files import atomic
+from mlhpc.common.formats.extent import Extent, opened
+from mlhpc.errors import UserError
+
+DATA, LABELS = "climate/data", "climate/labels_0"
+_KEPT = 1 << 16  # bytes of metadata that are kept to know a layout by; the published files have 2 KiB
+
+
+class Statistics(NamedTuple):
+    """Smallest and largest value of each channel ``[channels]``, over the training samples."""
+
+    minimum: npt.NDArray[Any]
+    maximum: npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the arrays of a file lie, and what it is known by: its size and all its other bytes.
+
+    A file with the same size and the same bytes outside the arrays has the same layout, for there is nothing
+    else that HDF5 could have learned it from.
+    """
+
+    data: Extent
+    labels: Extent
+    size: int
+    metadata: tuple[tuple[int, bytes], ...]
+
+    def is_that_of(self, fd: int) -> bool:
+        return os.fstat(fd).st_size == self.size and all(
+            os.pread(fd, len(content), offset) == content for offset, content in self.metadata
+        )
+
+
+def locate(path: Path) -> Layout | None:
+    """The layout of a sample; None where its arrays are chunked, compressed, or in other files.
+
+    Raises UserError naming the file when it is no HDF5 file, truncated, or has not the two arrays.
+    """
+    with _opened(path) as file:
+        extents = [_extent(_dataset(file, path, name)) for name in (DATA, LABELS)]
+    data, labels = extents
+    if data is None or labels is None:
+        return None
+    with opened(path) as fd:
+        size = os.fstat(fd).st_size
+        first, last = sorted((data, labels), key=lambda extent: extent.offset)
+        gaps = [(0, first.offset), (first.end, last.offset), (last.end, size)]
+        kept = sum(end - start for start, end in gaps) <= _KEPT
+        metadata = tuple((start, os.pread(fd, end - start, start)) for start, end in gaps if kept)
+    # Size -1: of no file, so that it is not taken for the layout of the next.
+    return Layout(data, labels, size if kept else -1, metadata)
+
+
+def sample_shape(path: Path) -> tuple[int, int, int]:
+    """[rows, columns, channels] of a sample. Raises UserError as ``locate`` does."""
+    with _opened(path) as file:
+        shape: tuple[int, ...] = _dataset(file, path, DATA).shape
+    if len(shape) != 3:
+        raise UserError(
+            f"{path}: {DATA} has shape {list(shape)}, and a sample is [rows, columns, channels]; "
+            "give the folder of a DeepCAM data set"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Both arrays, by the library: the slow way, for files where ``locate`` finds no layout."""
+    with _opened(path) as file:
+        return _dataset(file, path, DATA)[...], _dataset(file, path, LABELS)[...]
+
+
+def find_statistics(root: Path) -> Path:
+    """``stats.h5`` of a data set: at its root, as the public reference reads it, or in ``train/``.
+
+    Raises UserError when there is none.
+    """
+    for path in (root / "stats.h5", root / "train" / "stats.h5"):
+        if path.exists():
+            return path
+    raise UserError(
+        f"{root / 'stats.h5'}: missing, and not in train/ either; it holds climate/minval and climate/maxval "
+        "of the channels and comes with the data set"
+    )
+
+
+def read_statistics(root: Path, channels: int) -> Statistics:
+    """The statistics of the data set at ``root``.
+
+    Raises UserError when ``stats.h5`` is missing or damaged, is not of so many channels, or has values that
+    no field can be normalised by: not finite, or a maximum that is not above the minimum.
+    """
+    path = find_statistics(root)
+    with _opened(path) as file:
+        found = [_dataset(file, path, name)[...] for name in ("climate/minval", "climate/maxval")]
+    for name, values in zip(("minval", "maxval"), found, strict=True):
+        if values.shape != (channels,) or values.dtype.kind != "f":
+            raise UserError(
+                f"{path}: climate/{name} has shape {list(values.shape)} of {values.dtype}, and {channels} "
+                "floating-point channels are expected; take the file that belongs to this data set"
+            )
+    minimum, maximum = found
+    for channel, (low, high) in enumerate(zip(minimum, maximum, strict=True)):
+        with np.errstate(all="ignore"):
+            scale = np.float32(1 / (high - low))
+        if not (high > low and 0 < scale < np.inf):
+            raise UserError(
+                f"{path}: {channel_name(channel, channels)} goes from {low} to {high}, and cannot be "
+                "normalised by that; make the statistics again from the training samples"
+            )
+    return Statistics(minimum, maximum)
+
+
+def write_statistics(path: Path, statistics: Statistics) -> None:
+    """Write ``stats.h5`` atomically. Raises OSError as the file system does."""
+    with atomic.writing(path) as fd, open(fd, "r+b", closefd=False) as stream, h5py.File(stream, "w") as file:
+        file["climate/minval"], file["climate/maxval"] = statistics
+
+
+CHANNELS = (
+    "TMQ", "U850", "V850", "UBOT", "VBOT", "QREFHT", "PS", "PSL",
+    "T200", "T500", "PRECT", "TS", "TREFHT", "Z1000", "Z200", "ZBOT",
+)  # fmt: skip
+"""The channels of the published data set, in order."""
+
+
+def channel_name(channel: int, channels: int) -> str:
+    """How messages call a channel, counted from 0: with its published name where there are sixteen."""
+    return f"channel {channel}" + (f" ({CHANNELS[channel]})" if channels == len(CHANNELS) else "")
+
+
+def _extent(dataset: Any) -> Extent | None:
+    offset = dataset.id.get_offset()
+    return None if offset is None else Extent(offset, dataset.dtype, dataset.shape)
+
+
+def _dataset(file: Any, path: Path, name: str) -> Any:
+    dataset = file.get(name)
+    if not isinstance(dataset, h5py.Dataset):
+        raise UserError(f"{path}: has no dataset {name}; it is not a file of a DeepCAM data set")
+    if dataset.size and not dataset.id.get_storage_size() and not dataset.is_virtual:
+        raise UserError(f"{path}: {name} was never written; download or make the file again")
+    return dataset
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    # Without locks: nobody writes, and some parallel file systems have none.
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            yield file
+    except (OSError, KeyError, RuntimeError) as error:  # what h5py raises for damage varies with the place
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read: {reason}; download or make the file again") from error

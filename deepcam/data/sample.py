@@ -1,0 +1,200 @@
+"""One sample from its files into the arrays of a batch: read, checked and normalised in one pass.
+
+A sample has a field ``[rows, columns, channels]`` and a mask ``[rows, columns]`` of classes. Where they lie
+in one piece, a block of rows at a time is read, and checked and normalised while it is in the processor's
+cache. All that takes long releases the interpreter's lock, so that threads read at once.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.formats import npy
+from mlhpc.common.formats.extent import Extent, opened, read_into
+from mlhpc.deepcam.data import hdf5
+from mlhpc.deepcam.data.hdf5 import Statistics, channel_name
+from mlhpc.errors import UserError
+
+CLASSES = 3  # background, tropical cyclone, atmospheric river
+_BLOCK = 1 << 20  # bytes of a block of rows; two threads' blocks fit their cores' level-2 caches
+
+
+def is_sample(path: Path) -> bool:
+    """Whether a file of a data set stands for a sample: ``data-*.h5``, or ``data-*.npy`` beside its mask."""
+    return path.name.startswith("data-") and path.suffix in (".h5", ".npy")
+
+
+def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
+    """The sample files of ``directory`` in order of name, which is what sample indices count.
+
+    Raises ``UserError`` when there are none, or fewer than ``expected``, or both layouts are in it; files
+    beyond ``expected`` are left out.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory}: no such directory; give the data set's directory with train/ in it")
+    with os.scandir(directory) as entries:
+        paths = sorted(path for entry in entries if is_sample(path := directory / entry.name))
+    if len(paths) < (1 if expected is None else expected):
+        raise UserError(
+            f"{directory}: {expected or 'some'} data-*.h5 or data-*.npy files are needed, it has {len(paths)}"
+        )
+    if len({path.suffix for path in paths}) > 1:
+        raise UserError(f"{directory}: has samples as .h5 and as .npy; leave one of the two in it")
+    return paths[:expected]
+
+
+def sample_shape(path: Path) -> tuple[int, int, int]:
+    """[rows, columns, channels] of a sample of either layout. Raises UserError when it is none."""
+    if path.suffix == ".h5":
+        return hdf5.sample_shape(path)
+    with opened(path) as fd:
+        shape = npy.locate(fd, path).shape
+    if len(shape) != 3:
+        raise UserError(f"{path}: has shape {list(shape)}, and a sample is [rows, columns, channels]")
+    return shape[0], shape[1], shape[2]
+
+
+def shift_and_scale(
+    statistics: Statistics, columns: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """What a row of a field, [columns · channels], is normalised by: (row - shift) · scale.
+
+    For a whole row, because a loop over 16 channels is too short to be quick.
+    """
+    scale = 1 / (statistics.maximum - statistics.minimum)
+    shift, scale = (np.tile(values.astype(np.float32), columns) for values in (statistics.minimum, scale))
+    return shift, scale
+
+
+class Reader:
+    """Reads samples of shape [rows, columns, channels]. Threads may share one.
+
+    With ``statistics``, fields come as (x - minimum) · (1 / (maximum - minimum)), in float32 and in the order
+    of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py), whose values they
+    equal bit for bit; without, as they are stored.
+    """
+
+    def __init__(self, shape: Sequence[int], statistics: Statistics | None) -> None:
+        rows, columns, channels = shape
+        self.shape = (rows, columns, channels)
+        self.nbytes = rows * columns * (4 * channels + 1)  # of a sample in a batch
+        self._block_rows = max(1, _BLOCK // (4 * columns * channels))
+        self._layout: hdf5.Layout | None = None  # of the HDF5 file read last
+        self._shift_and_scale = shift_and_scale(statistics, columns) if statistics else None
+
+    def read(self, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]) -> int:
+        """Read a sample into ``x`` [rows, columns, channels] and ``y`` [rows, columns], both contiguous.
+        Return the size of its files in bytes.
+
+        Raises ``UserError`` naming the file when it is missing, truncated or damaged, its arrays are not of
+        this shape, a value is not finite, or a label is no class.
+        """
+        if path.suffix == ".npy":
+            mask = npy.label_path(path)
+            with opened(path) as data, opened(mask) as labels:
+                self._read_field(data, path, "the field", npy.locate(data, path), x)
+                self._read_mask(labels, mask, "the mask", npy.locate(labels, mask), y)
+                return os.fstat(data).st_size + os.fstat(labels).st_size
+        with opened(path) as fd:
+            layout = self._layout
+            if layout is None or not layout.is_that_of(fd):
+                self._layout = layout = hdf5.locate(path)
+            if layout:
+                self._read_field(fd, path, hdf5.DATA, layout.data, x)
+                self._read_mask(fd, path, hdf5.LABELS, layout.labels, y)
+            else:
+                field, classes = hdf5.read(path)
+                self._require(path, hdf5.DATA, field, "f", self.shape)
+                self._require(path, hdf5.LABELS, classes, "iu", self.shape[:2])
+                for rows in self._blocks():
+                    _to_float32(field[rows], x[rows])
+                    self._finish(x[rows], path, hdf5.DATA, rows.start)
+                _take_mask(classes, y, path, hdf5.LABELS, 0)
+            return os.fstat(fd).st_size
+
+    def _blocks(self) -> list[slice]:
+        rows, step = self.shape[0], self._block_rows
+        return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+    def _read_field(self, fd: int, path: Path, name: str, extent: Extent, x: npt.NDArray[np.float32]) -> None:
+        self._require(path, name, extent, "f", self.shape)
+        as_stored = (
+            None if extent.dtype == x.dtype else np.empty((self._block_rows, *x.shape[1:]), extent.dtype)
+        )
+        row_bytes = (extent.end - extent.offset) // len(x)
+        for rows in self._blocks():
+            block = x[rows]
+            stored = block if as_stored is None else as_stored[: len(block)]
+            read_into(fd, path, extent.offset + rows.start * row_bytes, stored)
+            if stored is not block:
+                _to_float32(stored, block)
+            self._finish(block, path, name, rows.start)
+
+    def _finish(self, block: npt.NDArray[np.float32], path: Path, name: str, first_row: int) -> None:
+        """Check and normalise rows of the field, in place."""
+        # NaN is handed on by both; an infinity shows in one. Quicker than asking every value.
+        if not (np.isfinite(block.max()) and np.isfinite(block.min())):
+            row, column, channel = np.argwhere(~np.isfinite(block))[0]
+            raise UserError(
+                f"{path}: {name} is {block[row, column, channel]} in "
+                f"{channel_name(channel, block.shape[2])} at row {first_row + row}, column {column}; "
+                "remove or mend the file"
+            )
+        if self._shift_and_scale:
+            shift, scale = self._shift_and_scale
+            flat = block.reshape(len(block), -1)
+            np.subtract(flat, shift, out=flat)
+            np.multiply(flat, scale, out=flat)
+
+    def _read_mask(self, fd: int, path: Path, name: str, extent: Extent, y: npt.NDArray[np.uint8]) -> None:
+        self._require(path, name, extent, "iu", y.shape)
+        row_bytes = (extent.end - extent.offset) // len(y)
+        step = max(1, _BLOCK // row_bytes)
+        stored = np.empty((step, y.shape[1]), extent.dtype)
+        for start in range(0, len(y), step):
+            block = y[start : start + step]
+            read_into(fd, path, extent.offset + start * row_bytes, stored[: len(block)])
+            _take_mask(stored[: len(block)], block, path, name, start)
+
+    def _require(self, path: Path, name: str, found: Any, kinds: str, shape: tuple[int, ...]) -> None:
+        if found.shape == shape and found.dtype.kind in kinds:
+            return
+        if len(found.shape) == 3 and found.shape[:2] == shape[:2] and found.shape != shape:
+            raise UserError(
+                f"{path}: {name} has {found.shape[2]} channels, {shape[2]} are expected; "
+                "take the data set that the preset's data.sample_shape describes"
+            )
+        kind = "floating point" if kinds == "f" else "integers"
+        raise UserError(
+            f"{path}: {name} is {found.dtype} {list(found.shape)}, {kind} {list(shape)} is expected; "
+            "take the data set that the preset's data.sample_shape describes"
+        )
+
+
+def _to_float32(stored: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:
+    if stored.dtype == np.float16 and stored.dtype.isnative:
+        # PyTorch has the instructions for it that numpy's loop does without: 30 times as fast. A row at a
+        # time is too little for it to start threads of its own.
+        import torch
+
+        for row, target in zip(stored, out, strict=True):
+            torch.from_numpy(target).copy_(torch.from_numpy(row))
+    else:
+        with np.errstate(over="ignore"):  # beyond float32 is infinity, which is found
+            out[...] = stored
+
+
+def _take_mask(
+    stored: npt.NDArray[Any], y: npt.NDArray[np.uint8], path: Path, name: str, first_row: int
+) -> None:
+    if stored.max() >= CLASSES or stored.min() < 0:
+        row, column = np.argwhere((stored >= CLASSES) | (stored < 0))[0]
+        raise UserError(
+            f"{path}: {name} is {stored[row, column]} at row {first_row + row}, column {column}, and classes "
+            f"go from 0 to {CLASSES - 1}; remove or mend the file"
+        )
+    np.copyto(y, stored, casting="unsafe")

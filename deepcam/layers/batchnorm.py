@@ -1,0 +1,165 @@
+"""Batch norm with its activation, with statistics over one rank's batch or over those of a group of ranks."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from mlhpc.common.ranks.world import World
+from mlhpc.errors import UserError
+
+if TYPE_CHECKING:
+    from mlhpc.common.ranks.torch_world import TorchWorld
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """``BatchNorm2d``, followed by a ReLU where ``relu`` says so.
+
+    ``group`` are the ranks that share statistics while training; None: each has its own. ``frozen`` keeps it
+    in evaluation mode, with the running statistics, while the rest of the network is trained.
+    """
+
+    def __init__(self, features: int, *, relu: bool = False) -> None:
+        super().__init__(features)
+        self.relu = relu
+        self.group: dist.ProcessGroup | None = None
+        self.frozen = False
+
+    def train(self, mode: bool = True) -> "BatchNorm":
+        super().train(mode and not self.frozen)
+        return self
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        if self.training and self.group is None and input.numel() == input.shape[1]:
+            raise ValueError("batch norm: one value a channel has no variance")
+        on_cpu = input.device.type == "cpu" and not torch.compiler.is_compiling()
+        if self.training and on_cpu:
+            return _Trained.apply(input, self.weight, self.bias, self, self.relu)  # type: ignore[no-any-return]
+        if self.training and self.group is not None:
+            x = _Trained.apply(input, self.weight, self.bias, self, False)
+        else:
+            x = super().forward(input)
+        return F.relu(x, inplace=True) if self.relu else x
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Mean and variance [channels] of ``x`` over its pixels, and over those of all ranks of the group, whose
+        number is the third (None without a group); the running statistics follow them."""
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.momentum is not None and self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)  # torch.compile cannot assign a buffer in here
+        if self.group is None:
+            mean, var = torch.batch_norm_update_stats(x, self.running_mean, self.running_var, self.momentum)
+            return mean, var, None
+        pixels = x.permute(0, 2, 3, 1).flatten(0, 2).to(torch.promote_types(x.dtype, torch.float32))
+        own_var, own_mean = torch.var_mean(pixels, 0, correction=0)
+        own = torch.cat((own_mean, own_var, own_mean.new_full((1,), len(pixels))))
+        gathered = [torch.empty_like(own) for _ in range(self.group.size())]
+        dist.all_gather(gathered, own, group=self.group)
+        of_ranks = torch.stack(gathered)
+        counts = of_ranks[:, -1:]
+        means, variances = of_ranks[:, :-1].chunk(2, 1)
+        count = counts.sum()
+        # Chan et al. 1983, equation 2.1: variances of parts to the variance of the whole.
+        mean = (counts * means).sum(0) / count
+        var = (counts * (variances + (means - mean) ** 2)).sum(0) / count
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var * count / (count - 1), self.momentum)
+        return mean, var, count
+
+
+class _Trained(torch.autograd.Function):
+    """Training-mode batch norm, with a ReLU where ``relu`` says so. Over a group of ranks it costs one all-gather
+    of means and variances forward and one all-reduce of two sums a channel backward; on CPUs too, where PyTorch's
+    ``SyncBatchNorm`` does not go. It keeps what came in, and makes its output again from that when asked to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm, relu: bool) -> Tensor:
+        mean, var, count = norm.statistics(x)
+        ctx.save_for_backward(x, weight, bias, mean, var, count)
+        ctx.eps, ctx.group, ctx.relu = norm.eps, norm.group, relu
+        ctx.output = None
+        return _normalised(x, mean, var, weight, bias, norm.eps, relu)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        x, weight, _, mean, var, count = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if ctx.relu:
+            output = again(ctx)
+            # Nobody looks at the output any more: its memory takes the gradient.
+            gradient = torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=output)
+        ctx.output = None
+        spread = (var + ctx.eps).rsqrt()
+        if ctx.group is None:
+            return *torch.ops.aten.native_batch_norm_backward(
+                gradient, x, weight, None, None, mean, spread, True, ctx.eps, wanted
+            ), None, None  # fmt: skip
+        # The two sums over this rank's pixels: of gradient times normalised input, and of the gradient.
+        # The kernel for GPUs wants the batch's statistics named as saved ones too, where it does not use them.
+        _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, weight, mean, var, mean, spread, False, ctx.eps, (False, True, True)
+        )
+        sums = torch.stack((of_weight, of_bias))
+        dist.all_reduce(sums, group=ctx.group)
+        # Ioffe and Szegedy 2015, section 3, solved for the input. The three terms nearly cancel: in bfloat16
+        # each would be rounded before they do, so they are added in the statistics' precision.
+        of_means = sums / count
+        slope = weight * spread**2 * of_means[0]
+        offset = weight * spread * of_means[1] - slope * mean
+        of_x = torch.addcmul(_per_channel(-offset), x, _per_channel(-slope))
+        of_x.addcmul_(gradient, _per_channel(weight * spread))
+        return of_x.to(x.dtype), of_weight, of_bias, None, None
+
+
+def again(node: Any) -> Tensor:
+    """The output of a batch norm, made again from what came in: the same bits. ``node`` is the output's
+    ``grad_fn``, until its backward pass is over. It is made once and kept for the pass of the batch norm itself,
+    which follows those of the modules that its output went into."""
+    if node.output is None:
+        x, weight, bias, mean, var, _ = node.saved_tensors
+        node.output = _normalised(x, mean, var, weight, bias, node.eps, node.relu)
+    output: Tensor = node.output
+    return output
+
+
+def _normalised(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float, relu: bool
+) -> Tensor:
+    y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+    return y.relu_() if relu else y
+
+
+def _per_channel(values: Tensor) -> Tensor:
+    return values.view(1, -1, 1, 1)
+
+
+def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
+    """Let every ``group_size`` neighbouring ranks share batch-norm statistics. All ranks call it.
+
+    Raises ``UserError`` when the ranks cannot be divided into such groups.
+    """
+    if world.size % group_size:
+        raise UserError(
+            f"hyperparameters.batchnorm_group_size {group_size} does not divide the number of ranks, "
+            f"{world.size}; take one that does"
+        )
+    if group_size == 1:
+        return
+    several: TorchWorld = world  # type: ignore[assignment]
+    for first in range(0, world.size, group_size):
+        ranks = range(first, first + group_size)
+        group = several.group(ranks)
+        if world.rank in ranks:
+            for norm in _norms(model):
+                norm.group = group
+
+
+def _norms(model: nn.Module) -> list[BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, BatchNorm)]

@@ -1,0 +1,46 @@
+"""The optimizers that the rules allow: Adam, AdamW and LAMB."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from mlhpc.benchmarks.deepcam import Hyperparameters
+from mlhpc.deepcam.optim.lamb import Lamb
+
+
+def make_optimizer(
+    hyperparameters: Hyperparameters, parameters: Iterable[torch.nn.Parameter], *, compiled: bool = False
+) -> torch.optim.Optimizer:
+    """The optimizer of ``opt_name`` over all of ``parameters``, in one group (weight decay for all, as in the
+    MLPerf HPC reference, utils/optimizer_helpers.py). Adam's weight decay is L2, the others' is decoupled.
+
+    The learning rate is a tensor on the parameters' device: give it its value with ``set_rate``.
+    ``compiled`` compiles LAMB's update; Adam and AdamW are PyTorch's fused ones.
+    """
+    parameters = list(parameters)
+    facts = hyperparameters
+    rate = torch.tensor(facts.opt_lr, device=parameters[0].device)
+    options: dict[str, Any] = {
+        "betas": facts.opt_betas,
+        "eps": facts.opt_eps,
+        "weight_decay": facts.opt_weight_decay,
+    }
+    if facts.opt_name == "LAMB":
+        return Lamb(
+            parameters,
+            rate,
+            **options,
+            bias_correction=facts.opt_bias_correction,
+            grad_averaging=facts.opt_grad_averaging,
+            max_grad_norm=facts.opt_max_grad_norm,
+            compiled=compiled,
+        )
+    kind = torch.optim.Adam if facts.opt_name == "Adam" else torch.optim.AdamW
+    return kind(parameters, rate, **options, fused=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate in place, so that a captured CUDA graph sees it. Waits for nothing."""
+    for group in optimizer.param_groups:
+        group["lr"].fill_(rate)

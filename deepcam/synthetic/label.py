@@ -1,0 +1,187 @@
+"""Which cells belong to a storm, by a heuristic on the fields alone, as the published masks were made.
+
+Cyclones: the criteria and default thresholds of TECA's detector (Prabhat et al. 2012, Procedia Computer
+Science 9, 866; teca_tc_candidates in its source), then the extent of the wind. Rivers: thresholds of water
+vapour (Ralph et al. 2004, Monthly Weather Review 132, 1721) and of its transport (Rutz et al. 2014, ibid.
+142, 905), then the geometry of Guan and Waliser 2015 (JGR Atmospheres 120, 12514). A planted storm that is
+too weak is not marked, and weather that happens to look like a river is.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from scipy import ndimage
+
+from mlhpc.deepcam.data.hdf5 import CHANNELS
+from mlhpc.deepcam.synthetic import sphere
+from mlhpc.deepcam.synthetic.sphere import RADIUS, Field, Grid
+
+CLASSES = ("background", "tropical cyclone", "atmospheric river")
+BACKGROUND, CYCLONE, RIVER = range(3)
+
+MIN_VORTICITY = 1.6e-4
+"""Of a cyclone's centre at 850 hPa, 1/s, on grids of the published spacing."""
+MIN_RISE = 400.0
+"""Of sea-level pressure from the centre to CORE_REACH, Pa."""
+MIN_WARM_CORE = 0.8
+"""Of the mean of T200 and T500, centre above surroundings, K."""
+MIN_WIND = 17.0
+"""Mean tangential wind at 850 hPa that a cyclone has somewhere and at the edge of its mask, m/s: a gale."""
+WINDOW = np.deg2rad(7.75)
+"""One cyclone in a window of this angle."""
+CORE_REACH = np.deg2rad(5.0)
+CORE_RADIUS = np.deg2rad(2.0)
+"""The pressure minimum is this near the vorticity maximum."""
+TROPICS = np.deg2rad(40.0)
+"""No cyclone is looked for beyond."""
+
+MIN_VAPOUR = 20.0
+"""Of a river's column, kg/m² (Ralph et al. 2004: 2 cm)."""
+MIN_ANOMALY = 1.25
+"""A river's water vapour over the mean of its latitude."""
+MIN_TRANSPORT = 250.0
+"""Water vapour times the wind at 850 hPa, kg/m/s (Rutz et al. 2014)."""
+MIN_POLEWARD = 50.0
+"""Poleward part of the transport, mean of the river, kg/m/s."""
+MIN_LENGTH = 2.0e6
+"""Metres."""
+MIN_ELONGATION = 2.0
+"""Length over width, width being area over length."""
+RIVER_LATITUDES = np.deg2rad((18.0, 65.0))
+
+_COLUMN = {name: number for number, name in enumerate(CHANNELS)}
+
+
+def label(channels: Field, storm_size: float = 1.0) -> npt.NDArray[np.uint8]:
+    """The mask ``[rows, columns]`` of a sample ``[rows, columns, 16]``: 0, 1 cyclone, 2 river.
+
+    ``storm_size`` is that of the simulation: the lengths that cyclones are looked for at grow with it.
+    """
+    grid = sphere.grid(*channels.shape[:2])
+    mask = np.where(rivers(grid, channels), RIVER, BACKGROUND).astype(np.uint8)
+    for row, column, radius in cyclones(grid, channels, storm_size):
+        rows = grid.reach(float(grid.latitude[row, 0]), radius)
+        mask[rows][_distance(grid, row, column, rows) <= radius] = CYCLONE
+    return mask
+
+
+def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple[int, int, float]]:
+    """Row and column of each cyclone's pressure minimum and the radius of its gales in metres, strongest
+    vorticity first."""
+    tropics = slice(*np.searchsorted(grid.latitude[:, 0], (-TROPICS, TROPICS)))
+    u, v, pressure = (channels[..., _COLUMN[name]] for name in ("U850", "V850", "PSL"))
+    core = channels[..., _COLUMN["T200"]] + channels[..., _COLUMN["T500"]]
+    core *= 0.5
+    spin = grid.vorticity(u, v) * np.sign(grid.latitude)
+    # A coarse grid sees a wide vortex and less vorticity in it (Walsh et al. 2007).
+    coarse = max(storm_size, grid.spacing / 50e3, 1.0)
+    spots, number = ndimage.label(spin[tropics] > MIN_VORTICITY / coarse)
+    peaks = ndimage.maximum_position(spin[tropics], spots, range(1, number + 1))
+    peaks = [(row + tropics.start, column) for row, column in peaks]
+    reach = max(CORE_REACH * storm_size, 3 * grid.spacing / RADIUS) * RADIUS
+    near = max(CORE_RADIUS * storm_size, 1.5 * grid.spacing / RADIUS) * RADIUS
+    window = max(WINDOW * storm_size, 4 * grid.spacing / RADIUS) * RADIUS / 2
+    found: list[tuple[int, int, float]] = []
+    for row, column in sorted(peaks, key=lambda peak: -spin[peak]):
+        rows = grid.reach(float(grid.latitude[row, 0]), reach)
+        distance = _distance(grid, row, column, rows)
+        if any(distance[r - rows.start, c] < window for r, c, _ in found if rows.start <= r < rows.stop):
+            continue
+        inside = np.where(distance <= near, pressure[rows], np.inf)
+        low = np.unravel_index(np.argmin(inside), inside.shape)
+        row, column = int(low[0]) + rows.start, int(low[1])
+        rows = grid.reach(float(grid.latitude[row, 0]), reach)
+        distance = _distance(grid, row, column, rows)
+        around = (distance > 0.8 * reach) & (distance <= reach)
+        middle = distance <= max(0.2 * reach, 0.75 * grid.spacing)
+        if pressure[rows][around].mean() - pressure[row, column] < MIN_RISE:
+            continue
+        if core[rows][middle].max() - core[rows][around].mean() < MIN_WARM_CORE:
+            continue
+        radius = _gales(grid, row, column, u, v, 1.5 * reach)
+        if radius:
+            found.append((row, column, radius))
+    return found
+
+
+def rivers(grid: Grid, channels: Field) -> npt.NDArray[np.bool_]:
+    """The cells of atmospheric rivers, ``[rows, columns]``."""
+    vapour, u, v = (channels[..., _COLUMN[name]] for name in ("TMQ", "U850", "V850"))
+    size = np.abs(grid.latitude)
+    poleward = vapour * v * np.sign(grid.latitude)
+    wet = (
+        (vapour >= np.maximum(MIN_VAPOUR, MIN_ANOMALY * vapour.mean(axis=1, keepdims=True)))
+        & (vapour * np.hypot(u, v) >= MIN_TRANSPORT)
+        & (poleward > 0)
+        & (size >= RIVER_LATITUDES[0])
+        & (size <= RIVER_LATITUDES[1])
+    )
+    parts, number = ndimage.label(wet, np.ones((3, 3)))
+    _join(parts)
+    area = grid.weight * np.float32(4 * np.pi * RADIUS**2 / parts.size)
+    areas = np.bincount(parts.ravel(), np.broadcast_to(area, parts.shape).ravel(), number + 1)
+    chosen = np.zeros(number + 1, np.bool_)
+    for part, box in enumerate(ndimage.find_objects(parts), start=1):
+        # Most parts are specks, too small for a river a cell wide; joined parts have no box.
+        if box is None or areas[part] < 0.2 * MIN_LENGTH * min(grid.spacing, 100e3):
+            continue
+        rows, columns = np.nonzero(parts[box] == part)
+        rows += box[0].start
+        columns += box[1].start
+        length = _length(grid, rows, columns)
+        chosen[part] = (
+            length >= MIN_LENGTH
+            and length**2 / areas[part] >= MIN_ELONGATION
+            and poleward[rows, columns].mean() >= MIN_POLEWARD
+        )
+    cells: npt.NDArray[np.bool_] = chosen[parts]
+    return cells
+
+
+def _distance(grid: Grid, row: int, column: int, rows: slice) -> Field:
+    east, north = grid.offsets(float(grid.latitude[row, 0]), float(grid.longitude[0, column]), rows)
+    return np.hypot(east, north)
+
+
+def _gales(grid: Grid, row: int, column: int, u: Field, v: Field, farthest: float) -> float:
+    """The radius within which the tangential wind, averaged around the centre, reaches MIN_WIND; 0 if it
+    never does nearer than ``farthest``, metres."""
+    latitude = float(grid.latitude[row, 0])
+    rows = grid.reach(latitude, farthest)
+    east, north = grid.offsets(latitude, float(grid.longitude[0, column]), rows)
+    distance = np.hypot(east, north)
+    near = distance < farthest
+    east, north, distance = east[near], north[near], distance[near]
+    tangential = np.sign(latitude) * (v[rows][near] * east - u[rows][near] * north) / np.maximum(distance, 1)
+    # Rings a cell wide, the first around the centre half as wide: none is empty.
+    ring = (distance / grid.spacing + 0.5).astype(np.intp)
+    wind = np.bincount(ring, tangential) / np.bincount(ring)
+    strong = np.flatnonzero(wind >= MIN_WIND)
+    if not strong.size:
+        return 0.0
+    # From the first strong ring outward to the last before a weak one.
+    weak = np.flatnonzero(wind[strong[0] :] < MIN_WIND)
+    if not weak.size:
+        return farthest
+    last = int(strong[0] + weak[0] - 1)
+    return float((last + (wind[last] - MIN_WIND) / (wind[last] - wind[last + 1])) * grid.spacing)
+
+
+def _join(parts: npt.NDArray[np.int32]) -> None:
+    """Give parts that meet across longitude 0 one number."""
+    for step in (-1, 0, 1):
+        west, east = parts[max(0, step) : parts.shape[0] + min(0, step), 0], parts[:, -1]
+        east = east[max(0, -step) : parts.shape[0] - max(0, step)]
+        for row in np.flatnonzero((west > 0) & (east > 0) & (west != east)):
+            if west[row] != east[row]:
+                parts[parts == west[row]] = east[row]
+
+
+def _length(grid: Grid, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> float:
+    """The great-circle distance between the two ends of a set of cells, metres: from any cell to the farthest
+    from it, and from that to its farthest."""
+    latitude, longitude = grid.latitude[rows, 0], grid.longitude[0, columns]
+    places = np.stack(
+        (np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude))
+    )
+    end = places[:, np.argmin(places[:, 0] @ places)]
+    return float(RADIUS * np.arccos(np.clip((end @ places).min(), -1, 1)))

@@ -1,0 +1,143 @@
+"""Data sets for DeepCAM: simulated weather and its masks, in files of the published layout.
+
+The published data set is CAM5 output labelled by TECA (Kurth et al. 2018; paper 001, section 2.2). This
+module makes samples of the same kind at any size: ``weather`` the channels, ``label`` the masks.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.benchmarks.deepcam import Data, Simulation
+from mlhpc.common.data import generate, manifest
+from mlhpc.common.files import atomic
+from mlhpc.common.host.progress import progress
+from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.world import World
+from mlhpc.deepcam.data import hdf5
+from mlhpc.deepcam.data.hdf5 import CHANNELS
+from mlhpc.deepcam.synthetic.label import CLASSES, label
+from mlhpc.deepcam.synthetic.sphere import Field
+from mlhpc.deepcam.synthetic.weather import weather
+from mlhpc.errors import UserError, count
+
+STATISTICS = "stats.h5"
+
+
+def simulate(
+    simulation: Simulation, rows: int, columns: int, sample: int
+) -> tuple[Field, npt.NDArray[np.uint8]]:
+    """The channels ``[rows, columns, 16]`` of a sample in physical units and its mask ``[rows, columns]``.
+
+    All randomness comes from ``(simulation.seed, sample)``, so a sample is the same on any rank.
+    """
+    channels = weather(simulation, rows, columns, sample)
+    return channels, label(channels, simulation.storm_size)
+
+
+def make(data: Data, out: Path, world: World, workers: int) -> None:
+    """Make the data set of a preset under ``out``, its statistics and its manifest. Called by all ranks.
+
+    Sample n is ``data-<n>.h5``: the first are ``train/``, the next ``validation/``, the last ``test/``.
+    ``stats.h5`` has the smallest and largest value of each channel over ``train/``.
+
+    The ranks share the samples, ``workers`` processes in each. Files appear complete or not at all, and those
+    that are there are kept, so the same call goes on where one was cut off. The bytes do not depend on ranks
+    or workers.
+
+    Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings,
+    a full disk, a worker that was killed.
+    """
+    simulation = _checked(data)
+    rows, columns, _ = data.sample_shape
+    counts = {"train": data.train_samples, "validation": data.eval_samples, "test": simulation.test_samples}
+    folders = [folder for folder, count in counts.items() for _ in range(count)]
+    names = [f"{folder}/data-{sample:06d}.h5" for sample, folder in enumerate(folders)]
+
+    def prepare() -> list[str]:
+        generate.settle(out, data.model_dump(mode="json"))
+        return generate.missing(out, names)
+
+    # One rank looks what is there, before any writes: the others would see files of a moment later.
+    missing = first(world, prepare)
+    todo = missing[world.rank :: world.size]
+
+    def make_mine() -> None:
+        with progress(len(todo), "samples", "samples", show=world.rank == 0) as advance:
+            generate.in_processes(partial(_write, simulation, rows, columns, out), todo, workers, advance)
+
+    generate.on_all(world, out, make_mine)
+    if missing or not (out / STATISTICS).exists():
+        train = names[: data.train_samples]
+        with progress(len(train), "statistics", "files", show=world.rank == 0) as advance:
+            write_statistics(out, train, world, workers, lambda count: advance(count * world.size))
+    if missing or not (out / manifest.NAME).exists():
+        facts = {
+            "benchmark": "deepcam",
+            "sample_shape": list(data.sample_shape),
+            "channels": list(CHANNELS),
+            "classes": list(CLASSES),
+            "simulation": simulation.model_dump(),
+            "made_by": "mlhpc data make deepcam",
+            "samples": counts,
+        }
+        with progress(len(names), "checksums", "files", show=world.rank == 0) as advance:
+            manifest.index(out, facts, world, workers, lambda size: advance(world.size))
+    if world.rank == 0:
+        print(f"{out}: {count(len(missing), 'sample')} made, {len(names) - len(missing)} kept")
+
+
+def _checked(data: Data) -> Simulation:
+    if data.simulation is None:
+        raise UserError(
+            "this preset needs the official data set, which cannot be made here; see docs/data_deepcam.md"
+        )
+    if data.sample_shape[2] != len(CHANNELS):
+        raise UserError(
+            f"data.sample_shape is {list(data.sample_shape)}; weather has {len(CHANNELS)} channels"
+        )
+    return data.simulation
+
+
+def _write(simulation: Simulation, rows: int, columns: int, out: Path, name: str) -> None:
+    sample = int(name.removesuffix(".h5").rpartition("-")[2])
+    write_sample(out / name, *simulate(simulation, rows, columns, sample))
+
+
+def write_sample(path: Path, channels: Field, mask: npt.NDArray[np.uint8]) -> None:
+    """Write a sample as published: ``climate/data`` float32 ``[rows, columns, 16]`` and ``climate/labels_0``
+    int64 ``[rows, columns]``, each in one piece.
+
+    The file appears when it is complete. Raises OSError as the file system does.
+    """
+    import h5py
+
+    with atomic.writing(path) as fd, open(fd, "r+b", closefd=False) as stream, h5py.File(stream, "w") as file:
+        file[hdf5.DATA] = channels
+        file[hdf5.LABELS] = mask.astype(np.int64)
+
+
+def write_statistics(
+    root: Path, names: Sequence[str], world: World, workers: int, advance: Callable[[int], None]
+) -> None:
+    """Write ``root/stats.h5``: ``climate/minval`` and ``climate/maxval``, float32 ``[16]``, over the samples
+    ``names``. Called by all ranks; ``advance`` counts this rank's files.
+
+    Raises UserError, the same on all ranks, when a sample cannot be read or the file not be written.
+    """
+    mine = names[world.rank :: world.size]
+    parts = together(world, lambda: generate.in_processes(partial(_extremes, root), mine, workers, advance))
+    low, high = zip(*(extremes for part in parts for extremes in part), strict=True)
+    statistics = hdf5.Statistics(np.min(low, axis=0), np.max(high, axis=0))
+    generate.on_all(
+        world, root, lambda: hdf5.write_statistics(root / STATISTICS, statistics) if world.rank == 0 else None
+    )
+
+
+def _extremes(root: Path, name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    channels, _ = hdf5.read(root / name)
+    # Row by row first: a minimum over the last axis but one of so many short runs would be slow.
+    return channels.min(axis=0).min(axis=0), channels.max(axis=0).max(axis=0)

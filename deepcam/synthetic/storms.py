@@ -1,0 +1,182 @@
+"""Storms planted in the weather: tropical cyclones and atmospheric rivers, drawn at random."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from mlhpc.benchmarks.deepcam import Simulation
+from mlhpc.deepcam.synthetic.sphere import RADIUS, Field, Grid, coriolis
+
+DENSITY = 1.15
+"""Of the air near the sea, kg/m³."""
+
+WARM_SEA = 299.5
+"""Cyclones live over water of at least this temperature, K (26.5 °C: Gray 1968)."""
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What all storms of a sample add to the weather, ``[rows, columns]`` each."""
+
+    pressure: Field
+    """Pa, of rivers: the wind along them follows by geostrophy."""
+    depression: Field
+    """Pa, of cyclones: their wind is in ``u`` and ``v``, for so near the equator none follows."""
+    u: Field
+    v: Field
+    """m/s"""
+    warming: Field
+    """K, of the column from 1000 to 200 hPa"""
+    moisture: Field
+    """How much of the column's lack of water vapour is made up, 0 to 1."""
+    rain: Field
+    """m/s"""
+
+
+@dataclass(frozen=True)
+class Cyclone:
+    """A warm-core vortex after Holland 1980 (Monthly Weather Review 108, 1212)."""
+
+    latitude: float
+    longitude: float
+    wind: float
+    """Largest, m/s."""
+    radius: float
+    """Of the largest wind, metres."""
+    shape: float
+    """Holland's B."""
+
+    def drop(self) -> float:
+        """By how much the centre's pressure is below that outside, Pa: V² = B Δp / (ρ e) (equation 8)."""
+        return float(self.wind**2 * DENSITY * np.e / self.shape)
+
+    def pressure(self, distance: Field) -> Field:
+        """Pa below that far outside, at ``distance`` metres from the centre (equation 4)."""
+        below: Field = self.drop() * (np.exp(-((self.radius / distance) ** self.shape)) - 1)
+        return below
+
+    def speed(self, distance: Field, coriolis: float) -> Field:
+        """The gradient wind at ``distance`` metres (equation 5), m/s."""
+        steep = (self.radius / distance) ** self.shape
+        curl = distance * abs(coriolis) / 2
+        square = self.shape * self.drop() / DENSITY * steep * np.exp(-steep)
+        wind: Field = np.sqrt(square + curl**2) - curl
+        return wind
+
+    def plant(self, grid: Grid, into: Disturbance) -> None:
+        rows = grid.reach(self.latitude, 12 * self.radius)
+        east, north = grid.offsets(self.latitude, self.longitude, rows)
+        distance = np.maximum(np.hypot(east, north), 0.02 * self.radius)
+        near = distance / self.radius
+        # Holland's tails have no end; these have.
+        edge = np.exp(-((near / 8) ** 4))
+        into.depression[rows] += edge * self.pressure(distance)
+        spin = np.sign(self.latitude) * edge * self.speed(distance, coriolis(self.latitude)) / distance
+        into.u[rows] -= spin * north
+        into.v[rows] += spin * east
+        into.warming[rows] += (1.2 + 0.075 * self.wind) * np.exp(-((near / 2.5) ** 2))
+        into.moisture[rows] = np.maximum(into.moisture[rows], np.exp(-((near / 4.5) ** 2)))
+        # Rain in the wall of the eye and in two arms that spiral inward with the wind.
+        arms = 0.5 + 0.5 * np.cos(2 * (np.arctan2(north, east) * np.sign(self.latitude) + 1.8 * np.log(near)))
+        wall = np.exp(-(((near - 1.1) / 0.6) ** 2)) + 0.35 * arms**2 * np.exp(-((near / 4) ** 2))
+        into.rain[rows] += 2.5e-8 * self.wind * wall
+
+
+@dataclass(frozen=True)
+class River:
+    """A filament of moist air that flows poleward, a low on its western and a high on its eastern side."""
+
+    start: float
+    end: float
+    """Latitudes, of one sign."""
+    longitude: float
+    """Of the start."""
+    eastward: float
+    """How far east of the start the end is."""
+    bow: float
+    """How far east of the straight line the middle is."""
+    width: float
+    """Standard deviation of its cross-section, metres."""
+    wind: float
+    """Largest, m/s."""
+    moisture: float
+    """How far the axis is filled, 0 to 1."""
+
+    def plant(self, grid: Grid, ruffle: Field, into: Disturbance) -> None:
+        """``ruffle`` moves the cells across the river by as many of its widths, so that it is no stripe."""
+        low, high = sorted((self.start, self.end))
+        margin = 0.12 * (high - low)
+        rows = slice(*np.searchsorted(grid.latitude[:, 0], (low - margin, high + margin)))
+        latitude = grid.latitude[rows]
+        along = (latitude - self.start) / (self.end - self.start)
+        axis = self.longitude + self.eastward * along + self.bow * np.sin(np.pi * along)
+        turn = (grid.longitude - axis + np.pi) % (2 * np.pi) - np.pi
+        slant = self.eastward + np.pi * self.bow * np.cos(np.pi * along)
+        slant = np.cos(latitude) * slant / (self.end - self.start)
+        across = RADIUS * np.cos(latitude) * turn / np.sqrt(1 + slant**2) / self.width + ruffle[rows]
+        ends = _smooth((along + 0.12) / 0.24) * _smooth((1.12 - along) / 0.24)
+        steep = DENSITY * np.abs(coriolis(latitude)) * self.wind * self.width
+        into.pressure[rows] += ends * steep * np.tanh(across) * np.exp(-((across / 4.5) ** 2))
+        profile = ends * np.exp(-(across**2) / 2)
+        into.moisture[rows] = np.maximum(into.moisture[rows], self.moisture * profile)
+        into.rain[rows] += 9e-8 * self.moisture * profile**2
+
+
+def plant(
+    grid: Grid,
+    simulation: Simulation,
+    season: float,
+    sea: Field,
+    land: Field,
+    ruffle: Field,
+    rng: np.random.Generator,
+) -> Disturbance:
+    """Draw the storms of a sample and add them up.
+
+    ``season`` is 1 in the northern summer and -1 in the southern, ``sea`` the sea's temperature in K and
+    ``land`` the share of land. A grid cannot hold what is smaller than its cells: storms are no smaller than
+    about one, as those of a climate model of that grid.
+    """
+    into = Disturbance(*(np.zeros((grid.rows, grid.columns), np.float32) for _ in fields(Disturbance)))
+    for _ in range(_number(simulation.rivers, rng)):
+        # More in the winter hemisphere, where the storm tracks are stronger.
+        side = 1 if rng.uniform() < 0.5 - 0.2 * season else -1
+        start, end = np.deg2rad((rng.uniform(15, 25), rng.uniform(42, 60)))
+        River(
+            start=side * start,
+            end=side * end,
+            longitude=rng.uniform(0, 2 * np.pi),
+            eastward=np.deg2rad(rng.uniform(20, 65)),
+            bow=np.deg2rad(rng.uniform(-8, 14)),
+            width=float(np.hypot(simulation.storm_size * rng.uniform(160e3, 260e3), 0.6 * grid.spacing)),
+            wind=rng.uniform(12, 30),
+            moisture=rng.uniform(0.6, 1),
+        ).plant(grid, ruffle, into)
+    degrees = np.abs(np.rad2deg(grid.latitude))
+    warm = np.clip((sea - (WARM_SEA - 1)) / 2, 0, 1) * (land < 0.5) * np.cos(grid.latitude)
+    likely = np.cumsum(warm * ((degrees > 8) & (degrees < 32)), dtype=np.float64)
+    for _ in range(_number(simulation.cyclones, rng)):
+        wind, shape = rng.uniform(17, 62), rng.uniform(1.2, 1.8)
+        radius = simulation.storm_size * rng.uniform(28e3, 60e3)
+        cell = int(np.searchsorted(likely, rng.uniform() * likely[-1]))
+        if likely[-1] == 0:
+            continue
+        Cyclone(
+            latitude=float(grid.latitude[cell // grid.columns, 0]),
+            longitude=float(grid.longitude[0, cell % grid.columns]),
+            wind=wind,
+            radius=float(np.hypot(radius, 0.35 * grid.spacing)),
+            shape=shape,
+        ).plant(grid, into)
+    return into
+
+
+def _number(mean: float, rng: np.random.Generator) -> int:
+    """One at least, for a sample without storms teaches nothing of them; Poisson beyond."""
+    return 1 + int(rng.poisson(max(mean - 1, 0))) if mean > 0 else 0
+
+
+def _smooth(x: Field) -> Field:
+    """From 0 at 0 to 1 at 1 without a corner."""
+    x = np.clip(x, 0, 1)
+    return x * x * (3 - 2 * x)

@@ -1,0 +1,81 @@
+"""The loaders side by side on a user's own data set: the same images, and at which rate."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from mlhpc.common.data.loader_bench import Figures, compare
+from mlhpc.common.data.manifest import describe
+from mlhpc.common.ranks.world import Solo
+from mlhpc.errors import UserError, count
+from mlhpc.resnet50.data.dataset import files_of, open_splits
+from mlhpc.resnet50.data.formats import Files, Images
+
+WAYS = ("threads", "workers", "dali")
+SIDE = 224
+# Of normalised images, on average: two grey levels. DALI's decoder and resampling differ by half a one.
+CLOSE = 2 / (255 * 0.225)
+
+
+def bench(
+    data: Path, samples: int, batch: int, workers: int, rounds: int, evict: bool, console: Console
+) -> bool:
+    """Read ``samples`` training images of ``data`` at 224 x 224 with every loader, and print the medians: of
+    files spread over the data set, of packed formats the first. Returns whether all gave the same images in
+    the same order.
+
+    The loaders take turns, ``rounds`` times, each in a process of its own. With ``evict`` the images are
+    dropped from this machine's page cache before each turn. Raises UserError when the data set cannot be
+    read; a loader that cannot run says why in its row.
+    """
+    dataset = describe(data, Solo())
+    images = open_splits(dataset, Solo())[0]["train"]
+    total = len(images)
+    samples = min(samples, total)
+    if not 0 < batch <= samples:
+        raise UserError(f"--batch {batch}: give 1 to {samples}, the number of images to read")
+    paths = [data / name for name in files_of(dataset, "train")]
+    if isinstance(images, Files):  # not to send and evict the names of a million
+        chosen = [i * total // samples for i in range(samples)]
+        paths = [Path(images.paths[i]) for i in chosen]
+        labels = [images.labels[i] for i in chosen]
+        images = Files([str(path) for path in paths], labels, images.classes)
+    epoch = partial(_epoch, images, samples, batch, workers, paths if evict else [])
+    same = compare(WAYS, epoch, rounds=rounds, close=CLOSE, console=console)
+    cache = "evicted before each" if evict else "as it was"
+    console.print(
+        f"{count(samples, 'image')} from {data}, seen at {SIDE} x {SIDE}, batch {batch}, "
+        f"{count(workers, 'worker')}, median of {count(rounds, 'round')}, page cache {cache}; the second epoch",
+        soft_wrap=True,
+        highlight=False,
+    )
+    return same
+
+
+def _epoch(
+    images: Images, samples: int, batch: int, workers: int, evict: Sequence[Path], way: str
+) -> Figures:
+    from mlhpc.common.data.sharding import Pool
+    from mlhpc.common.pytorch.bench import DEVICE, measure_batches
+    from mlhpc.resnet50.data.loader import Loader
+
+    loader = Loader(
+        images,
+        images,
+        Pool(samples, 1),
+        Pool(samples, 1),
+        place=0,
+        size=SIDE,
+        local_batch=batch,
+        eval_batch=batch,
+        steps=samples // batch,
+        seed=1,
+        readers=workers,
+        batches_ahead=4,
+        loader=way,  # type: ignore[arg-type]
+        device=DEVICE,
+    )
+
+    return measure_batches(loader, evict)

@@ -1,0 +1,249 @@
+"""A data set of many small files packed into few: TFRecord shards, LMDB, or decoded pixels.
+
+The bytes of an image are copied, not encoded anew, and image n stays image n: a run reads the same batches,
+bit for bit, from every format.
+"""
+
+import io
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+from pathlib import Path, PurePath
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from mlhpc.common.data import generate, manifest
+from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.files import atomic
+from mlhpc.common.formats.protobuf import field, number_field
+from mlhpc.common.formats.tfrecord import feature_pieces, write_record
+from mlhpc.common.host.progress import progress
+from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.world import World
+from mlhpc.errors import UserError, count
+from mlhpc.resnet50.data.dataset import SPLITS, Split, files_of, format_of, open_splits
+from mlhpc.resnet50.data.formats import ENCODED, INDEX, LABEL, LMDB, PIXELS, Images
+from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode, size_of
+
+Target = Literal["tfrecord", "lmdb", "raw"]
+T = TypeVar("T")
+
+# ImageNet's images in its 1024 and 128 shards (tensorflow/models, build_imagenet_data.py).
+_IN_A_SHARD = {"train": 1252, "validation": 391}
+_FEWEST_SHARDS = 16  # that nodes and workers have something to share
+_PAGE = 4096
+
+
+def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> None:
+    """Write the data set at ``source`` to ``out`` in the format ``to``, with a manifest, and say how long it
+    took. Called by all ranks.
+
+    The ranks share the shards of TFRecord, ``workers`` threads in each; LMDB and pixels are written by
+    rank 0, and read by its threads. What is complete is kept, so that an interrupted conversion can be
+    started again.
+
+    Raises UserError, the same on all ranks, when the source is no data set, lacks a file that its manifest
+    lists or has pixels alone, when an image has no readable size (for "raw": cannot be decoded), or ``out``
+    cannot be written or holds other files.
+    """
+    started = time.perf_counter()
+    if out.resolve() == source.resolve():
+        raise UserError(f"{out}: is the data set to convert; give another folder to write to")
+    dataset = manifest.describe(source, world)
+    read = [files_of(dataset, split) for split in SPLITS]
+    kinds = [format_of(dataset, names) for names in read]
+    if to != "raw" and "raw" in kinds:
+        raise UserError(
+            f"{source}: holds decoded pixels, which are not encoded again; convert what they came from"
+        )
+    manifest.require(source, world, workers, set(chain.from_iterable(read)).__contains__)
+    splits, names = open_splits(dataset, world)
+    counts = {split: len(images) for split, images in splits.items()}
+    settings: dict[str, object] = {"format": to, "converted_from": source.resolve().name, "samples": counts}
+    first(world, lambda: generate.settle(out, settings))
+
+    total = sum(counts.values()) // (world.size if to == "tfrecord" else 1)
+    with progress(total, "convert", "images", show=world.rank == 0) as advance:
+        for split, images in splits.items():
+            first(world, partial(_make_folder, out / split))
+            if to == "tfrecord":
+                one = partial(write_shard, images, names, out, advance)
+                mine = shards_of(split, len(images))[world.rank :: world.size]
+                together(world, partial(in_threads, one, mine, workers))
+            else:
+                write = _write_lmdb if to == "lmdb" else _write_raw
+                first(world, partial(write, images, out / split, workers, advance))
+    facts = dataset.facts | settings | {"benchmark": "resnet50"}
+    if names:
+        facts["classes"] = names
+    facts.pop("staged", None)
+    packed = time.perf_counter() - started
+    facts["packing_seconds"] = round(packed, 3)
+    made = manifest.index(out, facts, world, workers)
+    _require_only_ours(made, to)
+    if world.rank == 0:
+        images_made = sum(counts.values())
+        print(
+            f"{out}: {count(images_made, 'image')} in {count(len(made.files), 'file')}, "
+            f"packed in {packed:.1f} s ({images_made / packed:.0f} images/s)"
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    atomic.sweep([folder])
+
+
+class Shard(NamedTuple):
+    """A TFRecord file by its name in the data set, and the images of the split that go into it."""
+
+    name: str
+    images: range
+
+
+def shards_of(split: Split, images: int) -> list[Shard]:
+    """What a split of so many images is packed into. Image n is record n // shards of shard n % shards: each
+    has its part of every class."""
+    count = max(-(-images // _IN_A_SHARD[split]), min(_FEWEST_SHARDS, images))
+    return [Shard(f"{split}/{split}-{n:05d}-of-{count:05d}", range(n, images, count)) for n in range(count)]
+
+
+def write_shard(
+    images: Images, names: Sequence[str] | None, root: Path, advance: Callable[[int], None], shard: Shard
+) -> None:
+    """Write a shard of ``images`` below ``root``, unless it is there; ``names`` are those of the classes.
+
+    Raises UserError when an image cannot be read or has no size, OSError as the file system does.
+    """
+    path = root / shard.name
+    if not path.exists():
+        with atomic.writing(path) as fd:
+            for index in shard.images:
+                write_record(fd, _example(images, names, index))
+    advance(len(shard.images))
+
+
+def _example(images: Images, names: Sequence[str] | None, index: int) -> Sequence[bytes | memoryview]:
+    data, label = images.read(index)
+    height, width = _named(images, index, lambda: size_of(data))
+    features: dict[str, bytes | memoryview | Sequence[int]] = {
+        ENCODED: data.data,
+        LABEL: [label + 1],
+        "image/height": [height],
+        "image/width": [width],
+        "image/channels": [3],
+        "image/colorspace": b"RGB",
+        "image/format": b"JPEG",
+        "image/filename": PurePath(images.name(index)).name.encode(),
+    }
+    if names:
+        features["image/class/synset"] = names[label].encode()
+    return feature_pieces(features)
+
+
+def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[int], None]) -> None:
+    import lmdb
+
+    path = folder / LMDB
+    if path.exists():
+        advance(len(images))
+        return
+    part = folder / f".{LMDB}{atomic.SUFFIX}"
+    part.unlink(missing_ok=True)
+
+    def datum(index: int) -> bytes:
+        data, label = images.read(index)
+        height, width = _named(images, index, lambda: size_of(data))
+        shape = b"".join(number_field(n, value) for n, value in ((1, 3), (2, height), (3, width)))
+        return shape + field(4, data.tobytes()) + number_field(5, label) + number_field(7, 1)
+
+    # The map is as large as the file may become; it takes no space before.
+    size, room = 64 << 20, 0
+    try:
+        with lmdb.open(os.fspath(part), map_size=size, subdir=False, lock=False, sync=False) as environment:
+            transaction = environment.begin(write=True)
+            for index, value in enumerate(_ahead(datum, len(images), workers)):
+                # A value has pages of its own, and its key a place in another.
+                room += len(value) + 3 * _PAGE
+                if room > size // 2:
+                    transaction.commit()
+                    size *= 2
+                    environment.set_mapsize(size)
+                    transaction = environment.begin(write=True)
+                transaction.put(b"%08d" % index, value, append=True)
+                advance(1)
+            transaction.commit()
+            environment.sync(True)
+        part.replace(path)
+    except lmdb.Error as error:
+        raise UserError(
+            f"{path}: cannot be written ({error}); check the space and the rights there"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_raw(images: Images, folder: Path, workers: int, advance: Callable[[int], None]) -> None:
+    if (folder / PIXELS).exists() and (folder / INDEX).exists():
+        advance(len(images))
+        return
+
+    def pixels(index: int) -> tuple[Bytes, int]:
+        data, label = images.read(index)
+        decoded = _named(images, index, lambda: decode(data))
+        return np.ascontiguousarray(decoded.permute(1, 2, 0).numpy()), label
+
+    rows, offset = [], 0
+    with atomic.writing(folder / PIXELS) as fd:
+        for array, label in _ahead(pixels, len(images), workers):
+            atomic.write_all(fd, array.data.cast("B"))
+            rows.append((offset, *array.shape[:2], label))
+            offset += array.nbytes
+            advance(1)
+    index = io.BytesIO()
+    np.save(index, np.array(rows, np.int64))
+    atomic.write_bytes(folder / INDEX, index.getvalue())
+
+
+def _named(images: Images, index: int, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except BrokenImage as error:
+        raise UserError(f"{images.name(index)}: {error}; mend or remove it") from error
+
+
+def _ahead(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
+    """``work`` of 0 to ``count``, in order, by ``workers`` threads, a few ahead of what is taken."""
+    window = 4 * max(1, workers)
+    waiting: list[Future[T]] = []
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            for index in range(count):
+                waiting.append(pool.submit(work, index))
+                if len(waiting) == window:
+                    yield waiting.pop(0).result()
+            while waiting:
+                yield waiting.pop(0).result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def in_threads(work: Callable[[T], None], items: Sequence[T], workers: int) -> None:
+    """``work`` of every item, by ``workers`` threads; after a failure what was not begun is left."""
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            for _ in pool.map(work, items):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _require_only_ours(made: Manifest, to: Target) -> None:
+    for split in SPLITS:
+        if format_of(made, files_of(made, split)) != to:
+            raise UserError(f"{made.root}: holds files of another format; convert into an empty folder")

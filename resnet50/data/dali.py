@@ -1,0 +1,148 @@
+"""Batches made by an NVIDIA DALI pipeline: on its threads, or decoded on the GPU where there is one.
+
+The images are read as for the other loaders, and their views drawn as there; DALI takes the bytes from there
+(an external source) and decodes only the box that is seen. So every format can be read, and every error names
+its image.
+"""
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mlhpc.common.pytorch.dali import Outputs, load
+from mlhpc.errors import UserError
+from mlhpc.resnet50.data.augment import MEAN, STD, View
+from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode
+from mlhpc.resnet50.data.reader import Reader, Sample
+from mlhpc.resnet50.data.threads import Item, ahead_of, finish, reading
+
+_END = b"\xff\xd9"  # of a JPEG
+
+
+class _Source(NamedTuple):
+    """An image as stored, and how it is seen."""
+
+    number: int
+    data: Bytes
+    view: View
+    label: int
+
+
+def batches(
+    reader: Reader, batches: Sequence[Sequence[int]], readers: int, ahead: int, device: str
+) -> Generator[Item, None, None]:
+    """``batches`` of image numbers in order, read by ``readers`` threads and decoded by as many of DALI's; by
+    the GPU, and handed out there, when ``device`` is not "cpu".
+
+    Raises UserError when DALI is not installed, and naming the image when one cannot be read or decoded.
+    """
+    dali, fn, types = load()
+    if not batches:
+        return
+    gpu = device != "cpu"
+    encoded = reader.images.read(batches[0][0])[0].ndim == 1
+    taken: deque[list[_Source]] = deque()  # by DALI, which reads them where they are: kept until it is done
+
+    def begin(indices: Sequence[int]) -> list[Future[_Source]]:
+        return [pool.submit(_take, reader, index) for index in indices]
+
+    with reading(readers) as pool:
+        source = ahead_of(batches, begin, ahead)
+
+        def feed() -> Iterator[tuple[list[Any], ...]]:
+            for futures in source:
+                sources = [future.result() for future in futures]
+                taken.append(sources)
+                views = [one.view for one in sources]
+                boxes = [
+                    [(v.top, v.left) for v in views],
+                    [(v.height, v.width) for v in views],
+                    [(v.rows, v.columns) for v in views],
+                ]
+                places = [
+                    [v.down / max(1, v.rows - reader.size) for v in views],
+                    [v.right / max(1, v.columns - reader.size) for v in views],
+                ]
+                yield (
+                    [one.data for one in sources],
+                    *([np.array(pair, np.int32) for pair in kind] for kind in boxes[:2]),
+                    [np.array(pair, np.float32) for pair in boxes[2]],
+                    *([np.array(at, np.float32) for at in kind] for kind in places),
+                    [np.array(v.mirrored, np.int32) for v in views],
+                )
+
+        pipeline: Any = dali.Pipeline(
+            batch_size=max(map(len, batches)),
+            num_threads=readers,
+            device_id=torch.cuda.current_device() if gpu else None,
+            exec_dynamic=True,  # what it hands out is ours to keep
+        )
+        kinds = [types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * 3 + [types.INT32]
+        with pipeline:
+            data, start, shape, size, down, right, mirror = fn.external_source(
+                source=feed,
+                num_outputs=7,
+                batch=True,
+                dtype=kinds,
+                ndim=[1 if encoded else 3, 1, 1, 1, 0, 0, 0],
+            )
+            if encoded:
+                box = fn.decoders.image_slice(
+                    data, start=start, shape=shape, axes=(0, 1), device="mixed" if gpu else "cpu"
+                )
+            else:
+                box = fn.slice(data.gpu() if gpu else data, start=start, shape=shape, axes=(0, 1))
+            resized = fn.resize(box, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
+            pipeline.set_outputs(
+                fn.crop_mirror_normalize(
+                    resized,
+                    crop=(reader.size, reader.size),
+                    crop_pos_y=down,
+                    crop_pos_x=right,
+                    mirror=mirror,
+                    mean=[255 * mean for mean in MEAN],
+                    std=[255 * std for std in STD],
+                    dtype=types.FLOAT,
+                    output_layout="HWC",
+                )
+            )
+        outputs = Outputs()
+        try:
+            for _ in batches:
+                try:
+                    (images,) = pipeline.run()
+                except RuntimeError as error:
+                    raise _blame(reader, taken, error) from error
+                x = outputs.tensor(images)
+                sources = taken.popleft()
+                _, y, total, _ = finish(x, [Sample(one.label, one.data.nbytes) for one in sources], gpu)
+                yield x, y.to(x.device, non_blocking=True), total, ()
+        finally:
+            outputs.close()
+            pipeline._shutdown()  # what DALI still works on must not be freed under it
+            source.close()
+
+
+def _take(reader: Reader, index: int) -> _Source:
+    data, label = reader.images.read(index)
+    try:
+        # DALI fills what is missing of a truncated image without a word.
+        if data.ndim == 1 and _END not in data[-1024:].tobytes():
+            decode(data)
+        return _Source(index, data, reader.view(index, data), label)
+    except BrokenImage as error:
+        raise reader.named(index, error) from error
+
+
+def _blame(reader: Reader, taken: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
+    """The image that DALI could not decode, where ours cannot either."""
+    for one in (one for sources in taken for one in sources):
+        try:
+            decode(one.data)
+        except BrokenImage as broken:
+            return reader.named(one.number, broken)
+    return UserError(f"loading.loader=dali: {' '.join(str(error).split())[:300]}; set loading.loader=threads")

@@ -1,0 +1,246 @@
+"""From the files of a data set to the images of its two splits, in whatever format they lie there.
+
+``train/`` and ``validation/`` (or ``val/``) hold one of: a folder of images for each class; TFRecord shards,
+which may also lie beside each other without folders; ``data.mdb``; ``pixels.raw`` with ``index.npy``.
+"""
+
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.benchmarks.resnet50 import Data
+from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.data.partition import Mode, part
+from mlhpc.common.data.sharding import Pool
+from mlhpc.common.formats.tfrecord import record_extents
+from mlhpc.common.ranks.collectives import together
+from mlhpc.common.ranks.world import World
+from mlhpc.errors import UserError, count
+from mlhpc.resnet50.data.formats import INDEX, LMDB, PIXELS, SHARD, SUFFIXES, Files, Images, Lmdb, Raw, Shards
+
+Format = Literal["jpeg", "tfrecord", "lmdb", "raw"]
+Split = Literal["train", "validation"]
+SPLITS: tuple[Split, Split] = ("train", "validation")
+_FOLDERS = {"train": ("train",), "validation": ("validation", "val")}
+_SWITCH = {"train": "data.train_samples", "validation": "data.eval_samples"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """The images that a rank reads from, its pools, and its place in them."""
+
+    train: Images
+    evaluation: Images
+    train_pool: Pool
+    eval_pool: Pool
+    place: int
+
+
+def select(dataset: Manifest, data: Data) -> Manifest:
+    """The part of a data set that a run needs: the files of its two splits, which hold exactly as many images
+    as ``data`` says. A part of them would be the first classes alone.
+
+    Raises UserError when a split is missing, mixed or of another number of images, where names and facts tell
+    (of TFRecord, LMDB and raw arrays without a count in the manifest, ``share_of`` counts).
+    """
+    kept = []
+    for split, wanted in zip(SPLITS, (data.train_samples, data.eval_samples), strict=True):
+        names = files_of(dataset, split)
+        stated = dataset.facts.get("samples", {})
+        found = [stated[folder] for folder in _FOLDERS[split] if folder in stated]
+        if format_of(dataset, names) == "jpeg":
+            found.append(len(names))
+        for images in found:
+            _require_count(dataset.root, split, int(images), wanted)
+        kept += names
+    wanted_names = set(kept)
+    files = tuple(file for file in dataset.files if file.path in wanted_names)
+    samples = {"train": data.train_samples, "validation": data.eval_samples}
+    return replace(dataset, files=files, facts=dataset.facts | {"samples": samples})
+
+
+def files_of(dataset: Manifest, split: Split) -> list[str]:
+    """The files of a split, sorted. Raises UserError when it has none, or two folders."""
+    folders = {folder: [file.path for file in dataset.folder(folder)] for folder in _FOLDERS[split]}
+    found = [folder for folder, names in folders.items() if names]
+    if len(found) > 1:
+        raise UserError(f"{dataset.root}: has both {' and '.join(found)}; leave one of them in it")
+    if found:
+        return folders[found[0]]
+    # TensorFlow's scripts write both splits into one folder.
+    names = [file.path for file in dataset.files if (m := SHARD.fullmatch(file.path)) and m[1] == split]
+    if not names:
+        raise UserError(
+            f"{dataset.root}: has no {split}/ with images; give the folder of an ImageNet-like data set"
+        )
+    return names
+
+
+def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
+    """The format that the files of a split are in. Raises UserError for none, or more than one, of them."""
+    others = [name for name in names if not name.lower().endswith(SUFFIXES) or name.count("/") < 2]
+    if not others:
+        return "jpeg"
+    base = {_base(name) for name in others}
+    if LMDB in base:
+        return _alone(dataset, names, {LMDB, "lock.mdb"}, "lmdb")
+    if PIXELS in base or INDEX in base:
+        return _alone(dataset, names, {PIXELS, INDEX}, "raw")
+    matches = [match for name in others if (match := SHARD.fullmatch(_base(name)))]
+    if not matches:
+        raise UserError(
+            f"{dataset.root / others[0]}: not an image in a class's folder ({', '.join(SUFFIXES)}); "
+            "take it away"
+        )
+    for name in names:
+        if not SHARD.fullmatch(_base(name)):
+            raise UserError(f"{dataset.root / name}: not a TFRecord shard, among shards; take it away")
+    counts = {int(match[3]) for match in matches}
+    if counts != {len(names)}:
+        raise UserError(
+            f"{dataset.root / names[0]}: one of {count(max(counts), 'shard')} by its name, and "
+            f"{len(names)} are there; copy the missing ones, and leave no others"
+        )
+    return "tfrecord"
+
+
+def share_of(
+    dataset: Manifest,
+    staged: Path | None,
+    mode: Mode,
+    world: World,
+    *,
+    classes: int,
+    train_samples: int,
+    eval_samples: int,
+) -> Share:
+    """The share of this rank in the data set that ``select`` gave; ``staged`` is the folder that it was
+    staged to in ``mode``, None: it is read where it lies, by all. Called by all ranks.
+
+    Raises UserError, the same on all, when a file cannot be read, the images are not as many as the run has
+    samples, or the classes not as many as ``classes``.
+    """
+    mode = mode if staged else "replicate"
+    root = staged or dataset.root
+    here = None
+    if mode == "shard":
+        here = {file.path for file in part(dataset.files, world.node, world.nodes, mode)}
+    ranks, place = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
+    if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
+        raise UserError(
+            "staging.mode=shard gives nodes equal numbers of images, and theirs of ranks are unequal: "
+            "start as many on each, or replicate"
+        )
+    splits, _ = open_splits(dataset, world, classes, root, here, mode)
+    for split, wanted in zip(SPLITS, (train_samples, eval_samples), strict=True):
+        found = len(splits[split])
+        if mode == "shard":  # ranks of a node see the same files, which count once
+            found = sum(world.gather(found if place == 0 else 0))
+        _require_count(dataset.root, split, found, wanted)
+    train, evaluation = (splits[split] for split in SPLITS)
+    number = world.node if mode == "shard" else 0
+    return Share(
+        train, evaluation, Pool(len(train), ranks, number), Pool(len(evaluation), ranks, number), place
+    )
+
+
+def open_splits(
+    dataset: Manifest,
+    world: World,
+    classes: int | None = None,
+    root: Path | None = None,
+    here: Container[str] | None = None,
+    mode: Mode = "replicate",
+) -> tuple[dict[Split, Images], list[str] | None]:
+    """The images of both splits, and the names of the classes where they are known. Called by all ranks.
+
+    They lie under ``root`` (None: the data set's), of its files those in ``here`` (None: all), staged in
+    ``mode``. ``classes`` None: as many as there are. Raises UserError as ``share_of``.
+    """
+    names = {split: files_of(dataset, split) for split in SPLITS}
+    kinds = {split: format_of(dataset, names[split]) for split in SPLITS}
+    of_folders = _classes(dataset, {split: names[split] for split in SPLITS if kinds[split] == "jpeg"})
+    known = of_folders or dataset.facts.get("classes")
+    if known and classes is not None and len(known) != classes:
+        raise UserError(
+            f"{dataset.root}: {len(known)} classes, and the network has {classes}; set "
+            f"network.classes={len(known)}, or give another data set"
+        )
+    number = {name: label for label, name in enumerate(of_folders)}
+    classes = classes or (len(known) if known else 1 << 30)
+    root = root or dataset.root
+    opened: dict[Split, Images] = {}
+    for split in SPLITS:
+        mine = names[split] if here is None else [name for name in names[split] if name in here]
+        paths = [f"{root}/{name}" for name in mine]
+        if kinds[split] == "jpeg":
+            opened[split] = Files(paths, [number[_class(name)] for name in mine], classes)
+        elif kinds[split] == "tfrecord":
+            opened[split] = Shards(_extents([Path(path) for path in paths], mode, world), classes)
+        elif mode == "shard":
+            raise UserError(
+                f"{dataset.root}: staging.mode=shard gives nodes whole files, and {kinds[split]} is one for "
+                "all images; set staging.mode=replicate, or convert to tfrecord"
+            )
+        else:
+            one = partial(_open_one, kinds[split], Path(paths[0]).parent, classes)
+            opened[split] = together(world, one)[world.rank]
+    return opened, known
+
+
+def _open_one(kind: Format, folder: Path, classes: int) -> Images:
+    return Lmdb(folder, classes) if kind == "lmdb" else Raw(folder, classes)
+
+
+def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
+    """The classes of folders of images, sorted: labels count them. Each split must have images of each."""
+    found = {split: {_class(name) for name in names[split]} for split in names}
+    known = set().union(dataset.facts.get("classes", ()) if found else (), *found.values())
+    for split in found:
+        for name in sorted(known - found[split]):
+            raise UserError(
+                f"{dataset.root}: class {name} has no image in {split}; add some, or remove the class"
+            )
+    return sorted(known)
+
+
+def _extents(paths: list[Path], mode: Mode, world: World) -> dict[Path, npt.NDArray[np.int64]]:
+    """The records of every shard; ranks that see the same shards read the headers of a part each."""
+    ranks, place = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
+    mine = paths[place::ranks]
+    parts = together(world, lambda: [(path, record_extents(path)) for path in mine])
+    found = {path: extents for part in parts for path, extents in part}
+    empty = np.empty((0, 2), np.int64)
+    return {path: found[path] for path in paths} or {Path("no shard"): empty}
+
+
+def _class(name: str) -> str:
+    return name.split("/", 2)[1]
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _alone(dataset: Manifest, names: Sequence[str], wanted: set[str], kind: Format) -> Format:
+    counts = Counter(map(_base, names))
+    for name in names:
+        if _base(name) not in wanted or counts[_base(name)] > 1 or name.count("/") != 1:
+            raise UserError(f"{dataset.root / name}: does not belong beside {', '.join(sorted(wanted))}")
+    if kind == "raw" and len(counts) < 2:
+        raise UserError(f"{dataset.root / names[0]}: {PIXELS} and {INDEX} go together; copy the other")
+    return kind
+
+
+def _require_count(root: Path, split: Split, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise UserError(
+            f"{root}: {count(found, 'image')} in {split}, {wanted} {'is' if wanted == 1 else 'are'} "
+            f"expected; set {_SWITCH[split]}={found}, or give another data set"
+        )

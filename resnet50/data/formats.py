@@ -1,0 +1,242 @@
+"""Where images lie: JPEG files by class, TFRecord shards, LMDB, raw arrays. One class reads each.
+
+Labels count from 0. Whatever the format, ``read`` gives the same bytes of the same image.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats.protobuf import fields, read_varint
+from mlhpc.errors import UserError
+from mlhpc.resnet50.data.image import Bytes
+
+SUFFIXES = (".jpeg", ".jpg", ".png")
+SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
+LMDB = "data.mdb"
+PIXELS, INDEX = "pixels.raw", "index.npy"
+ENCODED, LABEL = "image/encoded", "image/class/label"
+_REMEDY = "copy or make it again"
+
+# LMDB lets a process open a file once: who opens it again shares it, until nobody has it.
+_OPEN: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_OPENING = threading.Lock()
+
+
+class Images(Protocol):
+    """The images of a split, in an order that is always the same. Threads may share one, and it can be sent
+    to another process."""
+
+    classes: int
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> tuple[Bytes, int]:
+        """An image, in memory of its own that may be written, and its label. Raises UserError naming it."""
+
+    def name(self, index: int) -> str:
+        """The file, and where in it, for messages."""
+
+
+class Files:
+    """A file an image; ``labels`` int ``[images]``."""
+
+    def __init__(self, paths: Sequence[str], labels: Sequence[int], classes: int) -> None:
+        self.paths, self.labels, self.classes = paths, labels, classes
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, index: int) -> tuple[Bytes, int]:
+        try:
+            data = np.fromfile(self.paths[index], np.uint8)
+        except OSError as error:
+            raise UserError(
+                f"{self.paths[index]}: cannot be read: {error.strerror or error}; check the data set's folder"
+            ) from error
+        return data, self.labels[index]
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+
+class Shards:
+    """TFRecord files in TensorFlow's ImageNet layout: ``image/encoded`` and ``image/class/label``, which
+    counts from 1. ``extents`` are those of ``tfrecord.record_extents``, by file.
+
+    The first image of every file comes before the second of any: ``convert`` deals images out so, and they
+    are in the order that they had.
+    """
+
+    def __init__(self, extents: dict[Path, npt.NDArray[np.int64]], classes: int) -> None:
+        self.paths = sorted(extents)
+        self.classes = classes
+        files = np.repeat(np.arange(len(self.paths)), [len(extents[path]) for path in self.paths])
+        records = np.concatenate([np.arange(len(extents[path])) for path in self.paths])
+        order = np.lexsort((files, records))
+        self._files, self._records = files[order], records[order]
+        self._extents = np.concatenate([extents[path] for path in self.paths])[order]
+
+    def __len__(self) -> int:
+        return len(self._extents)
+
+    def read(self, index: int) -> tuple[Bytes, int]:
+        offset, length = map(int, self._extents[index])
+        record = tfrecord.read_record(self._file(index), offset, length)
+        try:
+            found = tfrecord.decode_features(record, (ENCODED, LABEL))
+        except UserError as error:
+            raise UserError(f"{self.name(index)}: {error}") from error
+        encoded, label = found.get(ENCODED), found.get(LABEL)
+        if not isinstance(encoded, memoryview) or not isinstance(label, list) or len(label) != 1:
+            raise UserError(
+                f"{self.name(index)}: without one {ENCODED} and one {LABEL}; "
+                "take shards in TensorFlow's ImageNet layout"
+            )
+        if not 1 <= label[0] <= self.classes:
+            raise UserError(f"{self.name(index)}: {LABEL} is {label[0]}, not 1 to {self.classes}")
+        return np.frombuffer(encoded, np.uint8), label[0] - 1
+
+    def name(self, index: int) -> str:
+        return f"{self._file(index)}: record {self._records[index]}"
+
+    def _file(self, index: int) -> Path:
+        return self.paths[int(self._files[index])]
+
+
+class Lmdb:
+    """An LMDB of Caffe's Datum messages (caffe.proto: data = 4, label = 5, encoded = 7), in order of key."""
+
+    def __init__(self, folder: Path, classes: int) -> None:
+        self.path, self.classes = folder / LMDB, classes
+        self._keys: list[bytes] | None = None
+        self._environment: Any = None
+        environment = self._open()
+        self._count: int = environment.stat()["entries"]
+        # Keys that only count need no list, and to make one is to touch every image.
+        with environment.begin() as transaction, transaction.cursor() as cursor:
+            ends = [bytes(cursor.key()) for go in (cursor.first, cursor.last) if go()]
+            if ends and ends != [b"%08d" % 0, b"%08d" % (self._count - 1)]:
+                cursor.first()
+                self._keys = [bytes(key) for key in cursor.iternext(values=False)]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An environment must not cross a fork or a pipe: each process opens its own.
+        return self.__dict__ | {"_environment": None}
+
+    def read(self, index: int) -> tuple[Bytes, int]:
+        import lmdb
+
+        key = self._key(index)
+        try:
+            with self._open().begin(buffers=True) as transaction:
+                # A copy: the memory is the database's, and gone with the transaction.
+                value = np.array(transaction.get(key), np.uint8)
+        except (lmdb.Error, TypeError) as error:
+            raise UserError(f"{self.name(index)}: cannot be read ({error}); {_REMEDY}") from error
+        datum: dict[int, memoryview] = {}
+        try:
+            datum = dict(fields(value.data))
+            label, encoded = read_varint(datum[5])[0], bool(read_varint(datum.get(7, memoryview(b"\0")))[0])
+            data = np.frombuffer(datum[4], np.uint8)
+        except (KeyError, ValueError, IndexError) as error:
+            raise UserError(f"{self.name(index)}: not a Datum of Caffe ({error!r}); {_REMEDY}") from error
+        if not encoded:
+            raise UserError(f"{self.name(index)}: a Datum of pixels; only encoded images are read")
+        _require_class(label, self.classes, self.name(index))
+        return data, label
+
+    def name(self, index: int) -> str:
+        return f"{self.path}: {self._key(index).decode('ascii', 'replace')}"
+
+    def _key(self, index: int) -> bytes:
+        return self._keys[index] if self._keys else b"%08d" % index
+
+    def _open(self) -> Any:
+        import lmdb
+
+        with _OPENING:
+            if self._environment is None:
+                real = os.path.realpath(self.path)
+                self._environment = _OPEN.get(real)
+            if self._environment is None:
+                try:
+                    # No lock file: nobody writes, and the folder may not be writable.
+                    environment = lmdb.open(real, subdir=False, readonly=True, lock=False)
+                    size = os.stat(real).st_size
+                except (lmdb.Error, OSError) as error:
+                    raise UserError(self._why_not(error)) from error
+                # LMDB reads through a map of the file: behind its end, the kernel kills the process.
+                needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+                if size < needed:
+                    raise UserError(f"{self.path}: truncated, {size} bytes of {needed}; {_REMEDY}")
+                self._environment = environment
+                _OPEN[real] = self._environment
+            return self._environment
+
+    def _why_not(self, error: Exception) -> str:
+        """The first page begins with 16 bytes of header, a magic number and the format's version (mdb.c)."""
+        import lmdb
+
+        head = np.zeros(6, np.uint32)
+        with suppress(OSError), self.path.open("rb") as file:
+            file.readinto(head.data.cast("B"))
+        if head[4] == 0xBEEFC0DE and (isinstance(error, lmdb.VersionMismatchError) or head[5] != 1):
+            return (
+                f"{self.path}: of version {head[5]} of LMDB's format, which LMDB "
+                f"{'.'.join(map(str, lmdb.version()))} does not read; convert the images again: "
+                "mlhpc data convert resnet50 --to lmdb"
+            )
+        return f"{self.path}: not a readable LMDB data file ({error}); {_REMEDY}"
+
+
+class Raw:
+    """Decoded pixels one after another in ``pixels.raw``; ``index.npy`` int64 ``[images, 4]``: offset,
+    height, width, label. For small sets: about ten times the size of JPEG."""
+
+    def __init__(self, folder: Path, classes: int) -> None:
+        self.path, self.classes = folder / PIXELS, classes
+        try:
+            self.index = np.load(folder / INDEX, allow_pickle=False)
+            size = self.path.stat().st_size
+        except (OSError, ValueError) as error:
+            raise UserError(f"{folder}: {PIXELS} or {INDEX}: cannot be read ({error}); {_REMEDY}") from error
+        if self.index.dtype != np.int64 or self.index.ndim != 2 or self.index.shape[1] != 4:
+            raise UserError(f"{folder / INDEX}: not int64 [images, 4]; {_REMEDY}")
+        offset, height, width, label = self.index.T
+        end = int((offset + 3 * height * width).max(initial=0))
+        if size != end or (self.index[:, :3] < (0, 1, 1)).any():
+            raise UserError(f"{self.path}: {size} bytes, {end} are expected by {INDEX}; {_REMEDY}")
+        for wrong in np.flatnonzero((label < 0) | (label >= classes))[:1]:
+            _require_class(int(label[wrong]), classes, self.name(int(wrong)))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, index: int) -> tuple[Bytes, int]:
+        offset, height, width, label = map(int, self.index[index])
+        try:
+            pixels = np.fromfile(self.path, np.uint8, 3 * height * width, offset=offset)
+            return pixels.reshape(height, width, 3), label
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.name(index)}: cannot be read ({error}); {_REMEDY}") from error
+
+    def name(self, index: int) -> str:
+        return f"{self.path}: image {index}"
+
+
+def _require_class(label: int, classes: int, name: str) -> None:
+    if not 0 <= label < classes:
+        raise UserError(f"{name}: label {label} is none of the {classes} classes, 0 to {classes - 1}")

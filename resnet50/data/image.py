@@ -1,0 +1,71 @@
+"""A JPEG's bytes to pixels, and the size of an image before it is decoded."""
+
+import io
+import re
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, UnidentifiedImageError
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from mlhpc.errors import UserError
+
+Bytes = npt.NDArray[np.uint8]
+"""A file's content ``[bytes]``, or pixels ``[height, width, 3]``."""
+
+_JPEG = b"\xff\xd8"
+# Frame headers (ITU-T T.81, table B.1): SOF0 to SOF15 but for DHT, JPG and DAC.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+class BrokenImage(UserError):
+    """An image that cannot be decoded: what may be left out where the user says so."""
+
+
+def decode(data: Bytes) -> torch.Tensor:
+    """Pixels uint8 ``[3, height, width]``, RGB, of a JPEG's bytes, or of another format that Pillow reads; of
+    pixels, a view. Greyscale and CMYK become RGB. The orientation of EXIF is not heeded, as in ImageNet's
+    training.
+
+    Raises BrokenImage, without the file's name, when it cannot be decoded or is truncated.
+    """
+    if data.ndim == 3:
+        return torch.from_numpy(data).permute(2, 0, 1)
+    try:
+        if data[:2].tobytes() == _JPEG:
+            pixels: torch.Tensor = decode_jpeg(torch.from_numpy(data), ImageReadMode.RGB)
+            return pixels
+        with Image.open(io.BytesIO(data.data)) as image:
+            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+    except (RuntimeError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise BrokenImage(f"not a readable image ({_reason(error)})") from error
+
+
+def size_of(data: Bytes) -> tuple[int, int]:
+    """Height and width, from the header. Raises BrokenImage as ``decode``."""
+    if data.ndim == 3:
+        return data.shape[0], data.shape[1]
+    if data[:2].tobytes() != _JPEG:
+        return int((pixels := decode(data)).shape[1]), int(pixels.shape[2])
+    at, head = 2, data.data
+    try:
+        while head[at] == 0xFF:
+            marker = head[at + 1]
+            if marker in _FRAMES:
+                height, width = (head[i] << 8 | head[i + 1] for i in (at + 5, at + 7))
+                if height and width:
+                    return height, width
+                break
+            # Fill bytes may stand before a marker.
+            at += 1 if marker == 0xFF else 2 + (head[at + 2] << 8 | head[at + 3])
+    except IndexError:
+        pass
+    raise BrokenImage("not a readable image (a JPEG without a frame header)")
+
+
+def _reason(error: Exception) -> str:
+    """What torchvision or Pillow says, without the places in memory and source that it names."""
+    if isinstance(error, UnidentifiedImageError):
+        return "of no known format"
+    return re.sub(r"^\w+, \S+:\d+, ", "", " ".join(str(error).split())) or type(error).__name__

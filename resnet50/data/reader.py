@@ -1,0 +1,78 @@
+"""One image from where it lies into a row of a batch: decoded, cropped, mirrored, normalised."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.errors import UserError
+from mlhpc.resnet50.data.augment import View, evaluation_view, normalise, seen, training_view
+from mlhpc.resnet50.data.formats import Images
+from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode, size_of
+
+LEFT_OUT = -1
+
+
+class Sample(NamedTuple):
+    """What came of reading one: its label, or LEFT_OUT; the bytes read; what was passed over, and why."""
+
+    label: int
+    size: int
+    broken: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads images of one epoch, ``size x size`` as the network sees them. Threads may share one.
+
+    ``draw`` is (seed, pool, epoch): the view of image i is drawn from it and i alone, so that it is the same
+    for any number of ranks and workers. None: the view of evaluation. With ``broken`` "skip", an image that
+    cannot be decoded is passed over: in training for the next one, in evaluation for none.
+    """
+
+    images: Images
+    size: int
+    draw: tuple[int, int, int] | None
+    broken: Literal["stop", "skip"] = "stop"
+
+    def view(self, index: int, data: Bytes) -> View:
+        """How image ``index`` is seen. Raises BrokenImage when its size cannot be told."""
+        return self._view(index, *size_of(data))
+
+    def read(self, index: int, x: npt.NDArray[np.float32]) -> Sample:
+        """Read image ``index`` into ``x`` float32 ``[size, size, 3]``.
+
+        Raises UserError naming the image when it cannot be read, BrokenImage when it cannot be decoded and is
+        not to be passed over, or nothing else can be.
+        """
+        broken: list[str] = []
+        total = 0
+        while True:
+            data, label = self.images.read(index)
+            total += data.nbytes
+            try:
+                pixels = decode(data)
+                view = self._view(index, pixels.shape[1], pixels.shape[2])
+                normalise(seen(pixels, view, self.size).numpy(), view.mirrored, x)
+                return Sample(label, total, tuple(broken))
+            except BrokenImage as error:
+                if self.broken == "stop":
+                    raise self.named(index, error) from error
+                broken.append(f"{self.images.name(index)}: {error}")
+                if self.draw is None:
+                    return Sample(LEFT_OUT, total, tuple(broken))
+                if len(broken) == len(self.images):
+                    raise UserError(f"{broken[0]}; and no other image can be read either") from error
+                index = (index + 1) % len(self.images)
+
+    def named(self, index: int, error: Exception) -> BrokenImage:
+        """``error`` with the image's name and what to do."""
+        return BrokenImage(
+            f"{self.images.name(index)}: {error}; mend it, or set loading.broken_images=skip to go on without"
+        )
+
+    def _view(self, index: int, height: int, width: int) -> View:
+        if self.draw is None:
+            return evaluation_view(height, width, self.size)
+        return training_view(height, width, self.size, np.random.default_rng([*self.draw, index]))

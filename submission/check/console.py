@@ -1,0 +1,167 @@
+"""What ``mlhpc check`` and ``mlhpc score`` print of sets of runs."""
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mlhpc.submission.check.check import SetCheck, check_sets
+from mlhpc.submission.check.official import rcp_verdict, summary
+from mlhpc.submission.logs.findings import print_findings, verdict
+from mlhpc.submission.logs.result_sets import ResultSet
+from mlhpc.submission.score.rcp import Comparison
+from mlhpc.submission.score.score import RunScore, Strong, Weak
+from mlhpc.submission.score.set_score import compare_set, division_of, has_own_target, target_of
+
+METRIC = {"strong": "time to solution (strong)", "weak": "throughput (weak)"}
+
+
+def print_check(path: Path, ruleset: str, console: Console) -> int:
+    """Prints what speaks against every set at ``path``, and the verdicts.
+
+    Returns the exit status of ``mlhpc check``: 0 when all passes, 1 when anything unexpected was found.
+    """
+    sets, passed = 0, 0
+    for checked in check_sets(path, ruleset):
+        results = checked.results
+        sets += 1
+        passed += checked.passes
+        if results.is_tree or len(results.log_paths) > 1 or sets > 1:
+            _heading(results, console)
+            logs = len(results.log_paths)
+            compliance = f"compliance checker, {checked.rules}: {checked.complying} of {logs} logs pass"
+            console.print(Text(compliance, style="dim"))
+        print_findings(checked.findings, console)
+    if sets > 1:
+        good = passed == sets
+        console.print(Text(f"\n{passed} of {sets} sets pass", style="bold green" if good else "bold red"))
+    return 0 if passed == sets else 1
+
+
+def print_score(path: Path, ruleset: str, console: Console) -> int:
+    """Prints the score of every set at ``path``, what it was made of, and the verdict of its check beside it.
+
+    Returns the exit status of ``mlhpc score``: 0 when every set has a score and passes its check, else 1.
+    """
+    good = True
+    for checked in check_sets(path, ruleset):
+        _heading(checked.results, console)
+        if checked.score.runs:
+            console.print(_runs(checked))
+        for line in _lines(checked, ruleset):
+            console.print(line, soft_wrap=True)
+        good &= checked.passes and checked.score.minutes is not None
+    return 0 if good else 1
+
+
+def _heading(results: ResultSet, console: Console) -> None:
+    who = [results.org, results.system, results.benchmark or "unknown benchmark"]
+    who += [f"preset {results.preset}"] if results.preset else []
+    division = division_of(results)
+    facts = [METRIC[results.metric], f"{division} division"] if division else [METRIC[results.metric]]
+    console.print(Text("\n" + " · ".join([*filter(None, who), *facts]), style="bold"), soft_wrap=True)
+    console.print(Text(str(results.path), style="dim"), soft_wrap=True)
+
+
+def _runs(checked: SetCheck) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    for name in ("minutes", "without staging", "epochs"):
+        table.add_column(name, justify="right")
+    table.add_column("in the score", overflow="fold")
+    names = {
+        log.path: _name(checked.results, log.path) for log in (*checked.results.logs, *checked.results.pruned)
+    }
+    for run in checked.score.runs:
+        table.add_row(
+            Text(names[run.path]),
+            _minutes(run.seconds),
+            _minutes(run.without_staging_s),
+            "" if run.epochs_to_target is None else str(run.epochs_to_target),
+            _part(run),
+        )
+    return table
+
+
+def _name(results: ResultSet, path: Path) -> str:
+    if path.name == "run.log":
+        return path.parent.name
+    return f"{path.parent.name}/{path.name}" if path in results.pruned_paths else path.name
+
+
+def _minutes(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds / 60:.4f}"
+
+
+def _part(run: RunScore) -> Text:
+    if not run.converged:
+        return Text(f"no: {run.why}", style="red")
+    return Text(f"no: {run.dropped}", style="yellow") if run.dropped else Text("yes")
+
+
+def _lines(checked: SetCheck, ruleset: str) -> list[Text]:
+    results, score = checked.results, checked.score
+    lines = [_score(score, checked.passes)]
+    if isinstance(score, Strong) and score.mean is not None:
+        lines.append(_spread(score))
+    known = target_of(results)
+    if known:
+        own = "; their own, not MLPerf's: no MLPerf result" if has_own_target(results) else ""
+        lines.append(Text(f"target: {known[0].metric} {known[0].value:g}{own}"))
+    if results.is_tree and results.system_json is not None:
+        official = summary(results, ruleset)
+        told = "no score" if official is None else f"{official:.4f} min"
+        lines.append(Text(f"official result_summarizer, {checked.rules}: {told}"))
+    if division_of(results) == "closed" and (comparison := compare_set(results, score, checked.rules)):
+        lines += _comparison(comparison, checked, ruleset)
+    style = "bold green" if checked.passes else "bold red"
+    lines.append(Text(f"check, {checked.rules}: {verdict(checked.findings)}", style=style))
+    return lines
+
+
+def _score(score: Strong | Weak, valid: bool) -> Text:
+    if score.minutes is None or score.without_staging_minutes is None:
+        return Text(f"no score: {score.why}", style="bold red")
+    times = f"{score.minutes:.4f} min, without staging {score.without_staging_minutes:.4f} min"
+    if isinstance(score, Weak):
+        times = f"(T, S, M', TTTa) = ({score.T}, {score.S}, {score.M}, {score.minutes:.4f} min)"
+        times += f", without staging {score.without_staging_minutes:.4f} min"
+    if valid:
+        return Text(f"score: {times}", style="bold green")
+    return Text(f"not a valid score, for the set does not pass its check: {times}", style="bold yellow")
+
+
+def _spread(score: Strong) -> Text:
+    converged = sum(run.converged for run in score.runs)
+    told = f"{converged} converged run{'' if converged == 1 else 's'}: mean {score.mean:.4f} min"
+    if score.spread is not None and score.ci95 is not None:
+        told += f", standard deviation {score.spread:.4f}"
+        told += f", 95% interval of the mean {score.ci95[0]:.4f} to {score.ci95[1]:.4f}"
+    return Text(told)
+
+
+def _comparison(comparison: Comparison, checked: SetCheck, ruleset: str) -> list[Text]:
+    lines = []
+    if comparison.epochs is None or comparison.bound is None:
+        lines.append(Text(f"reference convergence, {checked.rules}: {comparison.why}"))
+    else:
+        points = " and ".join(
+            f"{p.name} (batch size {p.batch_size}, {p.epochs:.2f} ± {p.spread:.2f} epochs, {p.runs} runs)"
+            for p in comparison.points
+        )
+        p_value = "" if comparison.p_value is None else f", p = {comparison.p_value:.3g}"
+        side = "above" if comparison.passes else "below"
+        lines.append(Text(f"reference convergence, {checked.rules}: {comparison.how}: {points}"))
+        lines.append(
+            Text(
+                f"  {comparison.epochs:.2f} epochs against {comparison.reference:.2f}; at least "
+                f"{comparison.bound:.2f} pass, {abs(comparison.distance or 0.0):.2f} {side} that{p_value}"
+            )
+        )
+        if comparison.normalisation is not None and comparison.normalisation > 1:
+            lines.append(Text(f"  a review may multiply the score by {comparison.normalisation:.4f}"))
+    passes, message = rcp_verdict(checked.results, ruleset)
+    lines.append(Text(f"official rcp_checker, {checked.rules}: {'passes' if passes else 'fails'}: {message}"))
+    return lines

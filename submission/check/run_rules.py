@@ -1,0 +1,191 @@
+"""What the files of a run directory say against it, and against each other."""
+
+from collections.abc import Iterator
+
+from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.schema import Run
+from mlhpc.errors import UserError, count
+from mlhpc.submission.logs.findings import Finding
+from mlhpc.submission.logs.mllog import Log
+from mlhpc.submission.logs.result_sets import MLPERF_NAMES, Metric
+from mlhpc.submission.logs.run_directory import Result, RunDirectory
+
+
+def run_rules(run: RunDirectory, ruleset: str, metric: Metric) -> Iterator[Finding]:
+    """What a run directory says against itself: its files, result, log and configuration held against each
+    other. Instances of the throughput metric ("weak") may share what one of them staged."""
+    yield from _files(run)
+    if run.result:
+        yield from _result_rules(run.result)
+        yield from _staged_inside(run.result, ruleset, metric)
+    if run.result and run.log:
+        yield from _result_against_log(run.result, run.log)
+    if run.config:
+        yield from _division(run.config)
+    if run.config and run.result:
+        yield from _result_against_config(run.result, run.config)
+
+
+def _files(run: RunDirectory) -> Iterator[Finding]:
+    for name, what in run.problems:
+        if name == "result.json" and what == "is missing":
+            remedy = "the run did not end (killed, out of time or memory?): see the job's output, run again"
+        else:
+            remedy = "the directory is the evidence of the run: restore the file, or run again"
+        yield Finding("run/files", "error", name, f"{name}, whole", what, remedy)
+
+
+def _result_rules(result: Result) -> Iterator[Finding]:
+    target = result.target
+    if result.status != "success":
+        best = "nothing was evaluated" if target.best is None else f"best {target.label} {target.best:.6g}"
+        yield Finding(
+            "run/status",
+            "error",
+            "result.json",
+            f"status success: {target.label} of {target.value:g} met",
+            f"status {result.status!r}, {best}",
+            "only a run that met its target has a time to train",
+        )
+    if result.resumed:
+        yield Finding(
+            "run/resumed",
+            "error",
+            "result.json",
+            "a run from start to target",
+            "resumed from a checkpoint",
+            "a resumed run cannot be scored: its clock did not see the first part. Run without --resume",
+        )
+    if result.seed is None:
+        yield Finding("run/seed", "error", "result.json", "a seed", "none", "run again with this version")
+    total, parts = result.time_to_train_s, result.breakdown_s
+    if total is not None and parts is not None:
+        summed = sum(seconds or 0.0 for seconds in parts.values())
+        if not abs(summed - total) <= 0.01 * total:
+            yield Finding(
+                "run/breakdown",
+                "error",
+                "result.json",
+                f"parts that add up to {total:.3f} s, within 1%",
+                f"{summed:.3f} s",
+                "the breakdown does not explain the run; report this as a fault of mlhpc",
+            )
+
+
+def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Finding]:
+    """Up to round 2.0 data starts on the shared file system and its way to the node is timed (MLPerf HPC
+    training rules); files that an earlier run left in the target were not copied inside the clock."""
+    if result.staging is None or ruleset == "3.0.0":
+        return
+    before = result.staging.kept - (result.staging.shared if metric == "weak" else 0)
+    if before:
+        yield Finding(
+            "run/staging",
+            "error",
+            "result.json",
+            "every staged file copied inside the run",
+            f"{count(before, 'file')} {'was' if before == 1 else 'were'} in the staging target before",
+            "empty the staging target, run again; or check under 3.0.0, which does not time staging",
+        )
+
+
+def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
+    """result.json is written from the same clock readings as the log: to the millisecond of its records."""
+    for label, claimed, logged in (
+        ("run_stop − run_start", result.time_to_train_s, log.time_to_train_s),
+        ("the same without staging", result.time_to_train_without_staging_s, _without_staging(log)),
+    ):
+        if claimed is None or logged is None:
+            continue
+        # A difference of two whole milliseconds is off by less than one, of four by less than two.
+        allowed_ms = 1 if label.startswith("run_stop") else 2
+        if not abs(claimed - logged) * 1e3 <= allowed_ms + 1e-3:
+            yield Finding(
+                "run/time",
+                "error",
+                "result.json",
+                f"{label} of the log: {logged:.3f} s",
+                f"{claimed:.3f} s",
+                "the log and the result are not of one run, or one was edited; run again",
+            )
+    target = result.target
+    evaluations = log.evaluations(target.metric)
+    if target.reached and not any(target.met_by(e.value) for e in evaluations):
+        best = (max if target.metric == "eval_accuracy" else min)(
+            (e.value for e in evaluations), default=None
+        )
+        yield Finding(
+            "run/target",
+            "error",
+            log.path.name,
+            f"an evaluation inside the run that meets {target.value:g}",
+            "none" if best is None else f"the best {target.metric} is {best:.6g}",
+            "result.json says that the target was reached, the log does not: run again",
+        )
+    for rule, key, value in (
+        ("run/seed", "seed", result.seed),
+        ("run/samples", "train_samples", result.samples.train),
+        ("run/samples", "eval_samples", result.samples.eval),
+        ("run/division", "submission_division", result.division),
+        ("run/division", "submission_benchmark", MLPERF_NAMES.get(result.benchmark, result.benchmark)),
+    ):
+        logged_value = log.value(key)
+        if value is not None and logged_value != value:
+            yield Finding(
+                rule,
+                "error",
+                log.path.name,
+                f"{key} {value} as in result.json",
+                "no such record" if logged_value is None else str(logged_value),
+                "the log and the result are not of one run, or one was edited; run again",
+            )
+
+
+def _without_staging(log: Log) -> float | None:
+    if log.time_to_train_s is None:
+        return None
+    return log.time_to_train_s - sum(interval.seconds for interval in log.staging)
+
+
+def _result_against_config(result: Result, config: Run) -> Iterator[Finding]:
+    for rule, what, claimed, configured in (
+        ("run/samples", "training samples", result.samples.train, config.data.train_samples),
+        ("run/samples", "evaluation samples", result.samples.eval, config.data.eval_samples),
+        ("run/samples", "sample shape", result.samples.shape, config.data.sample_shape),
+        ("run/target", "target", result.target.value, config.target.value),
+        ("run/division", "division", result.division, config.division),
+        ("run/division", "preset", result.preset, config.preset),
+    ):
+        if claimed != configured:
+            yield Finding(
+                rule,
+                "error",
+                "result.json",
+                f"{what} {configured} as in config.toml",
+                str(claimed),
+                "the run did not do what was configured: check the data set, and run again",
+            )
+
+
+def _division(config: Run) -> Iterator[Finding]:
+    """Closed means the reference's data, network and target (MLPerf HPC training rules, section 5); these
+    stand in the preset ``closed`` of the benchmark."""
+    if config.division != "closed":
+        return
+    try:
+        official = load(config.benchmark, "closed")
+    except UserError as error:
+        yield Finding("run/division", "error", "config.toml", "a closed division", str(error), "call it open")
+        return
+    for part in ("target", "data", "network"):
+        ours, theirs = getattr(config, part).model_dump(), getattr(official, part).model_dump()
+        for key in ours:
+            if ours[key] != theirs[key]:
+                yield Finding(
+                    "run/division",
+                    "error",
+                    "config.toml",
+                    f"closed: {part}.{key} = {theirs[key]}",
+                    f"{ours[key]} (preset {config.preset!r})",
+                    "run the preset closed as it is, or set division to open",
+                )

@@ -1,0 +1,167 @@
+"""Where the time of a run went, told by its log alone: any MLLOG file, foreign ones too.
+
+Every moment from run_start to run_stop belongs to one part, so that the parts add up to the whole. What comes
+after run_stop is left out: some published logs go on training for a power measurement. Epochs are counted
+as they begin, never read from epoch_num, which some logs count from 0.
+
+A run of one's own says more in its events (``common/timing/breakdown.py``: training split into data wait and
+steps); here own and foreign runs are measured alike.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+
+from mlhpc.submission.logs.mllog import Log, Record
+
+PARTS = {
+    "staging": ("Staging", "between staging_start and staging_stop"),
+    "first_epoch_excess": (
+        "First-epoch excess",
+        "what the first epoch and the first evaluation took longer than the median of the later ones: data "
+        "that is read in while training shows here, and in no key",
+    ),
+    "training": ("Training", "inside the epochs, without evaluation and checkpoints"),
+    "evaluation": ("Evaluation", "between eval_start and eval_stop"),
+    "rest": ("Rest", "everything else inside the clock: set-up after run_start, checkpoints"),
+}
+
+# The innermost of the open intervals owns the moment.
+_OWNERS = (("eval", "evaluation"), ("save", "rest"), ("staging", "staging"), ("epoch", "training"))
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Seconds of one epoch: training, evaluation, checkpoints; and the samples it trained on: steps × batch
+    size where steps are logged, else ``train_samples``; None where it did not end or no key tells."""
+
+    train_s: float
+    eval_s: float
+    save_s: float
+    samples: float | None
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Seconds of the parts of one run; ``evaluations`` are the seconds of each evaluation.
+
+    ``first_epoch_excess`` is None when fewer than three whole epochs leave no median.
+    """
+
+    staging: float
+    first_epoch_excess: float | None
+    training: float
+    evaluation: float
+    rest: float
+    epochs: tuple[Epoch, ...]
+    evaluations: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, float]:
+        """The parts in the order in which they are told, in seconds; an excess not known counts as none."""
+        return {
+            "staging": self.staging,
+            "first_epoch_excess": self.first_epoch_excess or 0.0,
+            "training": self.training,
+            "evaluation": self.evaluation,
+            "rest": self.rest,
+        }
+
+    @property
+    def epoch_s(self) -> float | None:
+        """T_epoch: the mean epoch with its evaluation and checkpoints, the first one's excess included
+        (paper 001, section 4.1.1). None without an epoch."""
+        whole = sum(e.train_s + e.eval_s + e.save_s for e in self.epochs)
+        return whole / len(self.epochs) if self.epochs else None
+
+    @property
+    def train_rate(self) -> float | None:
+        """Training samples a second over all epochs whose size is known. Evaluation is not in it."""
+        known = [e for e in self.epochs if e.samples is not None]
+        seconds = sum(e.train_s for e in known)
+        return sum(e.samples or 0.0 for e in known) / seconds if seconds > 0 else None
+
+
+def phases(log: Log) -> Phases | None:
+    """The parts of the log's first run; None when it has no run_start or no run_stop."""
+    run = log.run
+    if run is None:
+        return None
+    start, stop = log.first("run_start"), log.first("run_stop")
+    assert start and stop
+    spent = dict.fromkeys(("staging", "training", "evaluation", "rest"), 0.0)
+    open_: dict[str, int] = {}
+    epochs: list[_Open] = []
+    evaluations: list[float] = []
+    now = start.time_ms
+    staged = next(iter(log.all("staging_stop")[-1:]), None)  # with it all staging has ended, told or not
+    for record in log.records:
+        if record.line <= start.line:
+            continue
+        name, _, edge = record.key.rpartition("_")
+        last = record.line >= stop.line
+        if not last and (edge not in ("start", "stop") or name not in ("eval", "save", "staging", "epoch")):
+            continue
+        # Clocks of several ranks in one file go back by milliseconds: time that was told is not taken back.
+        passed, now = max(0.0, record.time_ms - now) / 1e3, max(now, record.time_ms)
+        owner = next((part for key, part in _OWNERS if open_.get(key)), "rest")
+        spent[owner] += passed
+        if owner == "training":
+            epochs[-1].train_s += passed
+        elif owner == "evaluation":
+            evaluations[-1] += passed
+            if epochs:
+                epochs[-1].eval_s += passed
+        elif open_.get("save") and epochs:
+            epochs[-1].save_s += passed
+        if last:
+            break
+        if edge == "start":
+            if name == "epoch":
+                epochs.append(_Open(record))
+            if name == "eval" and not open_.get("eval"):
+                evaluations.append(0.0)
+            # Every rank may log its staging; an epoch or an evaluation that starts ends the one before.
+            open_[name] = open_.get(name, 0) + 1 if name == "staging" else 1
+        else:
+            if name == "epoch" and open_.get("epoch"):
+                epochs[-1].stop = record
+            left = name == "staging" and record is not staged
+            open_[name] = max(0, open_.get(name, 0) - 1) if left else 0
+    spent["rest"] += run.seconds - sum(spent.values())
+    done = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in epochs)
+    # An evaluation on the way may cut the last epoch short: it then says nothing of the first.
+    whole = done[:-1] if len(done) > 1 and done[-1].samples != done[0].samples else done
+    excess = None
+    if len(whole) >= 3:
+        trained, evaluated = _excess([e.train_s for e in whole]), _excess(evaluations)
+        spent["training"] -= trained
+        spent["evaluation"] -= evaluated
+        excess = trained + evaluated
+    return Phases(**spent, first_epoch_excess=excess, epochs=done, evaluations=tuple(evaluations))
+
+
+@dataclass
+class _Open:
+    start: Record
+    stop: Record | None = None
+    train_s: float = 0.0
+    eval_s: float = 0.0
+    save_s: float = 0.0
+
+
+def _samples(epoch: _Open, log: Log) -> float | None:
+    if epoch.stop is None:
+        return None
+    steps = [record.metadata.get("step_num") for record in (epoch.start, epoch.stop)]
+    batch, samples = log.value("global_batch_size"), log.value("train_samples")
+    first, last = steps
+    if isinstance(first, int) and isinstance(last, int) and last > first and isinstance(batch, int | float):
+        return float((last - first) * batch)
+    return float(samples) if isinstance(samples, int | float) else None
+
+
+def _excess(seconds: list[float]) -> float:
+    return max(0.0, seconds[0] - median(seconds[1:])) if len(seconds) >= 3 else 0.0

@@ -1,0 +1,144 @@
+"""What speaks against packing runs: the description of the system, settings that differ within a set, a target
+of its own, sources that are not those of the runs."""
+
+import getpass
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.host.provenance import commit
+from mlhpc.submission.logs.findings import Finding, Severity
+from mlhpc.submission.logs.result_sets import ResultSet
+from mlhpc.submission.logs.run_directory import RunDirectory, read
+from mlhpc.submission.pack import implementation
+from mlhpc.submission.pack.leaks import Names
+from mlhpc.submission.score.score import OFFICIAL
+from mlhpc.submission.score.set_score import has_own_target
+from mlhpc.submission.system.description import OPTIONAL, REQUIRED
+
+
+def runs_of(results: ResultSet) -> list[RunDirectory]:
+    """The run directories of a set, read; none of bare logs."""
+    return [read(run) for run in results.runs]
+
+
+def about_system(
+    fields: dict[str, Any], path: Path, org: str, given: Sequence[ResultSet]
+) -> Iterator[Finding]:
+    """What the description lacks, and where it and the logs tell two stories."""
+
+    def finding(severity: Severity, expected: str, actual: str, remedy: str) -> Finding:
+        return Finding("pack/system", severity, path.name, expected, actual, remedy)
+
+    names = (*REQUIRED, *OPTIONAL)
+    fill = "fill them in: mlhpc doctor --system --set FIELD=VALUE, or by hand"
+    if missing := [key for key in names if key not in fields]:
+        yield finding("error", "every field of a description", f"without {', '.join(missing)}", fill)
+    if empty := [key for key in REQUIRED if key in fields and not fields[key]]:
+        yield finding("warning", "an answer where the rules need one", f"empty: {', '.join(empty)}", fill)
+    no_text = [
+        key for key in names if not isinstance(fields.get(key, ""), str) and key != "other_software_stack"
+    ]
+    if no_text:
+        remedy = "put them in quotes: the official tools join the fields as text"
+        yield finding("error", "text", ", ".join(f"{key} = {fields[key]!r}" for key in no_text), remedy)
+    if fields.get("submitter") not in (org, None, ""):
+        remedy = "give one name: --org, or in the file"
+        yield finding("warning", f"submitter {org}", str(fields["submitter"]), remedy)
+    orgs = {str(log.value("submission_org")) for results in given for log in results.logs} - {org}
+    if orgs:
+        remedy = "run with --set submission.org; the logs are not edited, and a reviewer sees both names"
+        actual = ", ".join(sorted(orgs))
+        yield Finding("pack/org", "warning", "logs", f"submission_org {org}", actual, remedy)
+    for results in given:
+        divisions = sorted({str(log.value("submission_division")) for log in results.logs})
+        if divisions != [fields.get("division")]:
+            expected = f"division {' and '.join(divisions)}, as the logs of {results.benchmark} say"
+            remedy = "closed and open are submitted apart, each with its description"
+            yield finding("error", expected, str(fields.get("division") or "none"), remedy)
+
+
+def one_configuration(results: ResultSet) -> Iterator[Finding]:
+    """One ``config.toml`` goes with a set. What the logs show of it is compared by their check."""
+    configured = [(run.path, run.config) for run in runs_of(results) if run.config]
+    for path, config in configured[1:]:
+        if other := _first_other(configured[0][1].model_dump(), config.model_dump()):
+            remedy = "the runs of one score have one configuration: pack the others on their own"
+            expected = f"the settings of {configured[0][0].name}"
+            yield Finding("pack/config", "error", path.name, expected, other, remedy)
+
+
+def own_target(results: ResultSet) -> Iterator[Finding]:
+    """In the tree a run is held to the official target, which the official checker does not ask of every
+    benchmark in the open division."""
+    if has_own_target(results) and results.target:
+        official = OFFICIAL[results.benchmark][0]
+        yield Finding(
+            "pack/target",
+            "error",
+            f"{results.path.name}/",
+            f"runs to the target {official.metric} {official.value:g}",
+            f"runs of preset {results.preset!r}, to {results.target.value:g}",
+            "a submission is of runs to MLPerf's target: run the preset closed or open",
+        )
+
+
+def _first_other(ours: dict[str, Any], theirs: dict[str, Any], above: str = "") -> str:
+    """The first key that differs, and how; nothing where none does."""
+    for key in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(key), theirs.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            if other := _first_other(a, b, f"{above}{key}."):
+                return other
+        elif a != b:
+            return f"{above}{key} = {b}, not {a}"
+    return ""
+
+
+def about_sources(given: Sequence[ResultSet]) -> Iterator[Finding]:
+    """The sources that are packed are those of the runs."""
+    packed = commit()
+    envs = [run.env for results in given for run in runs_of(results)]
+    commits = sorted({str(env.get("commit")) for env in envs})
+    changed = any(env.get("dirty") for env in envs) or bool(packed["dirty"])
+    if envs and commits == [str(packed["commit"])] and not changed:
+        return
+    actual, remedy = "logs alone, which do not say", "put the sources that made them into implementations/"
+    if envs:
+        actual = f"runs at {', '.join(c[:12] for c in commits)}, packed at {str(packed['commit'])[:12]}"
+        actual += ", with changes that are in no commit" * changed
+        remedy = "check out the commit of the runs, and pack from there"
+    yield Finding(
+        "pack/sources",
+        "warning",
+        f"implementations/{implementation.name()}",
+        "the sources that the runs were made with",
+        actual,
+        remedy,
+    )
+
+
+def said_once(findings: Sequence[Finding]) -> list[Finding]:
+    """What several runs have in common stands once, at the first of them."""
+    places: dict[Finding, list[str]] = {}
+    for finding in findings:
+        places.setdefault(replace(finding, where=""), []).append(finding.where)
+    return [replace(finding, where=f"{where[0]}{_more(len(where) - 1)}") for finding, where in places.items()]
+
+
+def _more(count: int) -> str:
+    return f" and {count} more place{'s' * (count > 1)}" if count else ""
+
+
+def names_of(given: Sequence[ResultSet]) -> Names:
+    """Names of machines and users that the runs and this machine know, and no submission should tell."""
+    envs = [run.env for results in given for run in runs_of(results)]
+    hosts = {node.get("hostname") for env in envs for node in (env, *env.get("nodes", ()))}
+    try:
+        users = {getpass.getuser()}
+    except (KeyError, OSError):  # a container's user may have no name
+        users = set()
+    named = {str(host) for host in (*hosts, socket.gethostname()) if host}
+    return Names(frozenset(named | {host.partition(".")[0] for host in named}), frozenset(users))

@@ -1,0 +1,250 @@
+"""Packing runs into the official tree of a submission.
+
+Layout (MLPerf submission rules, "Directory structure", HPC and Training)::
+
+    <org>/systems/<system>.json
+    <org>/benchmarks/<benchmark>/implementations/mlhpc-<version>/…, <system>/README.md, setup.sh, …
+    <org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt       HPC
+    <org>/results/<system>/weak/<benchmark>/pruned_results/…            HPC, throughput
+    <org>/results/<system>/resnet/result_<i>.txt                        Training
+
+The runs are only read. The tree is built aside, checked there (every run, the set by the official package
+checker, names and secrets), and gets its name when nothing speaks against it.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlhpc.errors import UserError
+from mlhpc.submission.check import official
+from mlhpc.submission.check.check import check_set
+from mlhpc.submission.logs.findings import Finding, passes
+from mlhpc.submission.logs.result_sets import PRUNED, Metric, ResultSet, result_sets
+from mlhpc.submission.pack import implementation
+from mlhpc.submission.pack.archive import CHECKSUMS, aside, write_archive
+from mlhpc.submission.pack.leaks import leaks
+from mlhpc.submission.pack.pack_rules import (
+    about_sources,
+    about_system,
+    names_of,
+    one_configuration,
+    own_target,
+    runs_of,
+    said_once,
+)
+from mlhpc.submission.score.score import OFFICIAL, Weak
+from mlhpc.submission.score.set_score import has_own_target, score_set
+from mlhpc.submission.system.description import read
+
+
+@dataclass(frozen=True)
+class Packed:
+    """``archive`` and ``tree`` are None when errors kept it from being made. ``sets``: one line for each set
+    of results, with its score."""
+
+    tree: Path | None
+    archive: Path | None
+    findings: list[Finding]
+    sets: list[str]
+
+
+def pack(
+    paths: Sequence[Path],
+    *,
+    org: str,
+    system_file: Path,
+    out: Path,
+    ruleset: str = "2.0.0",
+    weak: Sequence[Path] = (),
+    prune: Sequence[Path] = (),
+    despite_errors: bool = False,
+) -> Packed:
+    """Pack ``paths`` (run directories, campaigns, logs) as ``out/<org>`` and ``out/<org>.tar.gz``.
+
+    A campaign says whether its runs are instances of the throughput metric; those in ``weak`` are. Of these
+    the ones in ``prune`` and all but the first of one seed go to ``pruned_results``. Those that did not
+    converge are left out: pruned logs have to comply (MLPerf HPC training rules 3.0, "Throughput"). With
+    errors nothing is left behind, unless ``despite_errors``.
+
+    Raises:
+        UserError: a path holds no run, ``out`` has this submission already, or HPC and Training are mixed.
+    """
+    _require_name(org)
+    fields = read(system_file)
+    name = _system_name(fields, system_file)
+    if ruleset not in official.RULESETS:
+        raise UserError(f"no HPC ruleset {ruleset!r}; choose from {', '.join(official.RULESETS)}")
+    for taken in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
+        if taken.exists():
+            raise UserError(f"{taken} is there already; choose another --out, or move it away")
+    given, left_out = _throughput_chosen(_sources(paths, weak), prune)
+    _require_one_usage(given, ruleset)
+    findings = [*about_system(fields, system_file, org, given), *about_sources(given), *left_out]
+    for results in given:
+        # Seeds are package_checker's too, below.
+        checked = check_set(results, ruleset).findings
+        findings += [f for f in checked if not f.source.endswith("seed_checker")]
+        findings += [*one_configuration(results), *own_target(results)]
+    with aside(out) as part:
+        tree = part / org
+        _build(tree, name, fields, given, ruleset)
+        findings += leaks(tree, names_of(given))
+        for packed in result_sets(tree):
+            found = [*packed.problems, *official.package_findings(packed, ruleset)]
+            findings += [replace(f, where=f.where.replace(f"{part}/", "")) for f in found]
+        findings = said_once(findings)
+        lines = [_scored(replace(results, system_json=fields)) for results in given]
+        if not passes(findings) and not despite_errors:
+            return Packed(None, None, findings, lines)
+        archive = write_archive(part, org)
+        tree.rename(out / org)
+        for beside in (archive, part / f"{org}{CHECKSUMS}"):
+            beside.replace(out / beside.name)
+    return Packed(out / org, out / archive.name, findings, lines)
+
+
+# What is packed ---------------------------------------------------------------------------------------------
+
+
+def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
+    """The sets to pack, one a benchmark and metric, made of all that ``paths`` and ``weak`` hold."""
+    found: dict[tuple[str, Metric], list[ResultSet]] = {}
+    seen: dict[Path, Path] = {}
+    for path in (*paths, *weak):
+        for results in result_sets(path):
+            if results.is_tree:
+                raise UserError(f"{path} is a submission tree already: check it with mlhpc check")
+            for log in results.log_paths:
+                if twin := seen.get(log.resolve()):
+                    raise UserError(f"{log} is given twice ({twin} and {path}); name every run once")
+                seen[log.resolve()] = path
+            metric: Metric = "weak" if path in weak else results.metric
+            found.setdefault((results.benchmark, metric), []).append(results)
+    if not seen:
+        raise UserError(f"{', '.join(map(str, paths))}: no log to pack; give the --out folders of runs")
+    return [_together(sets, metric) for (_, metric), sets in found.items()]
+
+
+def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
+    """Several sets as one. Raises UserError for run directories together with bare logs."""
+    if len({bool(results.runs) for results in sets}) > 1:
+        raise UserError(f"{sets[0].path} and the others: give folders of runs, or logs alone, not both")
+    return replace(
+        sets[0],
+        path=sets[0].path if len(sets) == 1 else sets[0].path.parent,
+        metric=metric,
+        log_paths=tuple(log for results in sets for log in results.log_paths),
+        runs=tuple(run for results in sets for run in results.runs),
+        problems=tuple(problem for results in sets for problem in results.problems),
+    )
+
+
+def _throughput_chosen(
+    given: Sequence[ResultSet], prune: Sequence[Path]
+) -> tuple[list[ResultSet], list[Finding]]:
+    """The sets with their pruned instances set apart, and what is said of those that are left out."""
+    pruned = {path.resolve() for path in prune}
+    known = {p.resolve() for results in given for p in (*results.log_paths, *results.runs)}
+    if pruned - known:
+        raise UserError(f"--prune {sorted(pruned - known)[0]} is none of the runs that are packed")
+    chosen, findings = [], []
+    for results in given:
+        if results.metric == "strong":
+            chosen.append(results)
+            continue
+        ours = [p for p in results.log_paths if not {p.resolve(), p.parent.resolve()} & pruned]
+        scored = score_set(replace(results, log_paths=tuple(ours))).runs
+        dropped = {run.path: run for run in scored if run.dropped}
+        failed = [path for path, run in dropped.items() if not run.converged]
+        kept = [path for path in ours if path not in dropped]
+        chosen.append(
+            replace(
+                results,
+                log_paths=tuple(kept),
+                pruned_paths=tuple(p for p in results.log_paths if p not in kept and p not in failed),
+                runs=tuple(run for run in results.runs if run / "run.log" in kept),
+            )
+        )
+        findings += [
+            Finding("pack/left-out", "warning", str(path), "an instance that converged", dropped[path].why,
+                    "not packed: it cannot count, and pruned logs have to comply")
+            for path in failed
+        ]  # fmt: skip
+        # How long such an instance took nobody can say any more: to leave it out is for the submitter to choose.
+        findings += [
+            Finding("pack/left-out", "warning" if run.resolve() in pruned else "error", str(run),
+                    "the log of every instance", "run.log is missing",
+                    "not packed, as --prune asks" if run.resolve() in pruned
+                    else "restore it, or leave the instance out with --prune")
+            for run in results.runs if run / "run.log" not in results.log_paths
+        ]  # fmt: skip
+    alone = {r.benchmark for r in given} - {r.benchmark for r in given if r.metric == "strong"}
+    findings += [
+        Finding("pack/throughput", "warning", benchmark, "a time to solution beside the throughput", "none",
+                "throughput may not be reported on its own (MLPerf HPC training rules 3.0): pack both")
+        for benchmark in sorted(alone)
+    ]  # fmt: skip
+    return chosen, findings
+
+
+def _require_name(org: str) -> None:
+    if not re.fullmatch(r"[\w+-][\w .+-]*", org):
+        raise UserError(f"--org {org!r}: the name of a folder, of letters, digits, blanks and . _ + -")
+
+
+def _system_name(fields: dict[str, Any], path: Path) -> str:
+    """The folder of a system: its name, with ``_`` for what does not belong into a folder's name."""
+    name = re.sub(r"[^\w.+-]+", "_", str(fields.get("system_name", "")).strip()).strip("._")
+    if not name:
+        raise UserError(f"{path} has no system_name; fill it in (mlhpc doctor --system --set system_name=…)")
+    return name
+
+
+def _require_one_usage(given: Sequence[ResultSet], ruleset: str) -> None:
+    benchmarks = sorted({results.benchmark for results in given})
+    for benchmark in benchmarks:
+        if benchmark not in OFFICIAL:
+            known = ", ".join(OFFICIAL)
+            raise UserError(f"the logs are of {benchmark or 'no'} benchmark: a submission is of {known}")
+    if len({official.rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
+        raise UserError(
+            f"{' and '.join(benchmarks)} are of different submissions (HPC, Training): pack each on its own"
+        )
+    if any(r.metric == "weak" and r.benchmark in official.TRAINING for r in given):
+        raise UserError("Training has no throughput metric: pack without --weak")
+
+
+def _build(tree: Path, name: str, fields: dict[str, Any], given: Sequence[ResultSet], ruleset: str) -> None:
+    (tree / "systems").mkdir(parents=True)
+    text = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
+    (tree / "systems" / f"{name}.json").write_text(text, "utf-8")
+    for results in given:
+        hpc = official.rules_of(results.benchmark, ruleset).startswith("hpc_")
+        folder = tree / "results" / name / (results.metric if hpc else "") / results.benchmark
+        for logs, where in ((results.log_paths, folder), (results.pruned_paths, folder / PRUNED)):
+            for number, log in enumerate(logs, 1):
+                where.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(log, where / f"result_{number}.txt")
+    for benchmark in sorted({results.benchmark for results in given}):
+        implementations = tree / "benchmarks" / benchmark / "implementations"
+        runs = [run for results in given if results.benchmark == benchmark for run in runs_of(results)]
+        implementation.copy_sources(implementations / implementation.name())
+        implementation.write_scripts(implementations / name, benchmark, name, runs)
+
+
+def _scored(results: ResultSet) -> str:
+    """The set in one line, with its score or why there is none."""
+    kept, left = len(results.log_paths), len(results.pruned_paths)
+    head = f"{results.benchmark} {results.metric}: {kept} results" + (f", {left} pruned" if left else "")
+    own = ", to a target of its own: no MLPerf result" * has_own_target(results)
+    score = score_set(results)
+    if score.minutes is None:
+        return f"{head}; no score: {score.why}{own}"
+    if isinstance(score, Weak):
+        return f"{head}; (T, S, M', TTTa) = ({score.T}, {score.S}, {score.M}, {score.minutes:.4f} min){own}"
+    return f"{head}; {score.minutes:.4f} min{own}"

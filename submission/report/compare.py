@@ -1,0 +1,163 @@
+"""What many runs say side by side: sets of runs from run directories, campaigns and foreign submission trees.
+
+The analysis is that of paper 001, section 4.1: time to solution broken down, staging against computing,
+throughput and epoch scaling. Only sets of one problem (benchmark, samples, preset) share a figure.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlhpc.benchmarks import load
+from mlhpc.common.host.progress import progress
+from mlhpc.errors import UserError
+from mlhpc.perf.scaling import Measured, Point, Prediction, neighbours, predict
+from mlhpc.submission.check.official import rules_of
+from mlhpc.submission.logs.findings import Finding
+from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.report.entry import Entry, Spread, entries_of
+from mlhpc.submission.score.rcp import pruned, reference_points
+from mlhpc.submission.score.set_score import set_findings
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A prediction for one submitter's machine in one division. ``measured_min``: what was measured at this
+    configuration, and left out of the prediction; None where nothing was."""
+
+    problem: tuple[str, int | None, int | None, str]
+    org: str
+    machine: str
+    unit: str
+    division: str
+    note: str
+    prediction: Prediction
+    measured_min: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``problems``: the findings against each set as it lies there, with its path."""
+
+    entries: tuple[Entry, ...]
+    predictions: tuple[Predicted, ...]
+    problems: tuple[tuple[Path, Finding], ...]
+    paths: tuple[Path, ...]
+
+    @property
+    def by_problem(self) -> list[list[Entry]]:
+        groups: dict[tuple[object, ...], list[Entry]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.problem, []).append(entry)
+        # Official data first: small presets never stand above them.
+        return sorted(groups.values(), key=lambda g: (g[0].official is not True, g[0].benchmark))
+
+
+def compare(paths: Sequence[Path], asked: Sequence[tuple[int, int | None]] = ()) -> Comparison:
+    """Measures every set of runs below ``paths``. Nothing is written.
+
+    ``asked``: configurations to predict, (compute units, global batch size); without a batch size every unit
+    keeps the share of the batch that it has in the nearest set.
+
+    Raises:
+        UserError: a path does not exist or holds no log at all.
+    """
+    sets = [found for path in paths for found in result_sets(path)]
+    # A path inside another one brings no set twice.
+    sets = list({(found.path.resolve(), found.log_paths): found for found in sets}.values())
+    entries: list[Entry] = []
+    problems: list[tuple[Path, Finding]] = []
+    with progress(sum(len(s.log_paths) for s in sets), "reading logs", "logs") as advance:
+        while sets:
+            found = sets.pop(0)  # and with it its logs, once measured: there may be thousands
+            measured = entries_of(found)
+            problems += [(found.path, problem) for problem in found.problems]
+            if len(measured) == 1 and measured[0].score:
+                problems += [(found.path, problem) for problem in set_findings(found, measured[0].score)]
+            entries += measured
+            advance(len(found.log_paths))
+    if not entries:
+        raise UserError(f"{', '.join(map(str, paths))}: no log to compare; give runs or submission trees")
+    ordered = sorted(entries, key=lambda e: (e.official is not True, e.benchmark, e.train_samples or 0))
+    lettered = [replace(entry, letter=letter(n)) for n, entry in enumerate(ordered)]
+    return Comparison(tuple(lettered), tuple(_predictions(lettered, asked)), tuple(problems), tuple(paths))
+
+
+def _predictions(entries: Sequence[Entry], asked: Sequence[tuple[int, int | None]]) -> Iterator[Predicted]:
+    """For every machine and division: what was asked for, else half and double of the measured sizes; then
+    each measured set, held against what the others say of it."""
+    known = [(e, m) for e in entries if (m := e.measured)]
+    groups: dict[tuple[object, ...], list[tuple[Entry, Measured]]] = {}
+    for entry, measured in known:
+        groups.setdefault((entry.problem, entry.line, entry.division), []).append((entry, measured))
+    for group in groups.values():
+        first = group[0][0]
+        alike = [(e, m) for e, m in known if e.problem == first.problem]
+        system = [(e, m) for e, m in alike if e.line == first.line]
+        division = [(e, m) for e, m in alike if e.division == first.division]
+        known_epochs = references(first) if first.is_closed else []
+        wanted = [(units, batch or _same_share(units, group)) for units, batch in asked]
+        for units, batch in wanted or neighbours([m for _, m in group]):
+            yield from _predicted(first, units, batch, system, division, known_epochs, None)
+        for entry, measured in group:
+            yield from _predicted(
+                first, measured.units, measured.batch, system, division, known_epochs, entry
+            )
+
+
+def references(entry: Entry) -> list[Point]:
+    """Epochs to target by batch size of the reference implementation (reference convergence points), where
+    ``entry`` trains on the data set that they are for; of several at one batch size the fewest epochs."""
+    name = {"resnet": "resnet50"}.get(entry.benchmark, entry.benchmark)
+    if name not in load.BENCHMARKS or "closed" not in load.presets(name):
+        return []
+    if load.load(name, "closed").data.train_samples != entry.train_samples:
+        return []
+    points: dict[int, Point] = {}
+    known = reference_points(entry.benchmark, rules_of(entry.benchmark, "2.0.0"))
+    for point in sorted(pruned(known) if known else [], key=lambda p: -p.epochs):
+        told = Spread(point.epochs, point.spread, point.counted).interval
+        points[point.batch_size] = Point(point.batch_size, told, "reference")
+    return sorted(points.values())
+
+
+def _same_share(units: int, group: Sequence[tuple[Entry, Measured]]) -> int:
+    near = min((m for _, m in group), key=lambda m: abs(math.log(m.units / units)))
+    return max(1, round(units * near.batch / near.units))
+
+
+def _predicted(
+    first: Entry,
+    units: int,
+    batch: int,
+    system: Sequence[tuple[Entry, Measured]],
+    division: Sequence[tuple[Entry, Measured]],
+    known_epochs: Sequence[Point],
+    without: Entry | None,
+) -> Iterator[Predicted]:
+    machine = [(e, m) for e, m in system if e is not without]
+    convergence = [Point(m.batch, m.epochs, e.letter) for e, m in division if e is not without]
+    # The reference counts where no set was run.
+    sizes = {point.size for point in convergence}
+    convergence += [point for point in known_epochs if point.size not in sizes]
+    prediction = predict(units, batch, [m for _, m in machine], convergence)
+    if prediction is None:
+        return
+    software = dict.fromkeys(e.software for e, _ in machine if e.software)
+    note = f"the machine's sets differ in software: {', '.join(software)}" if len(software) > 1 else ""
+    if without and machine and without.software not in software:
+        note = f"the measured set ran other software: {without.software}"
+    org, unit, model = first.line
+    measured = without.time_s.mean / 60 if without and without.time_s else None
+    yield Predicted(first.problem, org, model, unit, first.division, note, prediction, measured)
+
+
+def letter(n: int) -> str:
+    """A, B, …, Z, AA, AB, … of 0, 1, …"""
+    name = ""
+    n += 1
+    while n:
+        n, rest = divmod(n - 1, 26)
+        name = chr(ord("A") + rest) + name
+    return name

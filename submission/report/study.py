@@ -1,0 +1,264 @@
+"""What a study measured: training throughput by cell, read from the runs' own directories.
+
+A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
+the same training under varied settings, several times each. A cell is one choice of settings; its folder holds
+``cell.json``, what was chosen, and one run directory a repeat. What is measured of a run: the steps after its
+warm-up, waiting for data included, on the clock of rank 0; ranks train in lockstep.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mlhpc.benchmarks.load import loads, toml_value
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.timing.breakdown import read_events
+from mlhpc.errors import UserError
+from mlhpc.submission.report.entry import Spread, spread
+
+Value = str | int | float | bool
+
+CELL = "cell.json"
+PLACES = ("batch", "ranks", "data", "storage")
+"""What a cell is besides the configuration of its runs: samples a rank trains on in a step (local batch size),
+ranks, the name of the data set's folder, and whether it is read where it lies (shared) or staged."""
+GLOBAL_BATCH = "hyperparameters.global_batch_size"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run: ``steps`` steps in ``seconds``, of which it waited ``wait_s`` for data. ``staging_s`` is None
+    where not all was copied: not staged, or files were there already."""
+
+    path: Path
+    steps: int
+    samples: int
+    seconds: float
+    wait_s: float
+    staging_s: float | None
+    environment: Mapping[str, Any]
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / self.steps
+
+    @property
+    def wait_share(self) -> float:
+        return self.wait_s / self.seconds
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One choice of settings, the runs that measured it, and why others did not. ``data``, ``stage``: paths."""
+
+    path: Path
+    settings: Mapping[str, Value]
+    data: str
+    stage: str | None
+    runs: tuple[Measured, ...]
+    failures: tuple[str, ...]
+
+    @property
+    def samples_per_s(self) -> Spread | None:
+        return spread(run.samples_per_s for run in self.runs)
+
+    @property
+    def variability(self) -> float | None:
+        """What the longest run took more than the shortest, as a share of the shortest (paper 003, Fig. 4b)."""
+        if len(self.runs) < 2:
+            return None
+        seconds = [run.step_s for run in self.runs]
+        return max(seconds) / min(seconds) - 1
+
+
+@dataclass(frozen=True)
+class Study:
+    """The cells of a folder, and the settings in which they differ: ``axes``."""
+
+    path: Path
+    cells: tuple[Cell, ...]
+    axes: tuple[str, ...]
+
+    def name(self, axis: str) -> str:
+        """The last part of a setting's dotted name; all of it where another axis ends alike."""
+        lasts = [other.removesuffix(".name").rpartition(".")[2] for other in (axis, *self.axes)]
+        return lasts[0] if lasts[1:].count(lasts[0]) <= 1 else axis
+
+    def values(self, axis: str) -> list[Value]:
+        """What an axis takes: numbers in order, words in the order of the cells."""
+        found = list(dict.fromkeys(cell.settings[axis] for cell in self.cells if axis in cell.settings))
+        return sorted(found) if is_numeric(found) else found
+
+
+def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Study:
+    """The study in a folder. ``running``: whether somebody is at work on a run, by ``CELL.NUMBER``; such a run
+    is left out. Raises UserError when there is no study, or a cell of it cannot be read."""
+    found = sorted(path.glob(f"*/{CELL}"), key=lambda cell: (cell.stat().st_mtime_ns, cell.parent.name))
+    cells = _told_apart([_read_cell(cell.parent, running) for cell in found])
+    if not cells:
+        raise UserError(f"{path}: no study lies there; make one with mlhpc study BENCHMARK --vary KEY=A,B")
+    keys = [*PLACES, *dict.fromkeys(key for cell in cells for key in cell.settings if key not in PLACES)]
+    taken = {key: len({repr(cell.settings.get(key)) for cell in cells}) for key in keys}
+    # One of the two batches follows from the other and the ranks: the local one in strong scaling.
+    follows = "batch" if taken.get(GLOBAL_BATCH, taken["batch"]) < taken["batch"] else GLOBAL_BATCH
+    axes = [key for key in keys if taken[key] > 1 and key != follows]
+    # What is trained comes first: it tells the curves of a picture apart.
+    axes.sort(key=lambda key: not key.startswith("network."))
+    study = Study(path, tuple(cells), tuple(axes))
+    places = [{repr(value): i for i, value in enumerate(study.values(axis))} for axis in axes]
+
+    def order(cell: Cell) -> list[int]:
+        return [at.get(repr(cell.settings.get(axis)), -1) for axis, at in zip(axes, places, strict=True)]
+
+    return Study(path, tuple(sorted(cells, key=order)), tuple(axes))
+
+
+def described(folder: Path) -> tuple[dict[str, Value], str, str | None]:
+    """What a cell is: its settings, the path of its data set, the folder it is staged to or None. Raises UserError
+    when its ``cell.json`` cannot be read."""
+    try:
+        told = json.loads((folder / CELL).read_text("utf-8"))
+        settings, data, stage = dict(told["settings"]), told["data"], told["stage"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{folder / CELL}: cannot be read; move {folder} away, and start again") from None
+    return settings, data, stage
+
+
+def flat(run: Run) -> dict[str, Value]:
+    """Every setting of a run by its dotted name; lists as they are written."""
+    settings: dict[str, Value] = {}
+
+    def put(prefix: str, table: dict[str, Any]) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                put(f"{prefix}{key}.", value)
+            elif value is not None:
+                settings[prefix + key] = toml_value(value) if isinstance(value, list) else value
+
+    put("", run.model_dump(mode="json"))
+    for key in ("description", "division"):
+        del settings[key]
+    return settings
+
+
+def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
+    """What one run of a cell of ``settings`` measured. Raises ValueError, saying why, when it has not come to its
+    end, or its record is not that of such a run."""
+    try:
+        return _measured(run, settings)
+    except (AttributeError, KeyError, OSError, TypeError) as error:
+        raise ValueError(f"its record is damaged ({type(error).__name__}: {error})") from None
+
+
+def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
+    events: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        events = read_events(run / "events.rank0.jsonl")
+    begins, ends, notes, timed, marks = (
+        {e["name"]: e for e in events if e["event"] == kind}
+        for kind in ("begin", "end", "note", "timed", "mark")
+    )
+    for name in ("run", "init"):
+        if "error" in ends.get(name, {}):
+            raise ValueError(ends[name]["error"])
+    if "run" not in ends or "train" not in ends:
+        raise ValueError(_last_words(run) or "it did not end: killed, or out of time or memory?")
+    try:
+        config = loads((run / "config.toml").read_text("utf-8"))
+    except ValueError:
+        raise ValueError("its config.toml is damaged, or of another version") from None
+    run_with = flat(config) | {"ranks": notes["facts"]["ranks"]}
+    other = next((key for key, value in run_with.items() if settings.get(key, value) != value), None)
+    if other:
+        raise ValueError(f"it was run with {other} {run_with[other]}, not the cell's {settings[other]}")
+    wait, warm = timed["data_wait"], marks.get("warm")
+    wanted = config.study.warmup_steps + config.study.steps
+    # Batches are steps, or steps times those that are gathered to one update.
+    if not wait["count"] or wait["count"] % wanted:
+        raise ValueError(
+            f"it trained on {wait['count']} batch{'es' * (wait['count'] != 1)}, which are not {wanted} steps"
+        )
+    if warm is None and config.study.warmup_steps:
+        raise ValueError("it ended before its warm-up")
+    environment: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        environment = json.loads((run / "env.json").read_text("utf-8"))
+    copied = "staging" in ends and not notes.get("staging", {}).get("kept")
+    return Measured(
+        run,
+        steps=config.study.steps,
+        samples=config.study.steps * config.hyperparameters.global_batch_size,
+        seconds=ends["train"]["t"] - (warm or begins["train"])["t"],
+        wait_s=wait["seconds"] - (warm["waited"].get("data_wait", 0.0) if warm else 0.0),
+        staging_s=ends["staging"]["seconds"] if copied else None,
+        environment=environment,
+    )
+
+
+def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
+    settings, data, stage = described(folder)
+    # A run that failed before it had a folder left what it printed.
+    named = (re.fullmatch(r"run-(\d+)(\.out)?", path.name) for path in folder.iterdir())
+    runs, failures = [], []
+    for number in sorted({int(name[1]) for name in named if name}):
+        if running(f"{folder.name}.{number}"):
+            continue
+        try:
+            runs.append(measured(folder / f"run-{number}", settings))
+        except ValueError as why:
+            failures.append(f"run-{number}: {why}")
+    return Cell(folder, settings, data, stage, tuple(runs), tuple(failures))
+
+
+def _told_apart(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells with data sets named by as much of their paths as tells them apart; staging by its folder where
+    there is more than one."""
+    data = _names({cell.data for cell in cells})
+    stages = _names({cell.stage for cell in cells if cell.stage})
+    apart = []
+    for cell in cells:
+        places: dict[str, Value] = {"data": data[cell.data]}
+        if cell.stage and len(stages) > 1:
+            places["storage"] = f"staged in {stages[cell.stage]}"
+        apart.append(replace(cell, settings={**cell.settings, **places}))
+    return apart
+
+
+def _names(paths: set[str]) -> dict[str, str]:
+    """The ends of paths, all equally long, that tell them apart: their last names where these differ."""
+    names: dict[str, str] = {}
+    for length in range(1, 1 + max((len(Path(path).parts) for path in paths), default=0)):
+        names = {path: "/".join(Path(path).parts[-length:]) for path in paths}
+        if len(set(names.values())) == len(paths):
+            break
+    return names
+
+
+def is_numeric(values: Iterable[Value]) -> bool:
+    """Whether all are numbers above zero: they then have an order and a logarithm."""
+    return all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values)
+
+
+def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | None, ...], list[Cell]]:
+    """The cells that agree in ``axes``, by what they agree in, in their order."""
+    groups: dict[tuple[Value | None, ...], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(tuple(cell.settings.get(axis) for axis in axes), []).append(cell)
+    return groups
+
+
+def _last_words(run: Path) -> str:
+    """What a run that left no reason in its record last printed."""
+    try:
+        lines = run.with_suffix(".out").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,189 @@
+"""The facts of a run that its report tells, and how numbers are written: for the table and the page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from mlhpc.submission.check.official import rules_of
+from mlhpc.submission.logs.findings import Finding
+from mlhpc.submission.logs.result_sets import MLPERF_NAMES
+from mlhpc.submission.logs.run_directory import RunDirectory, Target
+
+TITLES = {"cosmoflow": "CosmoFlow", "deepcam": "DeepCAM", "resnet50": "ResNet-50", "resnet": "ResNet-50"}
+
+PARTS = {
+    "staging": ("Staging", "copying the data set to where training reads it"),
+    "first_epoch_excess": (
+        "First-epoch excess",
+        "what the first epoch took longer than the median of the rest",
+    ),
+    "data_wait": ("Data wait", "the training loop waiting for its next batch"),
+    "step": ("Training steps", "forward, backward, all-reduce, update"),
+    "evaluation": ("Evaluation", "the quality metric over the whole evaluation set"),
+    "rest": ("Rest", "everything else inside the clock"),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of time to train. ``seconds`` None: not known. ``share``: 0 to 1 of the whole."""
+
+    key: str
+    label: str
+    what: str
+    seconds: float | None
+    share: float
+
+    @property
+    def unknown(self) -> str:
+        """Why there are no seconds."""
+        return "nothing staged" if self.key == "staging" else "too few epochs to know"
+
+
+def parts(run: RunDirectory) -> list[Part]:
+    """The breakdown, in the order told; shares are of the sum, so that they add up. Empty without one."""
+    seconds = (run.result.breakdown_s if run.result else None) or {}
+    total = sum(max(value or 0.0, 0.0) for value in seconds.values())
+    return [
+        Part(key, *PARTS.get(key, (key, "")), value, max(value or 0.0, 0.0) / total if total else 0.0)
+        for key, value in seconds.items()
+    ]
+
+
+def rules_text(run: RunDirectory, ruleset: str) -> str:
+    """The rules that the check of ``run`` held it to, as a reader knows them: "hpc 2.0.0", "training 4.0.0"."""
+    logged = run.log.value("submission_benchmark") if run.log else None
+    return rules_of(str(logged or MLPERF_NAMES.get(run.benchmark, run.benchmark)), ruleset).replace("_", " ")
+
+
+_FRAMEWORKS = {
+    "tensorflow": ("tensorflow", "keras", "horovod"),
+    "torch": ("torch", "nvidia-dali"),
+}
+_FRAMEWORK_OF = {"cosmoflow": "tensorflow", "deepcam": "torch", "resnet50": "torch"}
+
+
+def packages_of(benchmark: str | None, installed: object) -> dict[str, str]:
+    """Of the packages of an ``env.json``, name to version, those that a run of ``benchmark`` can have used:
+    without the other framework's. All of them for a benchmark that is none of this suite's; empty where
+    ``installed`` is no such table."""
+    if not isinstance(installed, dict):
+        return {}
+    own = _FRAMEWORK_OF.get(str(benchmark))
+    others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
+    return {
+        str(name): str(version) for name, version in installed.items() if not str(name).startswith(others)
+    }
+
+
+def framework_of(benchmark: str | None, installed: object) -> str:
+    """The framework of a run and its version, ``torch 2.13.0``; empty where it is not known."""
+    names = tuple(_FRAMEWORKS)
+    return ", ".join(
+        f"{name} {version}"
+        for name, version in packages_of(benchmark, installed).items()
+        if name.startswith(names) and "vision" not in name
+    )
+
+
+def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
+    """Why the run's time is not a score; empty when it is one."""
+    result = run.result
+    if result is None:
+        return ["there is no readable result.json: the run did not end, or was damaged"]
+    reasons = []
+    if result.resumed:
+        reasons.append("the run was resumed from a checkpoint, so its clock did not see the first part")
+    if result.status == "failed":
+        reasons.append(f"the target was not met ({quality(result.target)})")
+    elif result.status != "success":
+        reasons.append(f"the run was {result.status}")
+    elif result.time_to_train_s is None:
+        reasons.append("the result holds no time")
+    told = {"run/resumed", "run/status"}
+    rules = dict.fromkeys(f.rule for f in findings if f.severity == "error" and f.rule not in told)
+    if rules and not reasons:
+        reasons.append(f"the check does not pass ({', '.join(rules)})")
+    return reasons
+
+
+def standing(run: RunDirectory) -> str:
+    """What kind of result this is, said plainly: division and preset, and what it is not."""
+    if run.result is None:
+        return "Not a result: the run left no result.json."
+    division, preset = run.result.division, run.result.preset
+    if division == "closed":
+        return "Closed division, one run: a score takes the mean of several. Not verified by MLCommons."
+    return f"{division.capitalize()} division, preset {preset}: not a closed-division result."
+
+
+def quality(target: Target) -> str:
+    """Best and target of the metric: ``best 0.3412, target ≤ 0.3``."""
+    best = "nothing was evaluated" if target.best is None else f"best {target.best:.4g}"
+    return f"{best}, target {target_sign(target)} {target.value:g}"
+
+
+def target_sign(target: Target) -> str:
+    return "≥" if target.metric == "eval_accuracy" else "≤"
+
+
+def throughput(run: RunDirectory) -> float | None:
+    """Samples per second while training, the median over epochs."""
+    rates = [e.samples_per_s for e in run.result.epochs if e.samples_per_s] if run.result else []
+    return median(rates) if rates else None
+
+
+def data_rates(run: RunDirectory) -> dict[int, float]:
+    """Bytes per second that training read, by epoch: the epoch's bytes over its training time."""
+    epochs = run.result.epochs if run.result else ()
+    return {e.epoch: e.bytes / e.train_s for e in epochs if e.bytes is not None and e.train_s}
+
+
+def duration(seconds: float | None) -> str:
+    """``0.32 s``, ``93.2 s``, ``25 min 46.9 s``, ``5 h 27 min``."""
+    if seconds is None:
+        return "not known"
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 600:
+        return f"{seconds:.1f} s"
+    tenths = round(seconds * 10)
+    if tenths < 36_000 * 2:
+        return f"{tenths // 600} min {tenths % 600 / 10:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(count: float, per: str = "") -> str:
+    """Bytes in decimal units: ``12.3 MB``."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return (
+                f"{count / factor:.3g} {unit}{per}"
+                if count < 999.5 * factor
+                else f"{count / factor:.0f} {unit}{per}"
+            )
+    return f"{count:.0f} B{per}"
+
+
+def rate(samples_per_s: float) -> str:
+    return f"{samples_per_s:,.0f}".replace(",", " ") if samples_per_s >= 100 else f"{samples_per_s:.3g}"
+
+
+def whole(value: float | None) -> str:
+    """``262 144``, with a space at which no line breaks."""
+    return "not logged" if value is None else f"{value:,.0f}".replace(",", "\xa0")
+
+
+def decimals(value: float) -> int:
+    """How many to write ``value`` with about four digits."""
+    return 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3
+
+
+def plain(value: float | None) -> str:
+    """About four digits, never in powers of ten."""
+    if value is None:
+        return ""
+    if 0 < value < 0.001:
+        return "< 0.001"
+    return f"{value:,.{decimals(value)}f}".replace(",", "\xa0")

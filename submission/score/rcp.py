@@ -1,0 +1,175 @@
+"""Whether a set converged faster than the reference can: reference convergence points (RCP).
+
+The reference is trained many times at several batch sizes; how many epochs it took is a point. A closed
+result whose mean number of epochs is significantly below the reference's has not done the same training
+(MLPerf training rules, "Reference Convergence Points"). The points are those that mlperf-logging brings; the
+test is computed here from its definition: the official rcp_checker is a second opinion, not the only one.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from mlhpc.submission.score.score import RunScore
+
+ALPHA = 0.05
+"""Level of the one-sided test (mlperf-logging 4.1.68, rcp_checker)."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One reference: its name and batch size, and over its runs the mean number of epochs to target (fastest
+    and slowest left out), their standard deviation and number. ``counted``: its sample's size in the test.
+    """
+
+    name: str
+    batch_size: int
+    epochs: float
+    spread: float
+    runs: int
+    counted: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A set held against the reference.
+
+    ``points``: what was used: one point, or the two that lie around the batch size. ``epochs``: mean of the
+    set, fastest and slowest left out; ``reference``: of the points at this batch size; ``bound``: the fewest
+    epochs that are not significantly below it; ``p_value``: of so few epochs or fewer if the set trained like
+    the reference. All None where they cannot be had, with the reason in ``why``; ``how`` is a phrase on the
+    points.
+    """
+
+    passes: bool
+    how: str
+    points: tuple[Point, ...] = ()
+    epochs: float | None = None
+    reference: float | None = None
+    bound: float | None = None
+    p_value: float | None = None
+    why: str = ""
+
+    @property
+    def distance(self) -> float | None:
+        """Epochs above the bound; below zero: faster than the reference allows."""
+        return None if self.epochs is None or self.bound is None else self.epochs - self.bound
+
+    @property
+    def normalisation(self) -> float | None:
+        """What a review may multiply the score by: reference over epochs where the set is between the bound
+        and the reference, 1 where it is slower (mlperf-logging 4.1.68, rcp_checker)."""
+        if self.epochs is None or self.reference is None or not self.passes:
+            return None
+        return max(1.0, self.reference / self.epochs)
+
+
+def compare(
+    runs: Sequence[RunScore], batch_size: int | None, benchmark: str, rules: str, runs_needed: int
+) -> Comparison | None:
+    """``runs`` of one set held against the points of ``rules`` (``hpc_2.0.0``); None where it has none for
+    ``benchmark``."""
+    points = reference_points(benchmark, rules)
+    if not points:
+        return None
+    epochs = sorted(r.epochs_to_target or math.inf if r.converged else math.inf for r in runs)
+    if batch_size is None:
+        return Comparison(False, "", why="the runs do not have one global_batch_size")
+    if len(epochs) < 3 or math.isinf(epochs[-2]):
+        return Comparison(False, "", why="too few runs with a known number of epochs to target")
+    used, how = choose(points, batch_size)
+    if how == "missing":
+        largest = max(point.batch_size for point in points)
+        why = (
+            f"no reference above batch size {largest}: run the reference at {batch_size} and submit its point"
+        )
+        return Comparison(False, "no point", used, statistics.fmean(epochs[1:-1]), why=why)
+    # A made-up point between two stands for twice the runs of a submission (mlperf-logging 4.1.68).
+    between = len(used) == 2
+    counted = 2 * runs_needed if between else used[0].counted
+    reference, spread = used[0].epochs, used[0].spread
+    if between:
+        share = (batch_size - used[0].batch_size) / (used[1].batch_size - used[0].batch_size)
+        reference += share * (used[1].epochs - reference)
+        spread += share * (used[1].spread - spread)
+    mean = statistics.fmean(epochs[1:-1])
+    bound, p_value = t_test(mean, reference, spread, counted, runs_needed - 2)
+    return Comparison(mean >= bound, how, used, mean, reference, bound, p_value)
+
+
+def t_test(
+    mean: float, reference: float, spread: float, reference_runs: int, runs: int
+) -> tuple[float, float | None]:
+    """The least mean that passes, and the p-value of ``mean``: Student's one-sided test of two means of
+    ``runs`` and ``reference_runs`` values, both taken to have the reference's spread. A reference that never
+    varied leaves nothing to test: its mean is the bound.
+    """
+    from scipy.special import stdtr, stdtrit  # scipy.stats takes a second to import
+
+    if spread == 0:
+        return reference, None
+    freedom = reference_runs + runs - 2
+    error = spread * math.sqrt(1 / reference_runs + 1 / runs)
+    bound = reference + float(stdtrit(freedom, ALPHA)) * error
+    return bound, float(stdtr(freedom, (mean - reference) / error))
+
+
+def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...], str]:
+    """The points that count at ``batch_size``, and how: at it, around it, or the next larger one."""
+    points = pruned(points)
+    same = [point for point in points if point.batch_size == batch_size]
+    if same:
+        return (same[0],), "found"
+    below = [point for point in points if point.batch_size < batch_size]
+    above = [point for point in points if point.batch_size > batch_size]
+    if below and above:
+        largest, smallest = below[-1].batch_size, above[0].batch_size
+        low = next(point for point in below if point.batch_size == largest)
+        return (low, next(point for point in above if point.batch_size == smallest)), "interpolated"
+    if above:
+        return (above[0],), "next larger batch size: a smaller one must not need more"
+    return (), "missing"
+
+
+def pruned(points: Sequence[Point]) -> list[Point]:
+    """Without points that tell nothing: those of batch sizes below the fastest's, and from there on those
+    slower than the line from the last one kept to the next (mlperf-logging 4.1.68, rcp_checker)."""
+    fastest = min(points, key=lambda point: point.epochs)
+    rest = [point for point in points if point.batch_size >= fastest.batch_size]
+    kept = rest[:1]
+    for point, after in pairwise(rest[1:]):
+        low = kept[-1]
+        width = after.batch_size - low.batch_size
+        share = (point.batch_size - low.batch_size) / width if width else 0.0
+        if point.epochs <= low.epochs + share * (after.epochs - low.epochs):
+            kept.append(point)
+    kept += rest[-1:] if len(rest) > 1 else []
+    sizes = {point.batch_size for point in kept}
+    return [point for point in points if point.batch_size in sizes]
+
+
+def reference_points(benchmark: str, rules: str) -> list[Point]:
+    """The points of ``benchmark`` under ``rules``, by batch size; none where mlperf-logging has none."""
+    from mlperf_logging import rcp_checker
+
+    path = Path(rcp_checker.__file__).parent / rules / f"rcps_{benchmark}.json"
+    if not benchmark.isidentifier() or not path.is_file():
+        return []
+    points = []
+    for name, said in json.loads(path.read_text("utf-8")).items():
+        epochs = sorted(said["Epochs to converge"])
+        points.append(
+            Point(
+                name,
+                said["BS"],
+                statistics.fmean(epochs[1:-1]),
+                statistics.pstdev(epochs),
+                len(epochs),
+                len(epochs) - 2,
+            )
+        )
+    return sorted(points, key=lambda point: point.batch_size)

@@ -1,0 +1,208 @@
+"""What a set of runs is worth: time to solution of MLPerf HPC ("strong") and throughput ("weak").
+
+A run has converged when an evaluation inside the run meets the target. What run_stop says of its status is
+not asked: published runs say success and miss the target, or meet it and say nothing. Times are from the
+first run_start to the first run_stop: some logs go on after it.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlhpc.submission.logs.mllog import Interval, Log
+from mlhpc.submission.logs.run_directory import Target
+
+OFFICIAL = {
+    "cosmoflow": (Target(metric="eval_error", label="mean absolute error", value=0.124), 10),
+    "deepcam": (Target(metric="eval_accuracy", label="IoU", value=0.82), 5),
+    "resnet": (Target(metric="eval_accuracy", label="top-1 accuracy", value=0.759), 5),
+}
+"""Target and number of runs by MLPerf's name of the benchmark (MLPerf HPC training rules 3.0, "Benchmarks"
+and "Benchmark Results"; MLPerf training rules 4.0 for resnet)."""
+
+
+@dataclass(frozen=True)
+class RunScore:
+    """One run. ``seconds``: run_stop − run_start, None where the log lacks one; ``without_staging_s``: that
+    less the staging inside it. ``epochs_to_target`` counts from 1. ``why``: why it did not converge.
+    ``dropped``: why it is left out of the score."""
+
+    path: Path
+    seconds: float | None
+    without_staging_s: float | None
+    converged: bool
+    epochs_to_target: int | None
+    why: str = ""
+    dropped: str = ""
+
+
+@dataclass(frozen=True)
+class Strong:
+    """Time to solution in minutes, with what it was made of. ``why`` says why there is none.
+
+    ``mean``, ``spread`` (sample standard deviation) and ``ci95`` (Student's t interval of the mean) describe
+    all runs that converged, in minutes, also those that the score drops; None where there are too few.
+    """
+
+    minutes: float | None
+    without_staging_minutes: float | None
+    runs: tuple[RunScore, ...]
+    mean: float | None
+    spread: float | None
+    ci95: tuple[float, float] | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Weak:
+    """Throughput: the tuple (T, S, M', TTTa) of MLPerf HPC training rules 3.0, "Throughput".
+
+    ``T`` and ``S``: compute units (accelerators, or nodes where there are none) used in all and by one
+    instance; ``M``: the instances that count (M'); ``minutes``: TTTa; ``without_staging_minutes``: TTTa as if
+    the clock of every instance began when it had staged. ``runs``: every instance, also the pruned. ``why``
+    says why there is no score; M is then still the number of instances that could count.
+    """
+
+    T: int | None
+    S: int | None
+    M: int
+    minutes: float | None
+    without_staging_minutes: float | None
+    runs: tuple[RunScore, ...]
+    why: str = ""
+
+
+def score_run(log: Log, target: Target) -> RunScore:
+    """Whether and how fast the run of ``log`` met ``target``."""
+    run = log.run
+    if run is None:
+        missing = next((key for key in ("run_start", "run_stop") if not log.first(key)), "run_stop")
+        return RunScore(log.path, None, None, False, None, f"no {missing}: the run did not end")
+    without = run.seconds - staged_s(log)
+    if not 0 < run.seconds < math.inf:
+        why = f"run_stop − run_start is {run.seconds:.3f} s: a clock was set back"
+        return RunScore(log.path, run.seconds, without, False, None, why)
+    evaluations = log.evaluations(target.metric)
+    met = next((e for e in evaluations if target.met_by(e.value)), None)
+    if met is None:
+        why = f"no {target.metric} inside the run"
+        if evaluations:
+            worth = [e.value for e in evaluations if not math.isnan(e.value)]
+            best = (max if target.higher_is_better else min)(worth, default=math.nan)
+            why = f"the best of {len(evaluations)} {target.metric} is {best:.6g}, not {target.value:g}"
+        return RunScore(log.path, run.seconds, without, False, None, why)
+    epoch = None if met.epoch is None else met.epoch + 1 - log.first_epoch
+    return RunScore(log.path, run.seconds, without, True, epoch)
+
+
+def staged_s(log: Log) -> float:
+    """Seconds of the run in which staging was going on; staging before run_start is not in its time."""
+    if log.run is None:
+        return 0.0
+    total, reached = 0.0, log.run.start_ms
+    for part in sorted(log.staging, key=lambda interval: interval.start_ms):
+        start, stop = max(part.start_ms, reached), min(part.stop_ms, log.run.stop_ms)
+        if stop > start:
+            total, reached = total + Interval(start, stop).seconds, stop
+    return total
+
+
+def score_strong(logs: Sequence[Log], target: Target, runs_needed: int) -> Strong:
+    """Time to solution: the fastest and the slowest run are dropped, the rest averaged; one run that did not
+    converge counts as the slowest, two leave no score (MLPerf training rules, "Benchmark Results").
+
+    Without staging the same is done with the times without staging: the fastest run may be another one.
+    """
+    runs = [score_run(log, target) for log in logs]
+    times = [r.seconds / 60 for r in runs if r.converged and r.seconds is not None]
+    missed = len(runs) - len(times)
+    why = ""
+    if len(runs) != runs_needed:
+        why = f"{len(runs)} run{'' if len(runs) == 1 else 's'}; a score is made from {runs_needed}"
+    elif missed > 1:
+        why = f"{missed} of {len(runs)} runs did not converge; one may"
+    mean = statistics.fmean(times) if times else None
+    spread = statistics.stdev(times) if len(times) > 1 else None
+    ci95 = _t_interval(times)
+    if why:
+        return Strong(None, None, tuple(runs), mean, spread, ci95, why)
+    ranked = sorted(runs, key=lambda r: (not r.converged, r.seconds or 0.0))
+    ranked[0] = replace(ranked[0], dropped="fastest")
+    ranked[-1] = replace(ranked[-1], dropped="slowest" if ranked[-1].converged else "did not converge")
+    dropped = {r.path: r for r in (ranked[0], ranked[-1])}
+    without = sorted(r.without_staging_s if r.converged else math.inf for r in runs)  # type: ignore[type-var]
+    return Strong(
+        statistics.fmean(r.seconds or 0.0 for r in ranked[1:-1]) / 60,
+        statistics.fmean(s or 0.0 for s in without[1:-1]) / 60,
+        tuple(dropped.get(r.path, r) for r in runs),
+        mean,
+        spread,
+        ci95,
+    )
+
+
+def score_weak(
+    logs: Sequence[Log],
+    target: Target,
+    runs_needed: int,
+    total_scale: int | None = None,
+    pruned: Sequence[Log] = (),
+) -> Weak:
+    """Throughput over the instances ``logs``; ``pruned`` are those that the submitter has taken out.
+
+    Instances that did not converge do not count, nor do all but the first of those with one seed. Without
+    ``total_scale`` (T, from the system description) all instances are taken to have run at once: T = M · S.
+    """
+    runs = []
+    first_of: dict[str, Path] = {}
+    for log in logs:
+        run, seed = score_run(log, target), log.value("seed")
+        if not run.converged:
+            run = replace(run, dropped="did not converge")
+        elif seed is not None and first_of.setdefault(str(seed), log.path) != log.path:
+            run = replace(run, dropped=f"seed {seed} again")
+        runs.append(run)
+    runs += [replace(score_run(log, target), dropped="pruned") for log in pruned]
+    kept = [log for log, run in zip(logs, runs, strict=False) if not run.dropped]
+    scales = {instance_scale(log) for log in (*logs, *pruned)}
+    scale = next(iter(scales)) if len(scales) == 1 else None
+    if total_scale is None and scale is not None:
+        total_scale = scale * len(runs)
+    why = ""
+    if len(scales - {None}) > 1:
+        why = f"instances of different scales: {', '.join(map(str, sorted(s for s in scales if s)))}"
+    elif scale is None:
+        why = "no instance scale: number_of_nodes and accelerators_per_node are not in every log"
+    elif len(kept) < runs_needed:
+        why = f"{len(kept)} instance{'' if len(kept) == 1 else 's'} that count; {runs_needed} are needed"
+    if why:
+        return Weak(total_scale, scale, len(kept), None, None, tuple(runs), why)
+    intervals = [log.run for log in kept if log.run]
+    stop = max(run.stop_ms for run in intervals)
+    start = min(run.start_ms for run in intervals)
+    staged = min(log.run.start_ms + 1e3 * staged_s(log) for log in kept if log.run)
+    return Weak(
+        total_scale, scale, len(kept), (stop - start) / 60e3, (stop - staged) / 60e3, tuple(runs), why
+    )
+
+
+def instance_scale(log: Log) -> int | None:
+    """Compute units of one run: accelerators, or nodes where a node has none; None: the log does not say."""
+    nodes, accelerators = log.value("number_of_nodes"), log.value("accelerators_per_node")
+    try:
+        return int(nodes) * max(int(accelerators), 1)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _t_interval(times: Sequence[float]) -> tuple[float, float] | None:
+    """95% interval of the mean of ``times`` (Student's t, n − 1 degrees of freedom)."""
+    if len(times) < 2:
+        return None
+    from scipy.special import stdtrit  # the quantile alone: scipy.stats takes a second to import
+
+    mean = statistics.fmean(times)
+    half = float(stdtrit(len(times) - 1, 0.975)) * statistics.stdev(times) / math.sqrt(len(times))
+    return mean - half, mean + half

@@ -1,0 +1,130 @@
+"""The description of a system that goes with a submission: what the machine and Slurm tell, in the official
+fields, and by name what they do not tell.
+
+Fields and which of them need an answer: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
+"<system_desc_id>.json metadata"); the same names are required by mlperf-logging 4.1.68, system_desc_checker.
+Nothing is guessed: a field is read from a file or a tool of the system, given by the user, or empty.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.files import atomic
+from mlhpc.errors import UserError, did_you_mean
+
+REQUIRED = (
+    "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
+    "host_processor_model_name", "host_processor_core_count", "host_memory_capacity", "host_storage_type",
+    "host_storage_capacity", "host_networking", "host_networking_topology", "host_memory_configuration",
+    "accelerators_per_node", "accelerator_model_name", "accelerator_host_interconnect",
+    "accelerator_memory_configuration", "accelerator_memory_capacity", "accelerator_interconnect", "cooling",
+    "framework", "other_software_stack", "operating_system",
+)  # fmt: skip
+"""Fields that need a meaningful answer."""
+OPTIONAL = (
+    "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches",
+    "host_processor_interconnect", "accelerator_frequency", "accelerator_on-chip_memories",
+    "accelerator_interconnect_topology", "hw_notes", "sw_notes",
+)  # fmt: skip
+"""Fields that have to be there and may be empty."""
+EXTRA = ("system_type", "host_network_card_count")
+"""Fields of the rules that the checker does not ask for: written where the user gives them."""
+ORDER = (
+    "submitter", "division", "system_type", "status", "system_name", "number_of_nodes",
+    "host_processors_per_node", "host_processor_model_name", "host_processor_core_count",
+    "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches",
+    "host_processor_interconnect", "host_memory_capacity", "host_storage_type", "host_storage_capacity",
+    "host_networking", "host_network_card_count", "host_networking_topology", "host_memory_configuration",
+    "accelerators_per_node", "accelerator_model_name", "accelerator_host_interconnect",
+    "accelerator_frequency", "accelerator_on-chip_memories", "accelerator_memory_configuration",
+    "accelerator_memory_capacity", "accelerator_interconnect", "accelerator_interconnect_topology",
+    "cooling", "hw_notes", "framework", "other_software_stack", "operating_system", "sw_notes",
+)  # fmt: skip
+"""All fields as the published descriptions order them."""
+NOTES = ("hw_notes", "sw_notes")  # free text: nobody is asked for it
+
+CHOICES = {
+    "division": "closed or open",
+    "status": '"Available on-premise", "Available cloud", "Preview" or '
+    '"Research, Development, or Internal (RDI)"',
+}
+"""What fields of a few values may say (mlperf-logging, system_desc_checker)."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """``fields``: all official fields in order, empty where not known. ``missing``: those that need an answer
+    and have none, with what is known about them. ``open``: those that may stay empty."""
+
+    fields: dict[str, Any]
+    missing: dict[str, str]
+    open: tuple[str, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(self.fields, indent=2, ensure_ascii=False) + "\n"
+
+
+def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> Description:
+    """The description of a system of ``nodes``, with what the user has ``given`` laid over it. A field in which
+    the nodes differ is not known. Of each node: :func:`~mlhpc.submission.system.node.node_facts`."""
+    found: dict[str, Any] = {}
+    hints = CHOICES | {key: hint for node in nodes for key, hint in node["hints"].items()}
+    for key in ORDER:
+        values = {json.dumps(node["fields"].get(key, "")) for node in nodes}
+        if len(values) == 1:
+            found[key] = json.loads(values.pop())
+        else:
+            hints[key] = "the nodes differ: " + "; ".join(sorted(values)[:4])
+    if found.get("number_of_nodes") == "1":  # as each node knows itself without Slurm
+        found["number_of_nodes"] = str(len(nodes))
+    fields = {key: given.get(key, found.get(key, "")) for key in ORDER if key not in EXTRA or key in given}
+    if fields["number_of_nodes"] == "1":
+        fields["host_networking_topology"] = fields["host_networking_topology"] or "N/A"
+    missing = {key: hints.get(key, "") for key in REQUIRED if not fields[key]}
+    still_open = tuple(key for key in OPTIONAL if not fields[key] and key not in NOTES)
+    return Description(fields, missing, still_open)
+
+
+def given_fields(settings: Iterable[str]) -> dict[str, str]:
+    """``key=value`` settings as fields. Raises UserError for a key that is no official field."""
+    given = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        key, value = key.strip(), value.strip()
+        if not equals or not value:
+            raise UserError(f"--set {setting!r} is not of the form field=value, such as cooling=Water-cooled")
+        if key not in ORDER:
+            raise UserError(f"no field {key!r} in a system description; {did_you_mean(key, ORDER)}")
+        if key == "division" and value not in ("closed", "open"):
+            raise UserError(f"--set division={value}: a division is closed or open")
+        given[key] = value
+    return given
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The fields of a system description. Raises UserError when it is no JSON object."""
+    try:
+        fields = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"{path}: {error.strerror}; make one with: mlhpc doctor --system --out {path}"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {error}; mend it, or make it again") from None
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} is no system description: give a JSON object with the official fields")
+    return fields
+
+
+def write(description: Description, path: Path) -> None:
+    """Write the JSON. Raises UserError when the place cannot be written, or holds something already."""
+    if path.exists():
+        raise UserError(f"{path} is there already; choose another --out, or move it away")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(path, description.to_json().encode())
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from None

@@ -1,0 +1,341 @@
+"""The three loaders: the same batches, each sample exactly once, nothing left behind, errors in one line."""
+
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.deepcam_files import (
+    CHANNELS,
+    COLUMNS,
+    ROWS,
+    SHAPE,
+    as_the_reference_reads,
+    fields,
+    make_data_set,
+    write_sample,
+)
+from rich.console import Console
+
+from mlhpc.common.data.sharding import Pool, train_batches
+from mlhpc.common.files.filesystem import FileSystem
+from mlhpc.common.pytorch import workers
+from mlhpc.common.ranks.world import Solo
+from mlhpc.deepcam.data import bench as bench_module
+from mlhpc.deepcam.data import loader as data_module
+from mlhpc.deepcam.data.convert import convert
+from mlhpc.deepcam.data.hdf5 import read_statistics
+from mlhpc.deepcam.data.loader import Loader
+from mlhpc.deepcam.data.sample import list_samples
+from mlhpc.errors import UserError
+
+LOADERS = ("threads", "workers", "dali")
+STARTED = set()
+
+
+@pytest.fixture(scope="module")
+def data_set(tmp_path_factory):
+    return make_data_set(tmp_path_factory.mktemp("deepcam") / "h5")
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A data set to spoil."""
+    return make_data_set(tmp_path / "own")
+
+
+def open_loader(root, loader="threads", ranks=1, place=0, batch=2, **more):
+    train, validation = list_samples(root / "train"), list_samples(root / "validation")
+    return Loader(
+        train,
+        validation,
+        Pool(len(train), ranks),
+        Pool(len(validation), ranks),
+        place=place,
+        sample_shape=SHAPE,
+        statistics=read_statistics(root, CHANNELS),
+        local_batch=batch,
+        eval_batch=batch,
+        steps=len(train) // (ranks * batch),
+        seed=5,
+        loader=loader,
+        **more,
+    )
+
+
+def expected(paths, root):
+    """[b, 16, rows, columns] and [b, rows, columns] of these files, as the reference would make them."""
+    pairs = [as_the_reference_reads(path, root / "stats.h5") for path in paths]
+    return np.stack([x.transpose(2, 0, 1) for x, _ in pairs]), np.stack([y for _, y in pairs])
+
+
+def same(batches, others):
+    pairs = zip(batches, others, strict=True)
+    return all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["h5", "npy"])
+@pytest.mark.parametrize("loader", LOADERS)
+def test_batches_are_the_references_values_in_the_planned_order(data_set, tmp_path, loader, layout):
+    root = data_set
+    if layout == "npy":
+        convert(data_set, root := tmp_path / "npy", False, Solo(), 1)
+    made = open_loader(root, loader)
+    for epoch in (0, 1):
+        order = train_batches(Pool(6, 1), 0, 2, 3, seed=5, epoch=epoch)
+        batches = list(made.train_epoch(epoch))
+        assert len(batches) == 3
+        for step, (x, y) in enumerate(batches):
+            files = [data_set / "train" / f"data-{i:04d}.h5" for i in order[step]]
+            assert [p.stem for p in made.files_of(epoch, step)] == [p.stem for p in files]
+            want_x, want_y = expected(files, data_set)
+            assert x.dtype == torch.float32 and y.dtype == torch.uint8
+            assert x.is_contiguous(memory_format=torch.channels_last) and y.is_contiguous()
+            assert np.array_equal(x.numpy(), want_x) and np.array_equal(y.numpy(), want_y)
+    evaluated = list(made.evaluation())
+    assert [len(x) for x, _ in evaluated] == [2, 2, 1]
+    want_x, want_y = expected(list_samples(data_set / "validation"), data_set)
+    assert np.array_equal(torch.cat([x for x, _ in evaluated]).numpy(), want_x)
+    assert np.array_equal(torch.cat([y for _, y in evaluated]).numpy(), want_y)
+    read = [p for p in root.glob("train/*")] * 2 + [p for p in root.glob("validation/*")]
+    assert made.bytes_read == sum(path.stat().st_size for path in read)
+
+
+@pytest.mark.parametrize("readers", [1, 2, 4])
+@pytest.mark.parametrize("loader", LOADERS)
+def test_every_loader_with_any_readers_gives_the_bytes_of_one_thread(data_set, loader, readers):
+    one = open_loader(data_set, "threads", batch=1, readers=1, batches_ahead=1)
+    many = open_loader(data_set, loader, batch=1, readers=readers, batches_ahead=readers)
+    assert same(list(one.train_epoch(3)), list(many.train_epoch(3)))
+    assert same(list(one.evaluation()), list(many.evaluation()))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_train_on_the_batches_of_one_rank(data_set, ranks):
+    together = open_loader(data_set, batch=ranks).train_epoch(0)
+    apart = [open_loader(data_set, ranks=ranks, place=r, batch=1).train_epoch(0) for r in range(ranks)]
+    for (x, y), *parts in zip(together, *apart, strict=True):
+        assert torch.equal(x, torch.cat([part[0] for part in parts]))
+        assert torch.equal(y, torch.cat([part[1] for part in parts]))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+def test_every_sample_is_evaluated_once_whatever_the_ranks(data_set, ranks):
+    seen = Counter()
+    for place in range(ranks):
+        for x, _ in open_loader(data_set, ranks=ranks, place=place, batch=1).evaluation():
+            seen.update(sample.numpy().tobytes() for sample in x)
+    wanted = Counter(expected([p], data_set)[0][0].tobytes() for p in list_samples(data_set / "validation"))
+    assert seen == wanted
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_tensors_are_the_callers_to_keep(data_set, loader):
+    """Even where all that is kept is a view of a batch whose memory might be used again."""
+    made = open_loader(data_set, loader, batch=1, batches_ahead=1)
+    kept = [(x[:, 3:5, 4], y[0]) for epoch in range(3) for x, y in made.train_epoch(epoch)]
+    gc.collect()
+    for epoch in range(3):
+        for x, y in made.train_epoch(epoch):
+            a, b = kept.pop(0)
+            assert torch.equal(a, x[:, 3:5, 4]) and torch.equal(b, y[0])
+
+
+def test_memory_is_used_again_once_let_go(data_set):
+    made = open_loader(data_set, batch=1, batches_ahead=1)
+    places = {x.data_ptr() for epoch in range(3) for x, _ in made.train_epoch(epoch)}
+    assert len(places) <= 4  # of 18 batches: one ahead, one being read, one in hand, and the one before
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch):
+    """Notes the processes that are started here, the workers, also those that have ended since."""
+    start = multiprocessing.process.BaseProcess.start
+
+    def noting(process):
+        start(process)
+        STARTED.add(process.pid)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", noting)
+
+
+def left_behind():
+    """Reader threads, worker processes, and shared memory: named in /dev/shm, or mapped without a name."""
+    mapped = re.findall(r"/dev/shm/torch_\S+", Path("/proc/self/maps").read_text())
+    return (
+        {thread.name for thread in threading.enumerate() if thread.name.startswith("reader")}
+        | {child.pid for child in multiprocessing.active_children()}
+        | {name for name in os.listdir("/dev/shm") if is_ours(name)}
+        | set(mapped)
+    )
+
+
+def is_ours(name):
+    """Whether this process or a worker of its named this shared memory: torch_PID_RANDOM_NUMBER. Other
+    tests, in other processes, have theirs in the same folder."""
+    found = re.fullmatch(r"torch_(\d+)_.*", name)
+    return found is not None and int(found[1]) in STARTED | {os.getpid()}
+
+
+def require_nothing_left(before):
+    """Within a while: a queue's thread lives a moment longer than the queue."""
+    deadline = time.monotonic() + 20
+    while (left := left_behind() - before) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    assert not left
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "read to the end", "raised at"])
+@pytest.mark.parametrize("loader", LOADERS)
+def test_an_iterator_leaves_nothing_behind(data_set, loader, how):
+    before = left_behind()
+    batches = open_loader(data_set, loader, batch=1).train_epoch(0)
+    next(batches)
+    assert left_behind() - before, "while it reads, there is something to leave behind"
+    if how == "closed":
+        batches.close()
+    elif how == "dropped":
+        del batches
+    elif how == "read to the end":
+        list(batches)
+    else:
+        with pytest.raises(ZeroDivisionError):
+            for _batch in batches:
+                raise ZeroDivisionError
+        del batches, _batch
+    require_nothing_left(before)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_bad_file_is_one_line_from_the_iterator(own, loader):
+    x = fields(2)
+    x[30, 2, 8] = np.nan
+    bad = write_sample(own / "train" / "data-0002.h5", 2, x)
+    before = left_behind()
+    with pytest.raises(UserError) as raised:
+        list(open_loader(own, loader).train_epoch(0))
+    assert str(raised.value).startswith(f"{bad}: climate/data is nan in channel 8 (T200) at row 30, column 2")
+    assert "\n" not in str(raised.value)
+    del raised
+    require_nothing_left(before)
+    assert len(list(open_loader(own, loader).evaluation())) == 3  # the rest of the data set is sound
+
+
+# Threads: the cache
+
+
+def test_cached_samples_are_read_once_and_served_unchanged(own):
+    plain = open_loader(own)
+    wanted = [batch for epoch in (0, 1, 2) for batch in plain.train_epoch(epoch)], list(plain.evaluation())
+    size = sum(path.stat().st_size for path in own.glob("*/*.h5"))
+    made = open_loader(own, cache=True)
+    first = list(made.train_epoch(0)), list(made.evaluation())
+    assert made.bytes_read == size
+    for x, _ in first[0]:
+        x.zero_()  # the caller's to change
+    for path in own.glob("*/*.h5"):
+        path.unlink()
+    later = [batch for epoch in (1, 2) for batch in made.train_epoch(epoch)], list(made.evaluation())
+    assert same(later[0], wanted[0][3:]) and same(later[1], wanted[1])
+    assert made.bytes_read == size
+
+
+def test_a_cache_that_cannot_fit_is_refused_before_it_fills(data_set, monkeypatch):
+    sample = ROWS * COLUMNS * (16 * 4 + 1)
+    monkeypatch.setattr(data_module, "memory_left", lambda: 2 * 11 * sample - 1)
+    assert len(list(open_loader(data_set, cache=True).train_epoch(0))) == 3
+    with pytest.raises(UserError, match=r"loading\.cache needs .* for 11 samples of 2 ranks on this node"):
+        next(open_loader(data_set, cache=True, ranks_on_node=2).train_epoch(0))
+
+
+@pytest.mark.parametrize("loader", ["workers", "dali"])
+def test_the_cache_is_for_threads(data_set, loader):
+    with pytest.raises(UserError, match=r"set loading\.loader=threads"):
+        open_loader(data_set, loader, cache=True)
+
+
+# Workers: shared memory, processes
+
+
+def test_too_little_shared_memory_is_found_before_a_worker_dies_of_it(data_set, monkeypatch):
+    batch = 2 * ROWS * COLUMNS * (16 * 4 + 1)
+
+    def shared(path: Path) -> FileSystem:
+        return FileSystem("tmpfs", path, True, free)
+
+    monkeypatch.setattr(workers, "filesystem_of", shared)
+    free = 3 * batch
+    assert len(list(open_loader(data_set, "workers").train_epoch(0))) == 3
+    free = 3 * batch - 1
+    with pytest.raises(UserError, match=r"^/dev/shm: [\d.]+ MiB free, .* hand over 3 batches"):
+        next(open_loader(data_set, "workers").train_epoch(0))
+
+
+@pytest.mark.parametrize("read_ahead", [False, True])
+def test_a_killed_worker_is_told(data_set, read_ahead):
+    before = left_behind()
+    batches = open_loader(data_set, "workers", batch=1, readers=1, batches_ahead=1).train_epoch(0)
+    next(batches)
+    (worker,) = {child.pid for child in multiprocessing.active_children()} - before
+    if read_ahead:
+        time.sleep(1)  # what it has read then waits for a process that is gone
+    Path(f"/dev/shm/torch_{worker}_1_1").touch()  # as one that is killed before it can take the name away
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(UserError, match="a worker process was lost") as raised:
+        list(batches)
+    assert "\n" not in str(raised.value)
+    del raised
+    require_nothing_left(before)
+
+
+# DALI
+
+
+def test_workers_end_when_the_run_that_reads_from_them_is_killed(data_set):
+    """As when the loss of another rank ends a rank at once. What they inherit of it, its output, closes then."""
+    program = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from pathlib import Path
+from numeric.deepcam.data.test_loader import open_loader
+batches = open_loader(Path({str(data_set)!r}), "workers").train_epoch(0)
+next(batches)
+print("reading", flush=True)
+time.sleep(600)
+"""
+    run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert run.stdout and run.stdout.readline() == "reading\n"
+    run.kill()
+    run.communicate(timeout=60)  # not before the last process that holds the pipe has ended
+
+
+def test_dali_that_is_not_there_is_one_line(data_set, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    with pytest.raises(UserError, match=r"pip install 'mlhpc\[dali\]', or set loading\.loader=threads"):
+        next(open_loader(data_set, "dali").train_epoch(0))
+
+
+# The comparison
+
+
+def test_bench_has_a_row_of_each_loader(data_set, monkeypatch):
+    monkeypatch.setattr(bench_module, "WAYS", ("threads", "workers"))  # a process each: two are enough
+    console = Console(record=True, width=120, file=open(os.devnull, "w"))
+    bench_module.bench(data_set, samples=4, batch=2, workers=1, rounds=1, evict=False, console=console)
+    table = console.export_text()
+    for way in ("threads", "workers"):
+        (row,) = [line for line in table.splitlines() if line.startswith(f"│ {way} ")]
+        rate = float(row.split("│")[2])
+        assert rate > 0
+    assert "4 samples [32, 48, 16]" in table

@@ -1,0 +1,112 @@
+"""Two ranks over Horovod and over torch.distributed, from every launcher that needs no cluster, and how they
+end when one is lost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks.need import need
+
+PROGRAM = Path(__file__).parents[2] / "ranks" / "program.py"
+LOCAL = [sys.executable, "-c", "import sys; from mlhpc.common.ranks.local import run_local; "
+         "sys.exit(run_local(2, [sys.executable, *sys.argv[1:]]))"]  # fmt: skip
+
+
+FRAMEWORKS = pytest.mark.parametrize("framework", ["horovod", "torch"])
+
+
+def run(launcher, *how, framework="horovod", env=None):
+    """The program under ``launcher``, which ends within a minute and a half whatever happens."""
+    python = [] if launcher is LOCAL else [sys.executable]
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "ROLL_CALL_S": "30", "FRAMEWORK": framework}
+    bin_first = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(
+        [*launcher, *python, PROGRAM, *how],
+        env=os.environ | quiet | bin_first | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+@FRAMEWORKS
+def test_collectives_of_two_local_ranks(framework):
+    done = run(LOCAL, "well", framework=framework)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0/2 node 0/1 by mlhpc is done" in done.stdout
+    assert "[rank 1] rank 1/2 node 0/1 by mlhpc is done" in done.stderr
+
+
+@FRAMEWORKS
+def test_gradients_variables_and_groups_are_those_of_all_ranks(framework):
+    done = run(LOCAL, "gradients", framework=framework)
+    assert done.returncode == 0, done.stderr
+
+
+@FRAMEWORKS
+@pytest.mark.parametrize(
+    ("how", "who", "reason"),
+    [
+        ("kill", "0", "killed or crashed"),
+        ("kill", "1", "killed or crashed"),
+        ("raise", "1", "ValueError: sample 7 is not finite"),
+        ("leave", "1", "killed or crashed"),  # ends in order but for its word to the others
+    ],
+)
+def test_a_lost_rank_ends_the_other_and_is_named(framework, how, who, reason):
+    done = run(LOCAL, how, who, framework=framework)
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    line = f"rank {who} on {os.uname().nodename} was lost in phase 'epoch 2': {reason}"
+    assert said.count(f"mlhpc: {line}") == 1, said
+    assert said.count(f"callback: {line}") == 1, said
+
+
+def test_a_rank_that_does_not_come_is_named():
+    done = run(LOCAL, "absent", env={"ROLL_CALL_S": "3"})
+    assert done.returncode == 2 and "rank 1 of 2 did not come within 3 s" in done.stderr
+
+
+def test_a_horovod_that_cannot_see_the_launcher_does_not_run_as_one_rank():
+    """What a process sees in a container whose MPI is not the launcher's: Intel MPI's variables here."""
+    alone = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+    done = run([], "well", env=alone | {"OMPI_ALLOW_RUN_AS_ROOT": "1"})
+    assert done.returncode == 2, done.stderr
+    assert "rank 0 of 1" in done.stderr or "built with MPI" in done.stderr
+
+
+@pytest.mark.parametrize(("how", "status"), [("well", 0), ("kill", 1)])
+def test_horovodrun(how, status):
+    done = run([Path(sys.executable).with_name("horovodrun"), "--gloo", "-np", "2"], how)
+    assert bool(done.returncode) == bool(status), done.stderr
+    said = "by horovodrun is done" if how == "well" else "was lost in phase 'epoch 2'"
+    assert said in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("how", "status"), [("well", 0), ("kill", 1)])
+def test_torchrun(how, status):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run([*torchrun, "--no-python"], how, framework="torch")
+    assert bool(done.returncode) == bool(status), done.stderr
+    said = "rank 1/2 node 0/1 by torchrun is done" if how == "well" else "was lost in phase 'epoch 2'"
+    assert said in done.stdout + done.stderr
+
+
+def test_horovodrun_cannot_start_torch():
+    done = run(
+        [Path(sys.executable).with_name("horovodrun"), "--gloo", "-np", "2"], "well", framework="torch"
+    )
+    assert done.returncode != 0 and "horovodrun starts Horovod" in done.stdout + done.stderr
+
+
+@FRAMEWORKS
+@pytest.mark.system
+@pytest.mark.parametrize(("how", "status"), [("well", 0), ("kill", 1)])
+def test_mpirun(framework, how, status):
+    need("mpirun")
+    done = run(["mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"], how, framework=framework)
+    assert bool(done.returncode) == bool(status), done.stderr
+    said = "rank 1/2 node 0/1 by mpirun is done" if how == "well" else "was lost in phase 'epoch 2'"
+    assert said in done.stdout + done.stderr

@@ -1,0 +1,261 @@
+"""The loader on files in the official layout: what it hands out, in which order, and what bad files do."""
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mlhpc.common.data.sharding import Pool, steps_per_epoch
+from mlhpc.common.formats.tfrecord import encode_example, write_records
+from mlhpc.cosmoflow.data.augment import SYMMETRIES, draw, turned
+from mlhpc.cosmoflow.data.loader import Loader, list_samples, read_sample
+from mlhpc.errors import UserError
+
+SHAPE = (6, 6, 6, 4)
+
+
+def sample(index):
+    """A sample that is known by its index: ``y[0]`` and ``x[0, 0, 0, 0]`` hold it."""
+    rng = np.random.default_rng(index)
+    x = rng.integers(0, 32767, SHAPE).astype(np.int16)
+    x[0, 0, 0, 0] = index
+    return x, np.append(index, rng.uniform(-1, 1, 3)).astype(np.float32)
+
+
+def write(path, x, y, gzip=False):
+    write_records(path, [encode_example(x, y)], gzip)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Eleven samples, plain and GZIP in turn."""
+    for index in range(11):
+        write(tmp_path / f"univ_ics_{index:03}.tfrecord", *sample(index), gzip=index % 2 == 1)
+    (tmp_path / "manifest.json").write_text("{}")
+    return tmp_path
+
+
+def loader(folder, ranks=1, place=0, **options):
+    files = list_samples(folder)
+    pool = Pool(len(files), ranks)
+    local_batch = options.pop("local_batch", 2)
+    options = {
+        "sample_shape": SHAPE,
+        "targets": 4,
+        "local_batch": local_batch,
+        "eval_batch": 3,
+        "steps": steps_per_epoch([pool], local_batch),
+        "seed": 7,
+    } | options
+    return Loader(files, files, pool, pool, place, **options)
+
+
+def readers_left():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
+
+
+@pytest.mark.parametrize("readers", [1, 5])
+def test_every_sample_arrives_as_it_was_written(folder, readers):
+    xs, ys = zip(*loader(folder, readers=readers).evaluation(), strict=True)
+    assert [len(x) for x in xs] == [3, 3, 3, 2]
+    assert xs[0].dtype == np.int16 and ys[0].dtype == np.float32
+    for index, (x, y) in enumerate(zip(np.concatenate(xs), np.concatenate(ys), strict=True)):
+        expected_x, expected_y = sample(index)
+        np.testing.assert_array_equal(x, expected_x)
+        np.testing.assert_array_equal(y, expected_y)
+
+
+def test_training_epochs_are_shuffled_and_x_and_y_stay_together(folder):
+    it = loader(folder)
+    orders = []
+    for epoch in (0, 1, 0):
+        x, y = map(np.concatenate, zip(*it.train_epoch(epoch), strict=True))
+        np.testing.assert_array_equal(x[:, 0, 0, 0, 0], y[:, 0])
+        orders.append(y[:, 0].tolist())
+    assert len(set(orders[0])) == len(orders[0]) == 10
+    assert orders[0] == orders[2] != orders[1]
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_two_ranks_train_on_the_batches_of_one(folder, augment):
+    (alone,) = (list(loader(folder, local_batch=4, augment=augment).train_epoch(3)),)
+    shares = [list(loader(folder, 2, place, augment=augment).train_epoch(3)) for place in range(2)]
+    assert len(alone) == 2
+    for whole, *parts in zip(alone, *shares, strict=True):
+        for array, *halves in zip(whole, *parts, strict=True):
+            np.testing.assert_array_equal(array, np.concatenate(halves))
+
+
+def test_bytes_read_are_those_of_the_files(folder):
+    it = loader(folder)
+    for _ in it.evaluation():
+        pass
+    everything = sum(path.stat().st_size for path in folder.glob("*.tfrecord"))
+    assert it.bytes_read == everything
+    order = [int(y[0]) for _, ys in it.train_epoch(0) for y in ys]
+    used = sum((folder / f"univ_ics_{index:03}.tfrecord").stat().st_size for index in order)
+    assert it.bytes_read == everything + used
+
+
+def test_batches_are_the_callers_to_keep(folder):
+    kept = list(loader(folder, batches_ahead=1).evaluation())
+    assert not any(np.shares_memory(a[0], b[0]) for a, b in itertools.combinations(kept, 2))
+
+
+def test_readers_work_no_more_than_so_many_batches_ahead(folder):
+    it = loader(folder, local_batch=1, batches_ahead=2, readers=4)
+    batches = it.train_epoch(0)
+    next(batches)
+    order = [int(y[0][0]) for _, y in loader(folder, local_batch=1).train_epoch(0)]
+    time.sleep(0.2)  # readers that would run on have had the time to
+    for index in order[3:]:
+        (folder / f"univ_ics_{index:03}.tfrecord").unlink()
+    next(batches), next(batches)
+    with pytest.raises(UserError, match=f"univ_ics_{order[3]:03}"):
+        list(batches)
+
+
+def test_an_iterator_that_is_dropped_stops_its_readers(folder):
+    batches = loader(folder, local_batch=1).train_epoch(0)
+    next(batches)
+    assert readers_left()
+    batches.close()
+    assert not readers_left()
+
+
+def test_a_folder_is_listed_by_name_and_cut_to_the_number_wanted(folder):
+    assert [path.name for path in list_samples(folder, 3)] == [f"univ_ics_00{i}.tfrecord" for i in range(3)]
+    assert len(list_samples(folder)) == 11
+
+
+def test_missing_samples_are_the_users_error(folder, tmp_path):
+    with pytest.raises(UserError, match=rf"{folder}: 12 .* are needed, it has 11"):
+        list_samples(folder, 12)
+    with pytest.raises(UserError, match=r"nowhere: no such directory"):
+        list_samples(tmp_path / "nowhere")
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def missing(path):
+    path.unlink()
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def two_records(path):
+    write_records(path, [encode_example(*sample(0))] * 2, gzip=False)
+
+
+def other_shape(path):
+    write(path, np.zeros((4, 6, 6, 4), np.int16), sample(0)[1])
+
+
+def other_targets(path):
+    write(path, sample(0)[0], np.zeros(3, np.float32))
+
+
+def floats(path):
+    write_records(path, [encode_example(sample(0)[0], sample(0)[1]).replace(b"x", b"z", 1)], gzip=False)
+
+
+@pytest.mark.parametrize("index", [4, 5], ids=["plain", "gzip"])
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (truncated, "truncated"),
+        (flipped, "checksum|corrupt|gzip"),
+        (missing, "No such file"),
+        (empty, "0 records|not a TFRecord"),
+        (two_records, "2 records"),
+        (other_shape, r"x has 1152 bytes, but int16 voxels of shape \[6, 6, 6, 4\] are 1728"),
+        (other_targets, "y has 3 values, and the network has 4 targets"),
+        (floats, "missing b?'x'"),
+    ],
+)
+def test_a_bad_file_is_named_and_ends_the_iteration_at_once(folder, harm, message, index):
+    bad = folder / f"univ_ics_{index:03}.tfrecord"
+    it = loader(folder, readers=3)
+    harm(bad)
+    with pytest.raises(UserError, match=message) as caught:
+        list(it.evaluation())
+    assert str(bad) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not readers_left()
+
+
+CUBE = np.random.default_rng(0).integers(0, 1000, (4, 4, 4, 2)).astype(np.int16)
+
+
+def test_there_are_48_different_symmetries_and_the_first_changes_nothing():
+    images = {turned(CUBE, symmetry).tobytes() for symmetry in range(len(SYMMETRIES))}
+    assert len(images) == 48
+    np.testing.assert_array_equal(turned(CUBE, 0), CUBE)
+
+
+def test_the_symmetries_are_a_group():
+    images = {turned(CUBE, symmetry).tobytes() for symmetry in range(48)}
+    for first in range(48):
+        twice = {turned(turned(CUBE, first), second).tobytes() for second in range(48)}
+        assert twice == images  # closed, and each has an inverse: the identity's image is among them
+
+
+def test_a_symmetry_keeps_the_distances_between_voxels_and_their_channels():
+    places = np.stack(np.meshgrid(*[np.arange(4)] * 3, indexing="ij"), axis=-1)
+    rng = np.random.default_rng(1)
+    pairs = rng.integers(0, 4, (20, 2, 3))
+    for symmetry in range(48):
+        image = turned(places, symmetry)  # each voxel holds where it came from
+        for a, b in pairs:
+            before = np.linalg.norm(image[tuple(a)] - image[tuple(b)])
+            assert before == pytest.approx(np.linalg.norm(a - b))
+
+
+@pytest.mark.parametrize("symmetry", [0, 1, 17, 47])
+def test_a_sample_is_turned_while_it_is_read(tmp_path, symmetry):
+    x, y = sample(3)
+    path = tmp_path / "a.tfrecord"
+    write(path, x, y)
+    out_x, out_y = np.empty_like(x), np.empty_like(y)
+    assert read_sample(path, out_x, out_y, symmetry) == path.stat().st_size
+    np.testing.assert_array_equal(out_x, turned(x, symmetry))
+    np.testing.assert_array_equal(out_y, y)
+
+
+def test_augmentation_turns_training_samples_and_no_others(folder):
+    it = loader(folder, local_batch=1, augment=True)
+    for x, y in it.evaluation():
+        for voxels, target in zip(x, y, strict=True):
+            np.testing.assert_array_equal(voxels, sample(int(target[0]))[0])
+    seen = [[turn_of(x[0], int(y[0, 0])) for x, y in it.train_epoch(epoch)] for epoch in (0, 1)]
+    assert all(turn is not None for turns in seen for turn in turns)
+    assert len(set(seen[0])) > 3
+    assert seen[0] != seen[1]
+
+
+def turn_of(voxels, index):
+    """Which symmetry made ``voxels`` of the sample: None when none did."""
+    x = sample(index)[0]
+    return next((s for s in range(48) if np.array_equal(turned(x, s), voxels)), None)
+
+
+def test_symmetries_are_drawn_evenly_and_by_seed_and_epoch():
+    drawn = draw(48_000, seed=1, epoch=2)
+    counts = np.bincount(drawn, minlength=48)
+    assert len(counts) == 48
+    assert np.abs(counts - 1000).max() < 5 * np.sqrt(1000)  # five standard deviations
+    np.testing.assert_array_equal(drawn, draw(48_000, seed=1, epoch=2))
+    assert not np.array_equal(drawn, draw(48_000, seed=1, epoch=3))
+    assert not np.array_equal(drawn, draw(48_000, seed=2, epoch=2))

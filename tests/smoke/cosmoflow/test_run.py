@@ -1,0 +1,278 @@
+"""Whole runs of CosmoFlow on a tiny data set: the record, the ranks, staging, resuming."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from smoke.conftest import mlhpc, mllog, rank_process, result, resumed_after_a_kill, settings, trace, wait_for
+
+from mlhpc.common.files.filesystem import filesystem_of
+
+
+def test_the_parts_add_up_to_time_to_train_and_the_log_says_the_same(one_rank):
+    told = result(one_rank)
+    total = told["time_to_train_s"]
+    assert sum(part or 0 for part in told["breakdown_s"].values()) == pytest.approx(total, rel=0.01)
+    stamps = {r["key"]: r["time_ms"] for r in mllog(one_rank) if r["key"] in ("run_start", "run_stop")}
+    assert (stamps["run_stop"] - stamps["run_start"]) / 1e3 == pytest.approx(total, abs=0.002)
+    assert told["breakdown_s"]["staging"] > 0
+    assert told["time_to_train_without_staging_s"] == pytest.approx(total - told["breakdown_s"]["staging"])
+
+
+def test_staging_lies_between_run_start_and_the_first_epoch(one_rank):
+    keys = [r["key"] for r in mllog(one_rank)]
+    order = [
+        "init_start",
+        "init_stop",
+        "run_start",
+        "staging_start",
+        "staging_stop",
+        "epoch_start",
+        "run_stop",
+    ]
+    assert [keys.index(key) for key in order] == sorted(keys.index(key) for key in order)
+
+
+def test_what_was_staged_is_gone_after_the_run(one_rank):
+    assert result(one_rank)["staging"]["files"] == 27 + 7
+    assert not (one_rank.parent / "stage").exists()
+
+
+def test_check_finds_a_missed_target_and_nothing_else_wrong(one_rank):
+    done = mlhpc("check", one_rank)
+    assert done.returncode == 1
+    assert "0.3" in done.stdout
+
+
+def test_a_run_that_meets_its_target_passes_the_check_but_for_the_official_target(tiny_data, tmp_path):
+    out = tmp_path / "out"
+    done = mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *settings("target.value=9.0"))
+    assert done.returncode == 0, done.stderr
+    assert result(out)["status"] == "success"
+    for ruleset in ("1.0.0", "2.0.0", "3.0.0"):
+        checked = mlhpc("check", out, "--ruleset", ruleset)
+        assert checked.returncode == 0, checked.stdout
+        assert "0.124" in checked.stdout
+
+
+def test_the_official_checker_itself_finds_only_its_own_target_missing(tiny_data, tmp_path):
+    out = tmp_path / "out"
+    mlhpc(
+        "run",
+        "cosmoflow",
+        "--data",
+        tiny_data,
+        "--stage",
+        tmp_path / "s",
+        "--out",
+        out,
+        *settings("target.value=9.0"),
+    )
+    for ruleset in ("1.0.0", "2.0.0", "3.0.0"):
+        command = [
+            "-m",
+            "mlperf_logging.compliance_checker",
+            "--usage",
+            "hpc",
+            "--ruleset",
+            ruleset,
+            out / "run.log",
+        ]
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=tmp_path)
+        said = done.stdout + done.stderr
+        assert "Failed checks for eval_error" in said
+        assert said.count("Failed checks") + said.count("Required ") == 1, said
+
+
+def test_two_ranks_follow_the_trace_of_one(tiny_data, one_rank, tmp_path):
+    out = tmp_path / "out"
+    done = mlhpc(
+        "run", "cosmoflow", "--data", tiny_data, "--out", out, "--seed", 7, "--ranks", 2, *settings()
+    )
+    assert done.returncode == 1, done.stderr
+    assert result(out)["ranks"] == 2
+    assert trace(out) == pytest.approx(trace(one_rank), rel=2e-5)
+    assert (out / "events.rank1.jsonl").exists()
+
+
+def test_a_run_killed_after_an_epoch_resumes_to_the_same_trajectory_and_is_marked(tiny_data, tmp_path):
+    words = ["run", "cosmoflow", "--data", tiny_data, *settings("hyperparameters.dropout=0.5")]
+    out = resumed_after_a_kill(tmp_path, *words, rel=1e-6)
+    for what in (out, out / "run.log"):
+        checked = mlhpc("check", what)
+        assert checked.returncode == 1 and "resumed" in checked.stdout
+
+
+def test_eviction_is_recorded(tiny_data, tmp_path):
+    out = tmp_path / "out"
+    mlhpc(
+        "run", "cosmoflow", "--data", tiny_data, "--out", out, "--evict", *settings("training.max_epochs=1")
+    )
+    on_ram = filesystem_of(tiny_data).is_ram  # where the cache is the file, and nothing can be dropped
+    assert result(out)["source_evicted"] is not on_ram
+    assert next(r["value"] for r in mllog(out) if r["key"] == "cache_clear") is not on_ram
+
+
+def test_resuming_with_other_settings_is_refused(tiny_data, one_rank, tmp_path):
+    done = mlhpc(
+        "run", "cosmoflow", "--data", tiny_data, "--out", tmp_path / "o", "--resume", one_rank, *settings()
+    )
+    assert done.returncode == 2 and "other settings" in done.stderr
+
+
+def test_a_run_ended_from_outside_says_aborted(tiny_data, tmp_path):
+    out = tmp_path / "out"
+    command = ["run", "cosmoflow", "--data", tiny_data, "--out", out, *settings("training.max_epochs=500")]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "mlhpc", *map(str, command)], stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: (out / "run.log").exists() and "eval_error" in (out / "run.log").read_text())
+    run.send_signal(signal.SIGTERM)
+    error = run.communicate(timeout=60)[1]
+    assert run.returncode == 2 and "SIGTERM" in error
+    stops = [r for r in mllog(out) if r["key"] == "run_stop"]
+    assert [r["metadata"]["status"] for r in stops] == ["aborted"]
+    assert result(out)["status"] == "aborted" and result(out)["time_to_train_s"] is None
+
+
+def test_a_killed_rank_ends_the_run_and_is_named(tiny_data, tmp_path):
+    out = tmp_path / "out"
+    command = [
+        "run",
+        "cosmoflow",
+        "--data",
+        tiny_data,
+        "--out",
+        out,
+        "--ranks",
+        2,
+        *settings("training.max_epochs=500"),
+    ]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "mlhpc", *map(str, command)], stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: (out / "run.log").exists() and "eval_error" in (out / "run.log").read_text())
+    os.kill(rank_process(run.pid, 1), signal.SIGKILL)
+    error = run.communicate(timeout=60)[1]
+    assert run.returncode != 0
+    assert "rank 1 on" in error and "epoch" in error
+    stops = [r for r in mllog(out) if r["key"] == "run_stop"]
+    assert [r["metadata"]["status"] for r in stops] == ["aborted"]
+    assert mlhpc("check", out).returncode == 1
+
+
+def test_shards_are_refused_where_nodes_share_the_folder_or_are_one(tiny_data, tmp_path):
+    # One node holds its whole shard: everything. The run is then the same as a replicated one.
+    out = tmp_path / "out"
+    words = ["--data", tiny_data, "--stage", tmp_path / "s", "--out", out, "--ranks", 2, "--seed", 7]
+    done = mlhpc("run", "cosmoflow", *words, *settings("staging.mode=shard", "training.max_epochs=1"))
+    assert done.returncode == 1, done.stderr
+    assert result(out)["staging"]["files"] == 27 + 7
+
+
+@pytest.mark.parametrize(
+    ("break_it", "more", "said"),
+    [
+        (lambda d: next((d / "train").glob("*.tfrecord")).write_bytes(b"\x1f\x8b broken"), [], "data verify"),
+        (lambda d: next((d / "train").glob("*.tfrecord")).unlink(), [], "data verify"),
+        (lambda d: None, ["data.train_samples=99"], "99 are needed"),
+        (lambda d: None, ["hyperparameters.global_batch_size=64"], "cannot fill a step"),
+        (lambda d: None, ["data.sample_shape=[64,64,64,4]"], "data.sample_shape"),
+        (lambda d: None, ["data.sample_shape=[33,33,33,4]"], "multiples of 16"),
+        (lambda d: None, ["network.parameters=5"], "parameters"),
+        (lambda d: shutil.rmtree(d), [], "no such"),
+        (lambda d: None, ["hyperparameters.opt_base_learning_rate=1e30"], "lower the rate"),
+    ],
+)
+def test_bad_input_is_one_line_status_2_and_an_aborted_log(break_it, more, said, tiny_data, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    shutil.copytree(tiny_data, data)
+    break_it(data)
+    done = mlhpc(
+        "run", "cosmoflow", "--data", data, "--stage", tmp_path / "stage", "--out", out, *settings(*more)
+    )
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("mlhpc: ")]
+    assert len(lines) == 1 and said in lines[0], done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("*.part"))
+    if (out / "run.log").exists() and "run_start" in (out / "run.log").read_text():
+        assert mllog(out)[-1]["metadata"]["status"] == "aborted"
+
+
+def test_results_are_never_written_over(tiny_data, one_rank):
+    before = (one_rank / "run.log").read_bytes()
+    done = mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", one_rank, *settings())
+    assert done.returncode == 2 and "another run" in done.stderr
+    assert (one_rank / "run.log").read_bytes() == before
+
+
+def test_two_runs_that_start_at_once_do_not_share_a_folder(tiny_data, tmp_path):
+    words = [
+        "run",
+        "cosmoflow",
+        "--data",
+        tiny_data,
+        "--out",
+        tmp_path / "o",
+        *settings("training.max_epochs=1"),
+    ]
+    command = [sys.executable, "-m", "mlhpc", *map(str, words)]
+    runs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [run.communicate(timeout=120)[1] for run in runs]
+    assert sorted(run.returncode for run in runs) == [1, 2], said
+    assert [r["key"] for r in mllog(tmp_path / "o")].count("run_stop") == 1
+
+
+def test_a_data_set_indexed_again_with_fewer_files_is_not_taken_for_whole(tiny_data, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    for path in sorted((data / "train").iterdir())[:9]:
+        path.unlink()
+    manifest = (data / "manifest.json").read_bytes()
+    assert mlhpc("data", "index", data).returncode == 0
+    again = mlhpc("run", "cosmoflow", "--data", data, "--out", tmp_path / "a", *settings())
+    assert again.returncode == 2 and "18 samples, 27 are needed" in again.stderr
+    # A manifest that claims what its files are not: samples counted, files fewer.
+    claims = json.loads(manifest)
+    claims["files"] = [file for file in claims["files"] if (data / file[0]).exists()]
+    (data / "manifest.json").write_text(json.dumps(claims))
+    claimed = mlhpc("run", "cosmoflow", "--data", data, "--out", tmp_path / "b", *settings())
+    assert claimed.returncode == 2 and "18 sample files" in claimed.stderr
+
+
+def test_a_batch_that_the_ranks_cannot_share(tiny_data, tmp_path):
+    words = ["--data", tiny_data, "--out", tmp_path / "o", "--ranks", 2]
+    done = mlhpc("run", "cosmoflow", *words, *settings("hyperparameters.global_batch_size=9"))
+    assert done.returncode != 0 and "cannot be shared equally" in done.stderr
+
+
+def test_the_data_set_is_not_touched_before_run_start(tiny_data, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    words = ["run", "cosmoflow", "--data", str(data), "--out", str(tmp_path / "out")]
+    words += settings("training.max_epochs=1")
+    program = f"""
+import builtins, os, sys
+from mlhpc.common.timing import runlog
+started = []
+span = runlog.RunLog.span
+def noted(self, name, **tags):
+    started.append(name)
+    return span(self, name, **tags)
+runlog.RunLog.span = noted
+def hook(event, args):
+    touching = event in ("open", "os.listdir", "os.scandir") and str(args[0]).startswith({str(data)!r})
+    if touching and "run" not in started:
+        os.write(2, f"TOUCHED {{args[0]}}\\n".encode())
+sys.addaudithook(hook)
+from mlhpc.cli import main
+sys.exit(main({words!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert "TOUCHED" not in done.stderr

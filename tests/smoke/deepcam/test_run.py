@@ -1,0 +1,229 @@
+"""Whole runs of DeepCAM on a tiny data set: the record, the ranks, staging, resuming, bad input."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from smoke.conftest import climate_settings as settings
+from smoke.conftest import mlhpc, mllog, result, resumed_after_a_kill, trace
+
+from mlhpc.submission.logs.mllog import parse
+from mlhpc.submission.logs.phases import phases
+
+
+@pytest.fixture(scope="module")
+def one_rank(climate, tmp_path_factory):
+    """A run of one rank, staged, with checkpoints; other runs are compared with it."""
+    folder = tmp_path_factory.mktemp("one")
+    done = mlhpc(
+        "run", "deepcam", "--seed", 7,
+        "--data", climate, "--stage", folder / "stage", "--out", folder / "out",
+        *settings("training.checkpoint_epochs=1"),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr  # three epochs do not reach the target
+    return folder / "out"
+
+
+def test_the_record_of_a_run(one_rank):
+    told = result(one_rank)
+    total = told["time_to_train_s"]
+    assert sum(part or 0 for part in told["breakdown_s"].values()) == pytest.approx(total, rel=0.01)
+    assert told["staging"]["files"] == 13 + 5 + 1 and not (one_rank.parent / "stage").exists()
+    assert [epoch["samples"] for epoch in told["epochs"]] == [12, 12, 12]
+    assert all(0 < epoch["eval_accuracy"] < 1 for epoch in told["epochs"])
+
+
+def test_the_official_checker_finds_only_what_small_data_cannot_have(climate, tmp_path):
+    out = tmp_path / "out"
+    low = settings("target.value=1e-6")
+    done = mlhpc("run", "deepcam", "--data", climate, "--stage", tmp_path / "s", "--out", out, *low)
+    assert done.returncode == 0, done.stderr
+    for ruleset in ("1.0.0", "2.0.0", "3.0.0"):
+        words = ["mlperf_logging.compliance_checker", "--usage", "hpc", "--ruleset", ruleset, out / "run.log"]
+        said = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=tmp_path)
+        text = said.stdout + said.stderr
+        assert "Failed checks for eval_accuracy" in text  # of the open division: its target alone
+        assert text.count("Failed checks") + text.count("Required ") + text.count("CHECK for") == 1, text
+        assert mlhpc("check", out, "--ruleset", ruleset).returncode == 0
+
+
+def test_two_ranks_that_share_batch_norm_follow_the_trace_of_one(climate, one_rank, tmp_path):
+    out = tmp_path / "out"
+    grouped = settings("hyperparameters.batchnorm_group_size=2")
+    done = mlhpc("run", "deepcam", "--data", climate, "--out", out, "--seed", 7, "--ranks", 2, *grouped)
+    assert done.returncode == 1, done.stderr
+    assert result(out)["ranks"] == 2
+    # Float32 from the first update on, and LAMB turns rounding into steps; tests/numeric has the gradients.
+    assert trace(out)[0] == pytest.approx(trace(one_rank)[0], rel=1e-4)
+    assert trace(out) == pytest.approx(trace(one_rank), rel=0.05)
+
+
+def test_ranks_that_ended_well_are_gone_before_the_interpreter_takes_itself_apart(climate, tmp_path):
+    """There gloo's threads would abort one now and then; here, each that has loaded PyTorch."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, sys\natexit.register(lambda: 'torch' in sys.modules and os.abort())\n"
+    )
+    words = ["--data", climate, "--out", tmp_path / "out", "--ranks", 2, *settings("training.max_epochs=1")]
+    done = mlhpc("run", "deepcam", *words, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1 and "SIGABRT" not in done.stderr, done.stderr
+    assert done.stderr.count("missed") == 1
+
+
+def test_gradients_accumulated_are_those_of_one_batch(climate, one_rank, tmp_path):
+    """But for batch norm, whose statistics are of a part: close, not equal; and as many updates."""
+    out = tmp_path / "out"
+    parts = settings("hyperparameters.gradient_accumulation_frequency=2", "training.max_epochs=1")
+    assert mlhpc("run", "deepcam", "--data", climate, "--out", out, "--seed", 7, *parts).returncode == 1
+    assert result(out)["epochs"][0]["samples"] == 12
+    assert trace(out)[0] == pytest.approx(trace(one_rank)[0], rel=0.2)
+
+
+def test_evaluation_every_two_updates_is_timed_as_evaluation(climate, tmp_path):
+    out = tmp_path / "out"
+    often = settings("training.eval_steps=2", "training.max_epochs=1")
+    done = mlhpc("run", "deepcam", "--data", climate, "--out", out, *often)
+    assert done.returncode == 1, done.stderr
+    records = mllog(out)
+    assert [r["key"] for r in records].count("eval_accuracy") == 2  # after updates 2 and 3
+    times = [r["time_ms"] for r in records if r["key"] in ("eval_start", "eval_stop")]
+    spent = sum(stop - start for start, stop in zip(times[::2], times[1::2], strict=True)) / 1e3
+    assert result(out)["breakdown_s"]["evaluation"] == pytest.approx(spent, abs=0.01)
+
+
+@pytest.mark.parametrize("target", [0.999, 1e-6])
+def test_the_log_alone_tells_the_samples_that_were_trained_on(climate, tmp_path, target):
+    """13 of which a batch of 4 leaves one out; and an epoch that the target ends after its first update."""
+    out = tmp_path / "out"
+    words = settings("training.eval_steps=1", "training.max_epochs=2", f"target.value={target}")
+    assert mlhpc("run", "deepcam", "--data", climate, "--out", out, *words).returncode == (target > 0.5)
+    told = phases(parse(out / "run.log"))
+    assert told is not None
+    assert [e.samples for e in told.epochs] == ([12, 12] if target > 0.5 else [4])
+    assert [e["samples"] for e in result(out)["epochs"]] == [e.samples for e in told.epochs]
+
+
+@pytest.mark.parametrize("loader", ["dali", "workers"])
+def test_what_a_loader_needs_is_there_before_the_clock(climate, tmp_path, loader):
+    words = ["run", "deepcam", "--data", str(climate), "--out", str(tmp_path / "out")]
+    words += settings(f"loading.loader={loader}", "training.max_epochs=1")
+    program = f"""
+import sys
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from mlhpc.cli import main
+from mlhpc.common.timing.runlog import RunLog
+span = RunLog.span
+@contextmanager
+def noted(log, name, **tags):
+    if name == "run":
+        print("nvidia.dali.fn" in sys.modules, forkserver._forkserver._forkserver_pid is not None)
+    with span(log, name, **tags) as told:
+        yield told
+RunLog.span = noted
+sys.exit(main({words!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1:] == [f"{loader == 'dali'} {loader == 'workers'}"], done.stderr
+
+
+def test_a_run_killed_after_an_epoch_resumes_to_the_same_trajectory_and_is_marked(climate, tmp_path):
+    words = ["run", "deepcam", "--data", climate, *settings()]
+    out = resumed_after_a_kill(tmp_path, *words, rel=1e-4)
+    assert "resumed" in mlhpc("check", out).stdout
+
+
+def corrupt(**change):
+    """Overwrite one value of the data of the first training file."""
+
+    def do(data):
+        path = sorted((data / "train").glob("*.h5"))[0]
+        with h5py.File(path, "r+") as file:
+            for name, value in change.items():
+                file[f"climate/{name}"][3, 4] = value
+        (data / "manifest.json").unlink()  # else its checksum tells first
+
+    return do
+
+
+def cut(data):
+    path = sorted((data / "train").glob("*.h5"))[0]
+    os.truncate(path, path.stat().st_size // 2)
+    (data / "manifest.json").unlink()
+
+
+def flat_statistics(data):
+    with h5py.File(data / "stats.h5", "r+") as file:
+        file["climate/maxval"][2] = file["climate/minval"][2]
+    (data / "manifest.json").unlink()
+
+
+def of_another_benchmark(data):
+    facts = json.loads((data / "manifest.json").read_text())
+    facts["facts"]["benchmark"] = "cosmoflow"
+    (data / "manifest.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "more", "said"),
+    [
+        (corrupt(data=np.nan), [], "data-000000.h5"),
+        (corrupt(data=np.inf), [], "data-000000.h5"),
+        (corrupt(labels_0=3), [], "data-000000.h5"),
+        (cut, [], "data-000000.h5"),
+        (flat_statistics, [], "stats.h5"),
+        (lambda d: ((d / "stats.h5").unlink(), (d / "manifest.json").unlink()), [], "stats.h5"),
+        (lambda d: (d / "train" / "data-000000.h5").unlink(), [], "data-000000.h5: cannot be read"),
+        (lambda d: shutil.rmtree(d), [], "no such"),
+        (of_another_benchmark, [], "is a data set of cosmoflow"),
+        (lambda d: None, ["data.sample_shape=[48,48,16]"], "shape"),
+        (lambda d: None, ["data.sample_shape=[32,48,4]"], "channel"),
+        (lambda d: None, ["data.sample_shape=[33,48,16]"], "divisible by 16"),
+        (lambda d: None, ["hyperparameters.opt_lr=1e30"], "opt_lr"),
+        (lambda d: None, ["training.device=cuda"], "sees none"),
+        (lambda d: None, ["training.precision=mixed_float16"], "needs a GPU"),
+        (lambda d: None, ["hyperparameters.global_batch_size=64"], "cannot fill a step"),
+        (
+            lambda d: None,
+            ["training.cuda_graphs=true", "hyperparameters.gradient_accumulation_frequency=2"],
+            "training.cuda_graphs would lose",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_status_2_and_an_aborted_log(break_it, more, said, climate, tmp_path):
+    data, stage, out = tmp_path / "data", tmp_path / "stage", tmp_path / "out"
+    shutil.copytree(climate, data)
+    break_it(data)
+    done = mlhpc("run", "deepcam", "--data", data, "--stage", stage, "--out", out, *settings(*more))
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("mlhpc: ")]
+    assert len(lines) == 1 and said in lines[0], done.stderr
+    assert "Traceback" not in done.stderr and not list(tmp_path.rglob("*.part"))
+    if said == "stats.h5":
+        assert not stage.exists(), "before terabytes are copied"
+    if (out / "run.log").exists() and "run_start" in (out / "run.log").read_text():
+        assert mllog(out)[-1]["metadata"]["status"] == "aborted"
+
+
+def test_a_closed_run_of_other_data_is_refused_before_anything_is_read(tmp_path):
+    words = ["--data", tmp_path / "nowhere", "--out", tmp_path / "o", "--set", "data.train_samples=96"]
+    done = mlhpc("run", "deepcam", "--preset", "closed", *words)
+    assert done.returncode == 2 and "121266" in done.stderr and not (tmp_path / "o").exists()
+
+
+def test_tensorflow_is_not_imported_for_deepcam(climate, tmp_path):
+    words = ["run", "deepcam", "--data", str(climate), "--out", str(tmp_path / "o")]
+    words += settings("training.max_epochs=1")
+    program = f"""
+import sys
+sys.modules["tensorflow"] = sys.modules["keras"] = sys.modules["horovod"] = None  # importing them raises
+from mlhpc.cli import main
+sys.exit(main({words!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert json.loads((tmp_path / "o" / "result.json").read_text())["status"] == "failed"

@@ -1,0 +1,142 @@
+"""The report as a browser lays it out: its numbers are visible, nothing sticks out, nothing is fetched."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+from golden.make_run import make_run
+from golden.make_tree import make_set
+from rich.console import Console
+
+from mlhpc.submission.report.report import report, report_on
+
+pytestmark = pytest.mark.system
+
+# Looks at the page from inside a frame of the given width: headless windows have a least width of their own.
+PROBE = """<!doctype html><meta charset="utf-8">
+<iframe id="f" style="width:{width}px; height:900px; border:0" srcdoc="{page}"></iframe><pre id="out"></pre>
+<script>
+document.getElementById("f").onload = function () {{
+  const view = this.contentWindow, page = this.contentDocument;
+  page.querySelectorAll("details").forEach(d => d.open = true);
+  const out = [...page.querySelectorAll("body *")].filter(e => {{
+    const box = e.getBoundingClientRect();
+    return !e.closest(".scroll, title") && box.width > 0 && (box.left < -0.5 || box.right > {width} + 0.5);
+  }}).map(e => e.tagName + " " + (e.textContent || "").slice(0, 40));
+  const text = [...page.querySelectorAll("svg text")];
+  const visible = e => e.checkVisibility({{visibilityProperty: true}});
+  document.getElementById("out").textContent = "JSON" + JSON.stringify({{
+    out, scroll: page.documentElement.scrollWidth, text: page.body.innerText,
+    big: [...page.querySelectorAll(".big")].filter(visible).map(e => e.innerText),
+    font: Math.min(...text.map(e => parseFloat(view.getComputedStyle(e).fontSize))),
+    fetched: view.performance.getEntriesByType("resource").map(e => e.name),
+  }}) + "END";
+}};
+</script>"""
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not found and os.environ.get("CI"):
+        pytest.fail("no chromium on PATH; in CI this test must run: apt-get install chromium")
+    if not found:
+        pytest.skip("no chromium on PATH: apt-get install chromium")
+    return str(found)
+
+
+def browse(chromium: str, profile: Path, page: Path, *flags: str) -> str:
+    command = [
+        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+        "--disable-background-networking", "--disable-extensions", "--disable-sync",
+        "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}", *flags, page.as_uri(),
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def probe(chromium: str, folder: Path, page: str, width: int) -> dict[str, Any]:
+    wrapper = folder / f"probe-{width}.html"
+    wrapper.write_text(PROBE.format(width=width, page=html.escape(page)), encoding="utf-8")
+    dom = browse(chromium, folder / "profile", wrapper, "--window-size=1600,1000", "--dump-dom")
+    found = re.search(r"JSON(\{.*\})END</pre>", dom, re.DOTALL)
+    assert found, dom[-2000:]
+    seen: dict[str, Any] = json.loads(html.unescape(found[1]))
+    return seen
+
+
+def made(folder: Path, **how: Any) -> Path:
+    return report(make_run(folder / "run", **how), Console(file=StringIO()))
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_numbers_are_visible_and_nothing_sticks_out(chromium: str, width: int, tmp_path: Path) -> None:
+    page = made(tmp_path, epochs=40)
+    seen = probe(chromium, tmp_path, page.read_text("utf-8"), width)
+    total = json.loads((page.parent / "result.json").read_text())["time_to_train_s"]
+    assert 300 < total < 600  # shown in seconds with one decimal
+    assert seen["big"] == [f"{total:.1f} s"]
+    for text in (
+        f"without staging: {total - 3.1:.1f} s",
+        "100.0%",
+        "not a closed-division result",
+        "54.3 MB/s",
+    ):
+        assert text in seen["text"]
+    assert seen["out"] == []
+    assert seen["scroll"] <= width
+    assert seen["font"] >= 12  # px: letters of pictures do not shrink with the page
+    assert seen["fetched"] == []
+
+
+def test_a_failed_run_with_findings_fits_a_phone(chromium: str, tmp_path: Path) -> None:
+    page = made(tmp_path, status="failed", log=lambda lines: lines.pop(0))
+    seen = probe(chromium, tmp_path, page.read_text("utf-8"), 400)
+    assert seen["big"] == ["No score"]
+    assert "hpc_2.0.0/cache_clear" in seen["text"]
+    assert (seen["out"], seen["fetched"]) == ([], [])
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_comparison_fits_and_fetches_nothing(chromium: str, width: int, tmp_path: Path) -> None:
+    for nodes in (2, 8):
+        make_set(
+            tmp_path / "tree" / "a_submitter_of_a_long_name", nodes=nodes, system=f"system_of_{nodes}_nodes"
+        )
+    make_run(tmp_path / "mine" / "1")
+    page = report_on([tmp_path / "tree", tmp_path / "mine"], Console(file=StringIO()), tmp_path / "page.html")
+    seen = probe(chromium, tmp_path, page.read_text("utf-8"), width)
+    for text in ("14.5000", "Not the official data set.", "no score", "b) Epoch scaling", "Prediction of"):
+        assert text in seen["text"]
+    assert (seen["out"], seen["fetched"]) == ([], [])
+    assert seen["scroll"] <= width
+    assert seen["font"] >= 12
+
+
+def test_the_probe_sees_what_it_looks_for(chromium: str, tmp_path: Path) -> None:
+    bad = '<p style="width:900px">wide</p><img src="http://localhost:9/x.png">'
+    seen = probe(chromium, tmp_path, bad, 400)
+    assert seen["out"] and seen["out"][0].startswith("P wide")
+    assert seen["scroll"] >= 900
+    assert seen["fetched"] == ["http://localhost:9/x.png"]
+
+
+def test_light_and_dark_are_drawn(chromium: str, tmp_path: Path) -> None:
+    page = made(tmp_path)
+    brightness = {}
+    for scheme, value in (("dark", 0), ("light", 1)):
+        picture = tmp_path / f"{scheme}.png"
+        flags = ("--window-size=1400,1000", f"--blink-settings=preferredColorScheme={value}")
+        browse(chromium, tmp_path / "profile", page, *flags, f"--screenshot={picture}")
+        pixels = matplotlib.image.imread(picture)[..., :3]
+        assert pixels.shape[:2] == (1000, 1400)
+        assert pixels.std() > 0.05  # not one flat colour
+        brightness[scheme] = float(pixels.mean())
+    assert brightness["dark"] < 0.3 < 0.7 < brightness["light"]

@@ -1,0 +1,72 @@
+"""Presets, settings, and what is said about wrong ones."""
+
+import tomllib
+
+import pytest
+
+from mlhpc.benchmarks import load
+from mlhpc.errors import UserError
+
+
+@pytest.mark.parametrize("preset", load.presets("cosmoflow"))
+def test_every_preset_resolves_and_its_record_reads_back(preset):
+    run = load.load("cosmoflow", preset)
+    assert load.loads(load.dumps(run)) == run
+
+
+def test_closed_preset_has_the_official_facts():
+    # MLPerf HPC training rules and mlcommons/hpc cosmoflow/configs/cosmo.yaml.
+    run = load.load("cosmoflow", "closed")
+    assert run.division == "closed"
+    assert (run.data.train_samples, run.data.eval_samples) == (524288, 65536)
+    assert run.data.sample_shape == (128, 128, 128, 4)
+    assert run.target.value == 0.124 and not run.target.higher_is_better
+    assert (run.hyperparameters.opt_name, run.hyperparameters.opt_momentum) == ("sgd", 0.9)
+    assert run.hyperparameters.global_batch_size == 64
+    assert run.hyperparameters.opt_base_learning_rate == 0.001
+    assert run.network.parameters == 8_907_556
+
+
+def test_no_small_preset_is_called_closed():
+    for preset in load.presets("cosmoflow"):
+        run = load.load("cosmoflow", preset)
+        if not run.data.official:
+            assert run.division == "open", preset
+
+
+def test_set_changes_one_key_and_leaves_the_rest():
+    before = load.load("cosmoflow", "smoke")
+    after = load.load("cosmoflow", "smoke", ["training.max_epochs=3", "hyperparameters.opt_name=sgd"])
+    assert after.training.max_epochs == 3 and after.hyperparameters.opt_name == "sgd"
+    same = {"training": after.training, "hyperparameters": after.hyperparameters}
+    assert before.model_copy(update=same) == after
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "said"),
+    [
+        ("smok", [], "did you mean 'smoke'"),
+        ("smoke", ["training.max_epoch=3"], "did you mean 'training.max_epochs'"),
+        ("smoke", ["max_epochs=3"], "did you mean 'training.max_epochs'"),
+        ("smoke", ["training.max_epochs"], "table.key=value"),
+        ("smoke", ["hyperparameters.dropout=1.5"], "hyperparameters.dropout"),
+        ("smoke", ["hyperparameters.global_batch_size=many"], "hyperparameters.global_batch_size"),
+        ("closed", ["hyperparameters.opt_learning_rate_decay_boundary_epochs=[64,32]"], "must grow"),
+        ("closed", ["hyperparameters.opt_learning_rate_decay_factor=[0.5]"], "one factor a boundary"),
+    ],
+)
+def test_a_wrong_word_is_one_line_that_helps(preset, settings, said):
+    with pytest.raises(UserError) as error:
+        load.load("cosmoflow", preset, settings)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_benchmark_is_told_the_known_ones():
+    with pytest.raises(UserError, match="cosmoflow"):
+        load.load("cosmflow", "smoke")
+
+
+def test_the_record_is_toml_that_the_standard_library_reads():
+    run = load.load("cosmoflow", "smoke", ['submission.org="a \\"quoted\\" name"'])
+    assert tomllib.loads(load.dumps(run))["submission"]["org"] == 'a "quoted" name'

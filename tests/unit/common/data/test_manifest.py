@@ -1,0 +1,226 @@
+import errno
+import json
+import os
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import pytest
+from helpers.thread_world import on_ranks
+
+from mlhpc.common.data import manifest
+from mlhpc.common.data.manifest import (
+    File,
+    Manifest,
+    describe,
+    index,
+    listing,
+    load,
+    require,
+    save,
+    take,
+    verify,
+)
+from mlhpc.common.files import atomic
+from mlhpc.common.ranks.world import Solo
+from mlhpc.errors import UserError
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A data set of seven files: four for training, two for validation, one outside folders."""
+    root = tmp_path / "data"
+    for folder, count in (("train", 4), ("validation", 2)):
+        (root / folder).mkdir(parents=True)
+        for i in range(count):
+            (root / folder / f"{i}.tfrecord").write_bytes(bytes([i]) * (1000 * i + 1))
+    (root / "stats.h5").write_bytes(b"statistics")
+    (root / "train" / ".hidden").write_bytes(b"not data")
+    return root
+
+
+def expected(root: Path) -> list[File]:
+    """Slow and obvious."""
+    paths = [p for p in root.rglob("*") if p.is_file() and p.name != "manifest.json" and p.name[0] != "."]
+    return sorted(
+        File(str(p.relative_to(root)), len(p.read_bytes()), zlib.crc32(p.read_bytes())) for p in paths
+    )
+
+
+def test_index_lists_size_and_checksum_of_every_file_and_reads_back(root: Path) -> None:
+    facts = {"benchmark": "b", "samples": {"train": 4, "validation": 2}}
+    sizes: list[int] = []
+    made = index(root, facts, Solo(), workers=3, progress=sizes.append)
+    assert list(made.files) == expected(root)
+    assert sorted(sizes) == sorted(file.size for file in made.files)
+    assert load(root) == made == Manifest(root, made.files, facts)
+    assert made.bytes == sum(sizes) and made.checked
+    assert made.samples("train") == 4
+    assert verify(root, workers=2) == []
+
+
+def test_any_number_of_ranks_writes_the_same_manifest(root: Path) -> None:
+    index(root, {"a": 1}, Solo(), workers=1)
+    alone = (root / "manifest.json").read_bytes()
+    (root / "manifest.json").unlink()
+    made = on_ranks(2, 5, lambda world: index(root, {"a": 1}, world, workers=2))
+    assert (root / "manifest.json").read_bytes() == alone
+    assert made == [load(root)] * 10
+
+
+def test_one_rank_that_cannot_read_fails_all_alike(root: Path) -> None:
+    (root / "train" / "dangling").symlink_to("nowhere")
+    outcomes = on_ranks(1, 3, lambda world: index(root, {}, world, workers=2))
+    assert all(isinstance(error, UserError) for error in outcomes)
+    (message,) = {str(error) for error in outcomes}
+    assert "dangling: No such file" in message
+    assert not (root / "manifest.json").exists()
+
+
+def test_verify_names_every_kind_of_problem(root: Path) -> None:
+    index(root, {}, Solo(), workers=1)
+    (root / "train/1.tfrecord").write_bytes(b"\xff" * 1001)
+    (root / "train/2.tfrecord").write_bytes(b"short")
+    (root / "train/3.tfrecord").unlink()
+    (root / "validation/9.tfrecord").write_bytes(b"new")
+    assert [str(problem).removeprefix(f"{root}/") for problem in verify(root, workers=2)] == [
+        f"train/1.tfrecord: checksum {zlib.crc32(bytes([255]) * 1001):08x}, "
+        f"the manifest says {zlib.crc32(bytes([1]) * 1001):08x}",
+        "train/2.tfrecord: 5 bytes, the manifest says 2001",
+        "train/3.tfrecord: missing",
+        "validation/9.tfrecord: not in the manifest",
+    ]
+
+
+def test_without_a_manifest_names_and_sizes_serve(root: Path) -> None:
+    found = on_ranks(2, 2, lambda world: describe(root, world))
+    assert found == [listing(root, Solo())] * 4
+    assert [(file.path, file.size) for file in found[0].files] == [file[:2] for file in expected(root)]
+    assert not found[0].checked
+    assert found[0].samples("train") == 4
+    index(root, {"made": "here"}, Solo(), workers=1)
+    assert on_ranks(2, 2, lambda world: describe(root, world)) == [load(root)] * 4
+
+
+def test_the_data_set_of_another_benchmark_is_told_on_all_ranks(root: Path) -> None:
+    index(root, {"benchmark": "cosmoflow"}, Solo(), workers=1)
+    outcomes = on_ranks(1, 2, lambda world: describe(root, world, "deepcam"))
+    for outcome in outcomes:
+        assert isinstance(outcome, UserError)
+        assert str(outcome) == f"{root}: is a data set of cosmoflow; give one of deepcam with --data"
+    assert on_ranks(1, 2, lambda world: describe(root, world, "cosmoflow")) == [load(root)] * 2
+
+
+def test_a_manifest_without_checksums_keeps_them_unknown(root: Path) -> None:
+    save(listing(root, Solo()))
+    assert not load(root).checked
+    assert verify(root, workers=1) == []
+
+
+def test_a_data_directory_that_is_none_is_one_clear_line_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    for name, words in (
+        ("gone", "no such folder"),
+        ("file", "not a folder"),
+        ("empty", "holds no file; expected folders such as train/"),
+    ):
+        outcomes = on_ranks(1, 2, lambda world, name=name: describe(tmp_path / name, world))
+        for error in outcomes:
+            assert isinstance(error, UserError)
+            assert str(tmp_path / name) in str(error) and words in str(error) and "\n" not in str(error)
+    with pytest.raises(UserError, match=r"no manifest; make one with 'mlhpc data index .*empty'"):
+        load(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"version": 1}',
+        '{"version": 1, "facts": {}, "files": [["a", 1]]}',
+        '{"version": 1, "facts": {}, "files": [["a", "1", "00"]]}',
+        '{"version": 1, "facts": {}, "files": [["a", -1, "00"]]}',
+        '{"version": 1, "facts": {}, "files": [["../../etc/passwd", 1, "00"]]}',
+        '{"version": 1, "facts": {}, "files": [["/etc/passwd", 1, "00"]]}',
+        '{"version": 1, "facts": {}, "files": [["a", 1, "no hex"]]}',
+        '{"version": 1, "facts": [], "files": []}',
+        '{"version": 99, "facts": {}, "files": []}',
+        "\x00\x01",
+    ],
+)
+def test_a_broken_manifest_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match=r"manifest\.json: .*again"):
+        load(tmp_path)
+
+
+def test_take_is_the_first_samples_of_each_folder(root: Path) -> None:
+    taken = take(listing(root, Solo()), train=3, validation=1)
+    assert [file.path for file in taken.files] == [
+        "stats.h5",
+        "train/0.tfrecord",
+        "train/1.tfrecord",
+        "train/2.tfrecord",
+        "validation/0.tfrecord",
+    ]
+    assert (taken.samples("train"), taken.samples("validation")) == (3, 1)
+
+
+def test_take_cuts_no_file_of_several_samples(root: Path) -> None:
+    several = index(root, {"samples": {"train": 40, "validation": 2}}, Solo(), workers=1)
+    taken = take(several, train=30)
+    assert len(taken.folder("train")) == 4 and taken.samples("train") == 40
+
+
+def test_a_file_of_the_manifest_that_is_not_there_is_named_on_all_ranks(root: Path) -> None:
+    index(root, {}, Solo(), workers=1)
+    (root / "train/3.tfrecord").unlink()
+    whole = (root / "train/2.tfrecord").stat().st_size
+    os.truncate(root / "train/2.tfrecord", whole - 1)
+
+    def asked(*names: str) -> set[str]:
+        told = on_ranks(1, 3, lambda world: require(root, world, 2, lambda name: name in names))
+        return {str(outcome) for outcome in told}
+
+    remedy = f"see: mlhpc data verify {root}"
+    gone, cut = root / "train/3.tfrecord", root / "train/2.tfrecord"
+    assert asked("train/3.tfrecord") == {f"{gone}: missing, and the manifest lists it; {remedy}"}
+    (told,) = asked("train/2.tfrecord", "train/3.tfrecord")
+    assert told.startswith(f"{cut}: ") and told.endswith(f", the manifest says {whole}; {remedy}")
+    assert asked("train/0.tfrecord") == {"None"}, "what is not asked for may be as it will"
+    (root / "manifest.json").unlink()
+    assert asked("train/3.tfrecord") == {"None"}, "without a manifest there is nothing to hold it against"
+
+
+def test_a_manifest_that_cannot_be_written_is_one_line_that_names_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: memoryview) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(atomic, "write_all", full)
+    with pytest.raises(UserError, match=r"data/manifest\.json: cannot be written: No space left .*; check"):
+        index(root, {}, Solo(), workers=1)
+
+
+def test_too_few_samples_says_have_need_and_remedy(root: Path) -> None:
+    with pytest.raises(UserError, match=r"data/train: 4 samples, 2048 are needed; choose a smaller preset"):
+        take(listing(root, Solo()), train=2048)
+    with pytest.raises(UserError, match=r"data/test: 0 samples, 1 is needed"):
+        take(listing(root, Solo()), test=1)
+
+
+def test_a_hundred_thousand_files_take_little_memory(tmp_path: Path) -> None:
+    names = [f"train/univ_ics_2019-03_a{i:08d}_{i % 64:03d}.tfrecord" for i in range(100_000)]
+    save(Manifest(tmp_path, tuple(File(name, 16_777_303, i) for i, name in enumerate(names)), {}))
+    assert len(json.loads((tmp_path / manifest.NAME).read_text())["files"]) == len(names)
+    tracemalloc.start()
+    try:
+        loaded = load(tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert loaded.files[-1] == File(names[-1], 16_777_303, 99_999)
+    assert peak < 200e6

@@ -1,0 +1,67 @@
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.files.pagecache import evict, resident_fraction
+
+PAGE = os.sysconf("SC_PAGESIZE")
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Path:
+    if filesystem_of(tmp_path).is_ram:
+        pytest.skip("the test's folder is memory: nothing can be evicted from it")
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(40 * PAGE + 1))
+    return path
+
+
+def test_written_pages_are_resident_and_eviction_drops_even_dirty_ones(on_disk: Path) -> None:
+    assert resident_fraction(on_disk) == 1
+    evict([on_disk])
+    assert resident_fraction(on_disk) == 0
+    assert len(on_disk.read_bytes()) == 40 * PAGE + 1
+    assert resident_fraction(on_disk) == 1
+
+
+def test_residency_counts_pages(on_disk: Path) -> None:
+    evict([on_disk])
+    with on_disk.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
+        os.pread(file.fileno(), 1, 3 * PAGE)
+        os.pread(file.fileno(), 1, 40 * PAGE)
+    assert 2 / 41 <= resident_fraction(on_disk) < 1
+
+
+def test_an_empty_file_has_nothing_resident(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    evict([tmp_path / "empty"])
+    assert resident_fraction(tmp_path / "empty") == 0
+
+
+def test_memory_files_stay_resident() -> None:
+    memory = Path("/dev/shm")
+    if not (memory.is_dir() and os.access(memory, os.W_OK)):
+        pytest.skip("no /dev/shm")
+    path = memory / f"mlhpc-test-{os.getpid()}"
+    try:
+        path.write_bytes(b"x" * 10 * PAGE)
+        evict([path])
+        assert resident_fraction(path) == 1
+        assert filesystem_of(path).is_ram
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_the_file_system_is_the_one_that_df_reports(tmp_path: Path) -> None:
+    there = filesystem_of(tmp_path / "not" / "made" / "yet")
+    assert there.free_bytes <= shutil.disk_usage(tmp_path).free * 1.01
+    assert there.free_bytes > 0
+    assert tmp_path.resolve().is_relative_to(there.mount_point)
+    assert os.stat(there.mount_point).st_dev == os.stat(tmp_path).st_dev
+    kinds = {line.split()[1]: line.split()[2] for line in Path("/proc/mounts").read_text().splitlines()}
+    assert there.type == kinds[str(there.mount_point)]
+    assert filesystem_of(Path("/proc/self")).type == "proc"

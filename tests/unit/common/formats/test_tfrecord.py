@@ -1,0 +1,214 @@
+"""TFRecord and tf.train.Example by hand; test_tfrecord_tensorflow.py compares both with TensorFlow."""
+
+import gzip as stdlib_gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mlhpc.common.formats.tfrecord import (
+    decode_example,
+    encode_example,
+    read_examples,
+    read_records,
+    write_record,
+    write_records,
+)
+from mlhpc.errors import UserError
+
+X = np.arange(24, dtype=np.int16).reshape(2, 3, 4) - 5
+Y = np.array([0.25, -1, 3e-9, 1], dtype=np.float32)
+
+
+def crc32c(data: bytes) -> int:
+    """Bit by bit, reflected polynomial 0x82F63B78 (RFC 3720, appendix B.4)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def framed(data: bytes) -> bytes:
+    def mask(crc: int) -> bytes:
+        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    length = struct.pack("<Q", len(data))
+    return length + mask(crc32c(length)) + data + mask(crc32c(data))
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    write_records(tmp_path / "a.tfrecord", [encode_example(X, Y)], gzip=False)
+    return tmp_path / "a.tfrecord"
+
+
+@given(
+    hnp.arrays(np.int16, hnp.array_shapes(max_dims=4, max_side=6)),
+    hnp.arrays(np.float32, st.integers(0, 40)),
+)
+def test_an_example_comes_back_bit_for_bit(x: np.ndarray, y: np.ndarray) -> None:
+    got_x, got_y = decode_example(encode_example(x, y))
+    assert bytes(got_x) == x.astype("<i2").tobytes()
+    assert got_y.dtype == np.float32 and got_y.tobytes() == y.tobytes()
+
+
+def test_big_endian_and_strided_arrays_are_written_little_endian_in_c_order() -> None:
+    x, _ = decode_example(encode_example(X.astype(">i2").transpose(2, 0, 1), Y))
+    assert np.array_equal(np.frombuffer(x, "<i2").reshape(4, 2, 3), X.transpose(2, 0, 1))
+
+
+def test_x_is_a_view_of_the_record() -> None:
+    record = bytearray(encode_example(X, Y))
+    x, _ = decode_example(memoryview(record))
+    before = bytes(x)
+    record[record.index(before)] ^= 0xFF
+    assert bytes(x) != before
+
+
+def test_unpacked_floats_other_features_and_any_order_are_read() -> None:
+    # The message by hand: y first, its floats one field each; an int64 list named z between.
+    one_float = [b"\x0d" + struct.pack("<f", value) for value in (1.5, -2)]
+    y = b"\x12" + bytes([10]) + b"".join(one_float)
+    y_entry = b"\x0a\x01y\x12" + bytes([len(y)]) + y
+    z_entry = b"\x0a\x01z\x12\x05\x1a\x03\x0a\x01\x07"
+    x_entry = b"\x0a\x01x\x12\x06\x0a\x04\x0a\x02\x07\x00"
+    features = b"".join(b"\x0a" + bytes([len(entry)]) + entry for entry in (y_entry, z_entry, x_entry))
+    got_x, got_y = decode_example(b"\x0a" + bytes([len(features)]) + features)
+    assert bytes(got_x) == b"\x07\x00" and got_y.tolist() == [1.5, -2.0]
+
+
+def test_a_missing_feature_is_named_with_those_that_are_there() -> None:
+    record = encode_example(X, Y).replace(b"\x0a\x01y", b"\x0a\x01q")
+    with pytest.raises(UserError, match="missing b'y'; it has q, x"):
+        decode_example(record)
+
+
+@given(st.binary(max_size=80))
+def test_no_bytes_make_the_decoder_fail_otherwise_than_with_a_user_error(junk: bytes) -> None:
+    try:
+        decode_example(junk)
+    except UserError:
+        return
+    assert b"x" in junk and b"y" in junk
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5), st.booleans())
+def test_files_are_framed_as_the_format_says_and_come_back(
+    tmp_path_factory: pytest.TempPathFactory, records: list[bytes], gzip: bool
+) -> None:
+    path = tmp_path_factory.mktemp("r") / "a"
+    write_records(path, records, gzip)
+    content = path.read_bytes()
+    assert (stdlib_gzip.decompress(content) if gzip else content) == b"".join(map(framed, records))
+    assert [bytes(record) for record in read_records(path)] == records
+    again = path.with_name("b")
+    write_records(again, records, gzip)
+    # Packed, the header is the same; of equal matches isal does not always choose the same.
+    assert again.read_bytes()[: 10 if gzip else None] == content[: 10 if gzip else None]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("at_once", [1 << 30, 20, 7])
+def test_a_record_in_pieces_is_framed_as_the_format_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Also where the file system takes ``at_once`` bytes and no more."""
+
+    def short(fd: int, buffers: list[bytes]) -> int:
+        return os.write(fd, b"".join(map(bytes, buffers))[:at_once])
+
+    monkeypatch.setattr(os, "writev", short)
+    with (tmp_path / "a").open("wb", buffering=0) as file:
+        for pieces in ([b"one", memoryview(b"piece"), b""], []):
+            write_record(file.fileno(), pieces)
+    assert (tmp_path / "a").read_bytes() == framed(b"onepiece") + framed(b"")
+
+
+def test_gzip_of_other_writers_is_read(tmp_path: Path) -> None:
+    records = [b"one" * 1000, b"two"]
+    named = tmp_path / "named.tfrecord"
+    with stdlib_gzip.open(named, "wb", compresslevel=9) as stream:  # header with name and time
+        stream.write(b"".join(map(framed, records)))
+    assert [bytes(record) for record in read_records(named)] == records
+    members = tmp_path / "members.tfrecord"
+    members.write_bytes(b"".join(stdlib_gzip.compress(framed(record)) for record in records))
+    assert [bytes(record) for record in read_records(members)] == records
+
+
+@pytest.mark.parametrize("gzip", [False, True])
+def test_every_truncation_is_found_and_names_the_file(tmp_path: Path, gzip: bool) -> None:
+    path = tmp_path / "cut.tfrecord"
+    write_records(path, [encode_example(X, Y)], gzip)
+    whole = path.read_bytes()
+    for length in range(1, len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"cut\.tfrecord: .*(truncated|not a TFRecord)"):
+            list(read_records(path))
+
+
+def test_truncation_says_where(plain: Path) -> None:
+    whole = plain.read_bytes()
+    plain.write_bytes(whole[:40])
+    with pytest.raises(UserError, match=f"truncated at byte 40 in record 0, which ends at byte {len(whole)}"):
+        list(read_records(plain))
+    plain.write_bytes(whole + whole[:5])
+    with pytest.raises(UserError, match=f"truncated at byte {len(whole) + 5} in the header of record 1"):
+        list(read_records(plain))
+
+
+@pytest.mark.parametrize("gzip", [False, True])
+def test_every_damaged_byte_is_found(tmp_path: Path, gzip: bool) -> None:
+    path = tmp_path / "bad.tfrecord"
+    write_records(path, [encode_example(X, Y)], gzip)
+    whole = path.read_bytes()
+    # Of a gzip header only magic and method matter: flags may announce fields, the time means nothing.
+    for at in range(10 if gzip else 0, len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        with pytest.raises(UserError, match=r"bad\.tfrecord: .*; copy or make the file again"):
+            list(read_records(path))
+
+
+def test_the_damaged_record_is_numbered(tmp_path: Path) -> None:
+    path = tmp_path / "two.tfrecord"
+    write_records(path, [b"first", b"second"], gzip=False)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"second", b"sEcond"))
+    with pytest.raises(UserError, match="wrong checksum of record 1 at byte 33"):
+        list(read_records(path))
+
+
+def test_foreign_and_absent_files_are_named(tmp_path: Path) -> None:
+    text = tmp_path / "readme"
+    text.write_text("this is not a record file at all")
+    with pytest.raises(UserError, match="readme: not a TFRecord"):
+        list(read_records(text))
+    with pytest.raises(UserError, match="gone: cannot be read: No such file"):
+        list(read_records(tmp_path / "gone"))
+
+
+def test_an_example_that_is_none_names_file_and_record(tmp_path: Path) -> None:
+    path = tmp_path / "odd.tfrecord"
+    write_records(path, [encode_example(X, Y), b"\xff\xff"], gzip=False)
+    examples = read_examples(path)
+    assert np.array_equal(next(examples)[1], Y)
+    with pytest.raises(UserError, match=r"odd\.tfrecord: record 1: not a readable"):
+        next(examples)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    def records() -> object:
+        yield b"fine"
+        raise RuntimeError("the maker failed")
+
+    with pytest.raises(RuntimeError):
+        write_records(tmp_path / "a", records(), gzip=False)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError):
+        write_records(tmp_path / "no" / "a", [b"x"], gzip=False)
+    assert list(tmp_path.iterdir()) == []

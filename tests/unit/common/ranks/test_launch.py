@@ -1,0 +1,248 @@
+"""Who a rank is, from the variables of every launcher."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from mlhpc.common.ranks import launch
+from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
+from mlhpc.common.ranks.launch import Place, identify, settled, threads_per_rank
+from mlhpc.common.ranks.local import run_local
+from mlhpc.common.ranks.rollcall import Caller
+from mlhpc.common.ranks.world import Solo
+from mlhpc.errors import UserError
+
+# What Slurm 22.05 gives a task of srun -N3 -n5, and what of it the batch script of the job sees.
+JOB = {
+    "SLURM_JOB_ID": "77", "SLURM_NTASKS": "5", "SLURM_NNODES": "3", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "n[08-10]", "SLURM_TASKS_PER_NODE": "2(x2),1",
+    "SLURMD_NODENAME": "n08", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.99",
+}  # fmt: skip
+STEP = JOB | {
+    "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NODELIST": "n[08-10]", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURMD_NODENAME": "n09",
+}  # fmt: skip
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "n08", "MASTER_PORT": "29500",
+}  # fmt: skip
+HOROVODRUN = {
+    "HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1",
+    "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "n09",
+}  # fmt: skip
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_NODE_RANK": "0", "PMIX_RANK": "2",
+}  # fmt: skip
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+CRAY = {"PMI_RANK": "2", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "2"}
+MLHPC = {"MLHPC_RANK": "1", "MLHPC_SIZE": "2", "MLHPC_TOKEN": "ab"}
+LAST_NODE = {"SLURM_PROCID": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"}
+PMI = {"PMI_RANK": "3", "PMI_SIZE": "5", "PMI_LOCAL_RANK": "1", "PMIX_RANK": "3"}  # srun --mpi may set these
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher", "ranks", "nodes"),
+    [
+        ({}, "none", (0, 1, 0, 1), (0, 1)),
+        (JOB, "none", (0, 1, 0, 1), (0, 1)),  # the batch script itself, and a shell of salloc
+        (STEP, "srun", (3, 5, 1, 2), (1, 3)),
+        (STEP | LAST_NODE, "srun", (4, 5, 0, 1), (2, 3)),
+        (STEP | PMI, "srun", (3, 5, 1, 2), (1, 3)),
+        (STEP | {"WORLD_SIZE": "5", "MASTER_ADDR": "n08"}, "srun", (3, 5, 1, 2), (1, 3)),  # exported before
+        (TORCHRUN, "torchrun", (3, 4, 1, 2), (1, 2)),
+        (STEP | TORCHRUN, "torchrun", (3, 4, 1, 2), (1, 2)),
+        ({k: v for k, v in TORCHRUN.items() if k != "TORCHELASTIC_RUN_ID"}, "torchrun", (3, 4, 1, 2), (1, 2)),
+        (HOROVODRUN, "horovodrun", (1, 2, 0, 1), (1, 2)),
+        (JOB | HOROVODRUN, "horovodrun", (1, 2, 0, 1), (1, 2)),
+        (OPEN_MPI, "mpirun", (2, 4, 0, 2), (None, None)),
+        (STEP | OPEN_MPI, "mpirun", (2, 4, 0, 2), (None, None)),  # mpirun starts its daemons with srun
+        (STEP | HYDRA, "mpirun", (2, 4, 0, 2), (None, None)),
+        (CRAY, "mpirun", (2, 4, 0, 2), (None, None)),
+        (MLHPC, "mlhpc", (1, 2, 1, 2), (0, 1)),
+    ],
+)  # fmt: skip
+def test_every_launcher_tells_the_place(env, launcher, ranks, nodes):
+    place = identify(env)
+    assert place.launcher == launcher
+    assert (place.rank, place.size, place.local_rank, place.local_size) == ranks
+    assert (place.node, place.nodes) == nodes
+
+
+def test_the_leader_of_a_job_step_is_its_first_node_and_not_where_srun_was_typed():
+    place = identify(STEP)
+    assert place.leader == "n08" and place.hosts == ("n08", "n09", "n10") and place.hostname == "n09"
+
+
+def test_steps_of_one_job_and_restarts_meet_at_other_ports_under_another_token():
+    places = [identify(STEP | more) for more in ({}, {"SLURM_STEP_ID": "2"}, {"SLURM_RESTART_COUNT": "1"})]
+    assert len({place.token for place in places}) == len({place.ports for place in places}) == 3
+    assert all(20000 <= port < 32000 for place in places for port in place.ports)
+    assert all(len(set(place.ports)) == 8 for place in places)
+
+
+def test_all_ranks_of_a_step_agree_where_to_meet():
+    other = STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n08"}
+    one, two = identify(STEP), identify(other)
+    assert (one.leader, one.ports, one.token) == (two.leader, two.ports, two.token)
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"RANK": "1"}, "has RANK but not WORLD_SIZE"),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "has WORLD_SIZE but not RANK"),
+        (TORCHRUN | {"LOCAL_RANK": "one"}, "LOCAL_RANK='one'"),
+        (TORCHRUN | {"RANK": "4"}, "rank 4 of 4"),
+        (TORCHRUN | {"GROUP_RANK": "2"}, "node"),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "6"}, "SLURM_STEP_NUM_TASKS"),
+        (STEP | {"SLURM_STEP_NODELIST": "n[08-09]"}, "SLURM_STEP_NODELIST"),
+        (STEP | {"SLURM_STEP_NODELIST": "n[08-"}, "n[08-"),
+        (STEP | {"SLURM_LOCALID": "2"}, "2 of 2 on its node"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
+        ({"HOROVOD_RANK": "0"}, "HOROVOD_SIZE"),
+        (MLHPC | {"MLHPC_SIZE": "1"}, "rank 1 of 1"),
+    ],
+)
+def test_variables_that_are_missing_or_contradict_are_named(env, named):
+    with pytest.raises(UserError) as caught:
+        identify(env)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("short", "hosts"),
+    [
+        ("n0", ["n0"]),
+        ("n[0-2]", ["n0", "n1", "n2"]),
+        ("n[08-10,12],login-a", ["n08", "n09", "n10", "n12", "login-a"]),
+        ("r[1-2]n[0-1]", ["r1n0", "r1n1", "r2n0", "r2n1"]),
+        ("a[9-11]-ib", ["a9-ib", "a10-ib", "a11-ib"]),
+        ("x[001,3]", ["x001", "x3"]),
+    ],
+)
+def test_host_lists(short, hosts):
+    assert expand_hosts(short) == hosts
+
+
+@pytest.mark.parametrize("short", ["", "n[", "n[a]", "n[1-]", "n0,,n1", "n]0["])
+def test_what_is_no_host_list(short):
+    with pytest.raises(UserError):
+        expand_hosts(short)
+
+
+def test_tasks_per_node():
+    assert expand_counts("2(x3),1") == [2, 2, 2, 1]
+    with pytest.raises(UserError):
+        expand_counts("2(3)")
+
+
+def test_nodes_are_counted_at_the_roll_call_where_the_launcher_does_not_tell():
+    roll = [Caller(rank, host, 0, 1) for rank, host in enumerate("abab")]
+    place = replace(identify(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "3"}))
+    assert (settled(place, roll).node, settled(place, roll).nodes) == (1, 2)
+    told = identify(TORCHRUN)
+    assert settled(told, roll) == told
+
+
+def test_ranks_of_a_node_share_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert threads_per_rank(Place(), {}) == 8
+    assert threads_per_rank(Place("mlhpc", size=3, local_size=3), {}) == 2
+    assert threads_per_rank(Place("srun", size=2, local_size=2), {"SLURM_CPUS_PER_TASK": "3"}) == 3
+    assert threads_per_rank(Place("srun", size=2, local_size=2), {"SLURM_CPUS_PER_TASK": "64"}) == 8
+    assert threads_per_rank(Place("mpirun", size=16, local_size=16), {}) == 1
+
+
+def test_one_rank_needs_nobody():
+    assert launch.connect("horovod", {}) == Solo("none")
+    alone = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "1")
+    first = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
+    assert launch.connect("horovod", TORCHRUN | alone | first) == Solo("torchrun")
+
+
+def test_many_ranks_of_what_runs_as_one_are_refused():
+    with pytest.raises(UserError, match="mlhpc started 2"):
+        launch.connect("none", MLHPC)
+
+
+# --- mlhpc run --ranks N
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", "import os, sys, time; rank = int(os.environ['MLHPC_RANK'])\n" + program]
+
+
+def test_rank_0_prints_plainly_and_the_others_under_their_name(capfd):
+    assert run_local(3, python("print(f'I am {rank}', flush=True)")) == 0
+    out, err = capfd.readouterr()
+    assert out == "I am 0\n"
+    assert sorted(err.splitlines()) == ["[rank 1] I am 1", "[rank 2] I am 2"]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("mlhpc.common.ranks.local.GRACE_S", 1.0)
+
+
+def test_when_a_rank_is_killed_the_others_are_ended_and_it_is_named(impatient, capfd):
+    killed = "os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)"
+    assert run_local(2, python(killed)) == 128 + signal.SIGKILL
+    assert "mlhpc: rank 1 was ended by SIGKILL" in capfd.readouterr().err
+
+
+def test_ranks_that_will_not_end_are_killed(impatient, capfd):
+    deaf = "import signal; signal.signal(15, signal.SIG_IGN); sys.exit(7) if rank == 1 else time.sleep(600)"
+    assert run_local(2, python(deaf)) == 7
+    assert "mlhpc: rank 1 ended with exit status 7" in capfd.readouterr().err
+
+
+def test_an_error_of_the_user_is_left_in_the_words_of_the_rank(capfd):
+    assert run_local(2, python("print('mlhpc: no such file', file=sys.stderr); sys.exit(2)")) == 2
+    assert "ended" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_every_rank(number, tmp_path):
+    sleeps = python(f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid())); time.sleep(600)")
+    program = (
+        "import signal; signal.signal(2, signal.default_int_handler); "  # a background job ignores Ctrl-C
+        f"from mlhpc.common.ranks.local import run_local; import sys; sys.exit(run_local(2, {sleeps!r}))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    while len([p for p in tmp_path.iterdir() if p.read_text()]) < 2:
+        pass
+    parent.send_signal(number)
+    assert parent.wait(timeout=60) == 128 + signal.SIGINT
+    for path in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+
+
+def test_ranks_inside_another_launcher_are_refused(monkeypatch):
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="leave out --ranks"):
+        run_local(2, python(""))
+
+
+def test_a_rank_lost_while_the_others_leave_is_told_to_the_roll_call(monkeypatch):
+    """The roll call ends the process with one line; left alone, the error of the collective is a traceback."""
+
+    class Leaving(Solo):
+        def close(self):
+            raise RuntimeError("[gloo] Connection closed by peer")
+
+        def fail(self, reason):
+            told.append(reason)
+
+    told = []
+    monkeypatch.setattr(launch, "connect", lambda framework: Leaving())
+    with pytest.raises(RuntimeError), launch.joined("torch"):
+        pass
+    assert told == ["RuntimeError: [gloo] Connection closed by peer"]

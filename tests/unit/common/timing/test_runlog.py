@@ -1,0 +1,224 @@
+"""The record of a run: spans, MLLOG lines, and what is left when something breaks."""
+
+import json
+import os
+import signal
+
+import pytest
+from mlperf_logging.mllog import mllog as mllog_module
+
+from mlhpc.common.ranks.world import Loss, Solo
+from mlhpc.common.timing.breakdown import read_events
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.errors import UserError
+from mlhpc.run import _heeding_signals
+
+
+class Watched(Solo):
+    """A world in which a test can lose a rank."""
+
+    def on_loss(self, callback):
+        object.__setattr__(self, "lose", callback)
+
+
+def mllog(path):
+    return [
+        json.loads(line.removeprefix(":::MLLOG ")) for line in (path / "run.log").read_text().splitlines()
+    ]
+
+
+def test_spans_nest_and_carry_their_tags(tmp_path):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"):
+        with log.span("epoch", epoch=1), log.span("train", epoch=1):
+            pass
+        log.finish("success")
+    told = [
+        (e["event"], e["name"]) for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] != "note"
+    ]
+    assert told == [
+        ("begin", "run"), ("begin", "epoch"), ("begin", "train"),
+        ("end", "train"), ("end", "epoch"), ("end", "run"),
+    ]  # fmt: skip
+    # The rules know no span "train"; they call the epoch epoch_num.
+    assert [r["key"] for r in mllog(tmp_path)] == ["run_start", "epoch_start", "epoch_stop", "run_stop"]
+    assert mllog(tmp_path)[1]["metadata"]["epoch_num"] == 1
+    assert mllog(tmp_path)[-1]["metadata"]["status"] == "success"
+
+
+def test_a_rank_lost_after_the_log_was_closed_changes_nothing(tmp_path):
+    world = Watched()
+    with RunLog(tmp_path, world) as log, log.span("run"):
+        log.finish("success")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    world.lose(Loss(1, "n1", "after the run", "killed"))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_mllog_time_and_event_time_are_one_clock(tmp_path):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"):
+        for epoch in range(3):
+            with log.span("epoch", epoch=epoch):
+                sum(range(200_000))
+    ends = [
+        e for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] == "end" and e["name"] == "run"
+    ]
+    start, stop = (
+        next(r["time_ms"] for r in mllog(tmp_path) if r["key"] == key) for key in ("run_start", "run_stop")
+    )
+    assert (stop - start) / 1e3 == pytest.approx(ends[0]["seconds"], abs=0.0011)
+
+
+def test_a_wall_clock_set_back_does_not_touch_the_time(tmp_path, monkeypatch):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"):
+        monkeypatch.setattr("time.time", lambda: 0.0)
+    stamps = [record["time_ms"] for record in mllog(tmp_path)]
+    assert stamps == sorted(stamps) and stamps[0] > 1e12
+
+
+def test_an_exception_closes_every_interval_and_the_run_is_aborted(tmp_path):
+    with (
+        pytest.raises(ZeroDivisionError),
+        RunLog(tmp_path, Solo()) as log,
+        log.span("run"),
+        log.span("epoch", epoch=1),
+    ):
+        raise ZeroDivisionError("by hand")
+    assert [r["key"] for r in mllog(tmp_path)] == ["run_start", "epoch_start", "epoch_stop", "run_stop"]
+    assert mllog(tmp_path)[-1]["metadata"]["status"] == "aborted"
+    ends = [e for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] == "end"]
+    assert all(e["error"] == "ZeroDivisionError: by hand" for e in ends) and len(ends) == 2
+
+
+def test_a_met_target_is_no_success_when_the_run_does_not_end_well(tmp_path):
+    """The barrier at the end can fail on a lost rank, after the evaluation that met the target."""
+
+    class Broken(Solo):
+        def barrier(self):
+            if not (tmp_path / "run.log").read_text():
+                return
+            raise ConnectionError("a rank is gone")
+
+    with pytest.raises(ConnectionError), RunLog(tmp_path, Broken()) as log, log.span("run"):
+        log.finish("success")
+    assert mllog(tmp_path)[-1]["metadata"]["status"] == "aborted"
+
+
+def test_the_loss_of_a_rank_is_recorded_once(tmp_path):
+    world = Watched()
+    with RunLog(tmp_path, world) as log, log.span("run"), log.span("epoch", epoch=2):
+        world.lose(Loss(1, "n1", "epoch 2", "killed"))
+    stops = [r for r in mllog(tmp_path) if r["key"] == "run_stop"]
+    assert len(stops) == 1
+    assert stops[0]["metadata"]["status"] == "aborted"
+    assert "rank 1 on n1" in stops[0]["metadata"]["reason"] and "epoch 2" in stops[0]["metadata"]["reason"]
+
+
+def test_only_rank_0_writes_mllog_and_every_rank_its_events(tmp_path):
+    with RunLog(tmp_path, Solo(rank=1, size=2)) as log, log.span("run"):
+        pass
+    assert not (tmp_path / "run.log").exists()
+    assert read_events(tmp_path / "events.rank1.jsonl")
+
+
+def test_timed_hands_through_every_item_and_counts_the_waits(tmp_path):
+    with RunLog(tmp_path, Solo()) as log:
+        assert list(log.timed(iter("abc"), "data_wait", epoch=4)) == ["a", "b", "c"]
+    (event,) = read_events(tmp_path / "events.rank0.jsonl")
+    assert (event["name"], event["epoch"], event["count"]) == ("data_wait", 4, 3)
+    assert 0 <= event["max"] <= event["seconds"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(UserError, match="absent"):
+        RunLog(tmp_path / "absent", Solo())
+
+
+def test_a_rank_that_raises_says_so_while_its_phase_is_still_the_one_that_failed(tmp_path):
+    told = []
+
+    class Told(Solo):
+        def enter(self, phase):
+            told.append(phase)
+
+        def fail(self, reason):
+            told.append(reason)
+
+    with (
+        pytest.raises(ValueError),
+        RunLog(tmp_path, Told()) as log,
+        log.span("run"),
+        log.span("epoch", epoch=3),
+    ):
+        raise ValueError("by hand")
+    assert told[:3] == ["run", "epoch 3", "ValueError: by hand"]
+    assert all(word == "ValueError: by hand" for word in told[2:])
+
+
+def test_a_survivor_leaves_the_log_alone_when_rank_0_has_closed_it(tmp_path):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"):
+        pass
+    survivor = Watched(rank=1, size=2)
+    with RunLog(tmp_path, survivor) as log, log.span("run"):
+        survivor.lose(Loss(0, "n0", "epoch 2", "ValueError"))
+    assert [r["key"] for r in mllog(tmp_path)].count("run_stop") == 1
+
+
+def test_a_survivor_closes_the_log_of_a_killed_rank_0(tmp_path, monkeypatch):
+    monkeypatch.setattr("mlhpc.common.timing.runlog.RANK_0_MAY_STILL_WRITE_S", 0.1)
+    (tmp_path / "run.log").touch()
+    survivor = Watched(rank=1, size=2)
+    with RunLog(tmp_path, survivor) as log, log.span("run"):
+        survivor.lose(Loss(0, "n0", "epoch 2", "killed"))
+    assert [r["key"] for r in mllog(tmp_path)] == ["run_stop"]
+
+
+@pytest.mark.parametrize("full", ["run.log", "events.rank0.jsonl"])
+def test_a_record_that_cannot_be_written_ends_the_run_in_one_line(tmp_path, full, capfd):
+    """/dev/full takes no byte: the disk is full in the middle of a run."""
+    (tmp_path / full).symlink_to("/dev/full")
+    reached = False
+    with (
+        pytest.raises(UserError, match=f"{tmp_path}: No space left on device"),
+        RunLog(tmp_path, Solo()) as log,
+        log.span("run"),
+        log.span("epoch", epoch=1),
+    ):
+        reached = True
+    assert not reached, "training does not go on without its record"
+    assert capfd.readouterr().err == "", "nothing of logging's own"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, request, number):
+    """mlperf-logging catches every exception while it writes a record, and goes on."""
+    encode, sent = mllog_module._encode_log, []
+
+    def signalled(*words):
+        if "eval_start" in words and not sent:
+            sent.append(number)
+            os.kill(os.getpid(), number)
+        return encode(*words)
+
+    monkeypatch.setattr(mllog_module, "_encode_log", signalled)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # tests in the background are deaf to it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    with (
+        pytest.raises((UserError, KeyboardInterrupt)),
+        RunLog(tmp_path, Solo()) as log,
+        _heeding_signals(Solo()),
+        log.span("run"),
+    ):
+        with log.span("epoch", epoch=1), log.span("eval", epoch=1):
+            pass
+        raise AssertionError("the run goes on")
+    stops = [record["metadata"]["status"] for record in mllog(tmp_path) if record["key"] == "run_stop"]
+    assert sent and stops == ["aborted"]
+
+
+def test_an_epoch_says_its_updates_in_the_log(tmp_path):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"), log.span("epoch", epoch=2, step=30) as ended:
+        ended["step"] = 37
+    told = [r["metadata"]["step_num"] for r in mllog(tmp_path) if r["key"] in ("epoch_start", "epoch_stop")]
+    assert told == [30, 37]

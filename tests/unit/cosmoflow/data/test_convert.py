@@ -1,0 +1,219 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from helpers.thread_world import on_ranks
+from helpers.unpacked import content
+
+from mlhpc.common.data.manifest import index, load, verify
+from mlhpc.common.formats.tfrecord import read_examples
+from mlhpc.common.ranks.world import Solo, World
+from mlhpc.cosmoflow.data import convert as module
+from mlhpc.cosmoflow.data.convert import convert, find_universes
+from mlhpc.errors import UserError
+
+SIZE, SAMPLE = 12, 4
+
+
+def write_universe(path: Path, seed: int, size: int = SIZE) -> None:
+    rng = np.random.default_rng(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        file["full"] = rng.poisson(3, (size, size, size, 4)).astype(np.int16)
+        file["unitPar"] = rng.uniform(-1, 1, 4).astype(np.float32)
+        file["namePar"] = "published files hold more than is read"
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    for i in range(4):
+        write_universe(tmp_path / "raw" / f"2168{i % 2}" / f"ics_a{i}.hdf5", seed=i)
+    return tmp_path / "raw"
+
+
+def run(raw: Path, out: Path, world: World | None = None, gzip: bool = True, workers: int = 2) -> None:
+    convert(raw, out, SAMPLE, gzip, 0.25, world or Solo(), workers)
+
+
+def reference(path: Path) -> list[np.ndarray]:
+    """The public reference's order (mlcommons/hpc, cosmoflow/prepare.py): np.split over three axes."""
+    with h5py.File(path) as file:
+        x = file["full"][:]
+    cuts = SIZE // SAMPLE
+    return [
+        xijk
+        for xi in np.split(x, cuts, axis=0)
+        for xij in np.split(xi, cuts, axis=1)
+        for xijk in np.split(xij, cuts, axis=2)
+    ]
+
+
+@pytest.mark.parametrize("gzip", [False, True])
+def test_samples_are_those_of_the_reference_in_its_order(raw: Path, tmp_path: Path, gzip: bool) -> None:
+    out = tmp_path / "out"
+    run(raw, out, gzip=gzip)
+    seen = 0
+    for universe in find_universes(raw, 0.25):
+        with h5py.File(universe.path) as file:
+            parameters = file["unitPar"][:]
+        for i, cube in enumerate(reference(universe.path)):
+            name = f"{universe.path.parent.name}_{universe.path.stem}_{i:03d}.tfrecord"
+            path = out / universe.folder / name
+            assert (path.read_bytes()[:2] == b"\x1f\x8b") is gzip
+            ((x, y),) = read_examples(path)
+            assert np.array_equal(np.frombuffer(x, "<i2").reshape(cube.shape), cube)
+            assert np.array_equal(y, parameters)
+            seen += 1
+    assert seen == 4 * 27 == len(content(out)) - 1
+
+
+def test_a_universe_that_the_manifest_lists_and_is_gone_is_named(raw: Path, tmp_path: Path) -> None:
+    (raw / "README").write_text("of the site")
+    index(raw, {}, Solo(), 1)
+    (raw / "README").unlink()
+    run(raw, tmp_path / "whole")
+    gone = raw / "21681" / "ics_a3.hdf5"
+    gone.unlink()
+    with pytest.raises(UserError) as said:
+        run(raw, tmp_path / "out")
+    assert str(said.value) == f"{gone}: missing, and the manifest lists it; see: mlhpc data verify {raw}"
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_manifest_tells_the_facts(raw: Path, tmp_path: Path) -> None:
+    run(raw, tmp_path / "out")
+    made = load(tmp_path / "out")
+    assert made.facts == {
+        "benchmark": "cosmoflow",
+        "samples": {"train": 81, "validation": 27},
+        "sample_shape": [4, 4, 4, 4],
+        "dtype": "int16",
+        "gzip": True,
+        "made": "converted from 4 universes of 12³ voxels in raw",
+    }
+    assert len(made.folder("train")) == 81 and len(made.folder("validation")) == 27
+    assert verify(tmp_path / "out", workers=2) == []
+
+
+def test_any_number_of_ranks_and_workers_writes_the_same_bytes(raw: Path, tmp_path: Path) -> None:
+    run(raw, tmp_path / "one", workers=1)
+    assert on_ranks(2, 4, lambda world: run(raw, tmp_path / "eight", world, workers=3)) == [None] * 8
+    assert content(tmp_path / "eight") == content(tmp_path / "one")
+
+
+def test_a_second_run_keeps_what_is_complete(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    run(raw, out)
+    before = content(out)
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*.tfrecord")}
+    lost = sorted(times)[40]
+    lost.unlink()
+    slabs: list[int] = []
+    real = module._read_slab
+
+    def spy(path: Path, start: int, planes: int) -> object:
+        slabs.append(start)
+        return real(path, start, planes)
+
+    monkeypatch.setattr(module, "_read_slab", spy)
+    run(raw, out)
+    assert content(out) == before
+    assert len(slabs) == 1  # only the slab that the lost sample is in
+    assert all(path.stat().st_mtime_ns == times[path] for path in times if path != lost)
+
+
+def test_the_split_is_by_universe_and_fixed(raw: Path) -> None:
+    universes = find_universes(raw, 0.25)
+    assert [u.name for u in universes] == ["21680_ics_a0", "21680_ics_a2", "21681_ics_a1", "21681_ics_a3"]
+    # Written down once: a change would move samples between training and validation.
+    assert [u.name for u in universes if u.folder == "validation"] == ["21680_ics_a0"]
+    assert {u.folder for u in find_universes(raw, 0)} == {"train"}
+    counts = {f: sum(u.folder == "validation" for u in find_universes(raw, f)) for f in (0.01, 0.5, 0.99)}
+    assert counts == {0.01: 1, 0.5: 2, 0.99: 3}
+    held = [{u.name for u in find_universes(raw, f) if u.folder == "validation"} for f in (0.25, 0.5, 0.75)]
+    assert held[0] < held[1] < held[2]
+
+
+def test_universes_at_the_top_have_no_folder_in_their_name(tmp_path: Path) -> None:
+    write_universe(tmp_path / "raw" / "u.h5", seed=1)
+    run(tmp_path / "raw", tmp_path / "out")
+    assert (tmp_path / "out" / "train" / "u_026.tfrecord").exists()
+
+
+def damaged(raw: Path) -> None:
+    os.truncate(raw / "21681" / "ics_a3.hdf5", 3000)
+
+
+def of_another_size(raw: Path) -> None:
+    write_universe(raw / "21681" / "ics_a3.hdf5", seed=9, size=8)
+
+
+def without_parameters(raw: Path) -> None:
+    with h5py.File(raw / "21681" / "ics_a3.hdf5", "a") as file:
+        del file["unitPar"]
+
+
+def of_another_type(raw: Path) -> None:
+    with h5py.File(raw / "21681" / "ics_a3.hdf5", "a") as file:
+        full = file["full"][:]
+        del file["full"]
+        file["full"] = full.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "spoil, words",
+    [
+        (damaged, "cannot be read"),
+        (of_another_size, r"shape \(8, 8, 8, 4, 4\)"),
+        (without_parameters, "no dataset 'unitPar' of float32 with 1 axes"),
+        (of_another_type, "no dataset 'full' of int16 with 4 axes"),
+    ],
+)
+def test_a_universe_that_is_none_is_named_by_every_rank(
+    raw: Path, tmp_path: Path, spoil: Callable[[Path], None], words: str
+) -> None:
+    spoil(raw)
+    errors = on_ranks(1, 3, lambda world: run(raw, tmp_path / "out", world))
+    assert len({str(error) for error in errors}) == 1
+    with pytest.raises(UserError, match=rf"21681/ics_a3\.hdf5: .*{words}"):
+        raise errors[0]  # type: ignore[misc]
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_done_is_said_in_one_line(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="12 × 12 × 12 voxels do not divide into samples of 5³"):
+        convert(raw, out, 5, True, 0.25, Solo(), 1)
+    with pytest.raises(UserError, match=r"--validation 1\.0: give a fraction"):
+        convert(raw, out, SAMPLE, True, 1.0, Solo(), 1)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="empty: no universe"):
+        run(tmp_path / "empty", out)
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        run(raw / "nowhere", out)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="Not a directory"):
+        run(raw, tmp_path / "file" / "out")
+
+
+def test_samples_of_another_kind_are_neither_kept_nor_written_over(raw: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(raw, out, gzip=True)
+    before = content(out)
+    with pytest.raises(UserError, match="another --sample or compression; convert into an empty folder"):
+        run(raw, out, gzip=False)
+    with pytest.raises(UserError, match="another --sample or compression"):
+        convert(raw, out, 6, True, 0.25, Solo(), 1)
+    assert content(out) == before
+
+
+def test_files_of_another_origin_are_found(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    (tmp_path / "out" / "train" / "foreign.tfrecord").write_bytes(b"?")
+    with pytest.raises(UserError, match="109 files, 108 were converted"):
+        run(raw, tmp_path / "out")

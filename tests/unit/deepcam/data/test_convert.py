@@ -1,0 +1,247 @@
+"""HDF5 samples to .npy pairs: the same values, whoever shares the work, however often it is started."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from helpers.deepcam_files import (
+    CHANNELS,
+    SHAPE,
+    as_the_reference_reads,
+    fields,
+    make_data_set,
+    mask,
+    write_sample,
+    write_statistics,
+)
+from helpers.thread_world import on_ranks
+
+from mlhpc.common.data.manifest import index, load, verify
+from mlhpc.common.files import atomic
+from mlhpc.common.formats import npy
+from mlhpc.common.ranks.world import Solo
+from mlhpc.deepcam.data import hdf5
+from mlhpc.deepcam.data.convert import convert
+from mlhpc.deepcam.data.sample import Reader, list_samples
+from mlhpc.errors import UserError
+
+LARGE = (64, 64, 16)
+
+
+@pytest.fixture
+def source(tmp_path):
+    return make_data_set(tmp_path / "source")
+
+
+def contents(root):
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_values_are_those_of_the_source(source, tmp_path):
+    convert(source, tmp_path / "out", False, Solo(), 2)
+    for path in source.glob("*/*.h5"):
+        made = tmp_path / "out" / path.parent.name
+        with h5py.File(path) as file:
+            x = np.load(made / f"{path.stem}.npy")
+            assert x.dtype == np.float32 and np.array_equal(x, file["climate/data"][:])
+            y = np.load(made / f"{path.stem.replace('data', 'label')}.npy")
+            assert y.dtype == np.uint8 and np.array_equal(y, file["climate/labels_0"][:])
+    assert (tmp_path / "out/stats.h5").read_bytes() == (source / "stats.h5").read_bytes()
+    assert len(list((tmp_path / "out").rglob("*.*"))) == 2 * 11 + 3
+    made = load(tmp_path / "out")
+    assert made.facts == {
+        "benchmark": "deepcam",
+        "samples": {"train": 6, "validation": 5},
+        "sample_shape": list(SHAPE),
+        "format": "npy",
+        "dtype": "float32",
+        "converted_from": "source",
+    }
+    assert verify(tmp_path / "out", workers=1) == []
+
+
+def test_any_number_of_ranks_and_workers_writes_the_same_bytes(source, tmp_path):
+    convert(source, tmp_path / "one", False, Solo(), 1)
+    assert on_ranks(2, 2, lambda world: convert(source, tmp_path / "four", False, world, 3)) == [None] * 4
+    assert contents(tmp_path / "four") == contents(tmp_path / "one")
+
+
+def test_a_second_start_makes_what_is_missing_alone(source, tmp_path):
+    out = tmp_path / "out"
+    convert(source, out, False, Solo(), 2)
+    before = contents(out)
+    kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
+    lost = sorted(kept)[0], sorted(kept)[-1]  # a field and a mask
+    for path in lost:
+        path.unlink()
+    (out / "train" / ".data-0003.npy.elsewhere.1.part").write_bytes(b"left by a killed process")
+    convert(source, out, False, Solo(), 2)
+    assert contents(out) == before
+    redone = {path for path in kept if path.stat().st_ino != kept[path]}
+    assert len(redone) <= 4
+
+
+def test_a_source_that_was_replaced_is_converted_anew_and_no_other(source, tmp_path):
+    out = tmp_path / "out"
+    convert(source, out, False, Solo(), 2)
+    kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
+    replaced = source / "train" / "data-0003.h5"
+    size = replaced.stat().st_size
+    write_sample(replaced, seed=77)
+    assert replaced.stat().st_size == size
+    convert(source, out, False, Solo(), 2)
+    pair = out / "train/data-0003.npy", out / "train/label-0003.npy"
+    assert np.array_equal(np.load(pair[0]), fields(77)) and np.array_equal(np.load(pair[1]), mask(77))
+    assert {path for path, inode in kept.items() if path.stat().st_ino != inode} == set(pair)
+    assert verify(out, workers=1) == []
+
+
+def test_a_file_system_of_whole_seconds_keeps_what_is_complete(source, tmp_path):
+    out = tmp_path / "out"
+    convert(source, out, False, Solo(), 2)
+    for path in out.glob("*/*.npy"):
+        os.utime(path, (int(path.stat().st_mtime),) * 2)
+    kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
+    convert(source, out, False, Solo(), 2)
+    assert {path: path.stat().st_ino for path in kept} == kept
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(source, tmp_path, monkeypatch):
+    def full(fd, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(npy.atomic, "write_all", full)
+        patch.setattr(atomic, "write_bytes", Path.write_bytes)
+        with pytest.raises(
+            UserError, match=r"data-0000\.npy: cannot be written: No space left .*; free some"
+        ):
+            convert(source, tmp_path / "out", False, Solo(), 1)
+    assert not list(tmp_path.rglob("*.npy")) and not list(tmp_path.rglob("*.part"))
+
+
+def test_float16_samples_are_never_of_two_statistics(source, tmp_path):
+    """As when a conversion is cut off, the statistics are made again, and it is started again."""
+    out = tmp_path / "out"
+    bad = source / "validation" / "data-0104.h5"
+    good = bad.read_bytes()
+    bad.write_bytes(b"cut off here")
+    with pytest.raises(UserError, match=r"data-0104\.h5"):
+        convert(source, out, True, Solo(), 1)
+    bad.write_bytes(good)
+    half = contents(out)
+    assert any(name.endswith(".npy") for name in half) and "manifest.json" not in half
+    before = (source / "stats.h5").read_bytes()
+    write_statistics(source / "stats.h5", high=np.full(CHANNELS, 1e6, np.float32))
+    with pytest.raises(UserError, match="made with another statistics; remove it"):
+        convert(source, out, True, Solo(), 1)
+    assert contents(out) == half
+    (source / "stats.h5").write_bytes(before)
+    convert(source, out, True, Solo(), 1)
+    convert(source, tmp_path / "at once", True, Solo(), 1)
+    assert contents(out) == contents(tmp_path / "at once")
+
+
+def test_float16_holds_the_normalised_values_and_says_so(source, tmp_path):
+    out = tmp_path / "out"
+    convert(source, out, True, Solo(), 2)
+    facts = load(out).facts
+    statistics = hdf5.read_statistics(source, CHANNELS)
+    assert facts["dtype"] == "float16"
+    assert facts["normalised_by"] == {"minimum": [*statistics.minimum], "maximum": [*statistics.maximum]}
+    reader = Reader(SHAPE, hdf5.read_statistics(out, CHANNELS))
+    for made, path in zip(list_samples(out / "train"), list_samples(source / "train"), strict=True):
+        assert np.load(made).dtype == np.float16
+        x, y = np.empty(SHAPE, np.float32), np.empty(SHAPE[:2], np.uint8)
+        reader.read(made, x, y)
+        expected, classes = as_the_reference_reads(path, source / "stats.h5")
+        # Rounded to a float16 of 11 bits, below 2^-14 to the nearest 2^-24.
+        assert np.all(np.abs(x - expected) <= np.maximum(2.0**-11 * np.abs(expected), 2.0**-25))
+        assert np.array_equal(y, classes)
+
+
+def test_what_is_known_of_the_source_goes_along(source, tmp_path):
+    (source / "manifest.json").write_text(
+        '{"version": 1, "facts": {"simulation": {"seed": 7}, "samples": {"train": 6}}, "files": []}'
+    )
+    convert(source, tmp_path / "out", False, Solo(), 1)
+    assert load(tmp_path / "out").facts["simulation"] == {"seed": 7}
+    assert load(tmp_path / "out").facts["samples"] == {"train": 6, "validation": 5}
+
+
+@pytest.mark.parametrize(
+    "spoil, words",
+    [
+        (lambda s: (s / "stats.h5").unlink(), "stats.h5: missing"),
+        (lambda s: os.truncate(s / "train/data-0004.h5", 5000), "data-0004.h5: cannot be read"),
+        (
+            lambda s: write_sample(s / "validation/data-0101.h5", 1, None, mask(1) + 1),
+            "data-0101.h5: climate/labels_0 is 3",
+        ),
+        (
+            lambda s: write_sample(s / "train/data-0002.h5", 1, fields(1, LARGE), mask(1, LARGE)),
+            r"data-0002.h5: .* \[64, 64, 16\]",
+        ),
+    ],
+)
+def test_every_rank_names_the_file_that_cannot_be_converted(source, tmp_path, spoil, words):
+    spoil(source)
+    errors = on_ranks(1, 3, lambda world: convert(source, tmp_path / "out", False, world, 2))
+    assert len({str(error) for error in errors}) == 1
+    with pytest.raises(UserError, match=words):
+        raise errors[0]
+    assert not list(tmp_path.rglob("*.part"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_sample_that_the_manifest_lists_and_is_gone_is_named_before_anything_is_written(source, tmp_path):
+    index(source, {}, Solo(), 1)
+    shutil.rmtree(source / "validation")
+    errors = on_ranks(1, 2, lambda world: convert(source, tmp_path / "out", False, world, 2))
+    gone = source / "validation/data-0100.h5"
+    assert {str(error) for error in errors} == {
+        f"{gone}: missing, and the manifest lists it; see: mlhpc data verify {source}"
+    }
+    assert not (tmp_path / "out").exists()
+    make_data_set(source)
+    os.truncate(source / "stats.h5", 100)
+    with pytest.raises(
+        UserError, match=r"stats\.h5: 100 bytes, the manifest says \d+; see: mlhpc data verify"
+    ):
+        convert(source, tmp_path / "out", False, Solo(), 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_manifest_lists_beside_the_samples_may_go(source, tmp_path):
+    (source / "README").write_text("of the site")
+    index(source, {}, Solo(), 1)
+    (source / "README").unlink()
+    convert(source, tmp_path / "out", False, Solo(), 1)
+    assert verify(tmp_path / "out", workers=1) == []
+
+
+def test_what_cannot_be_converted_is_said_in_one_line(source, tmp_path):
+    out = tmp_path / "out"
+    for wrong, words in (
+        (tmp_path / "nowhere", "no such folder"),
+        (tmp_path, "has none of train, validation, test"),
+    ):
+        with pytest.raises(UserError, match=words):
+            convert(wrong, out, False, Solo(), 1)
+    assert not out.exists()
+    with pytest.raises(UserError, match="is the data set to convert"):
+        convert(source, source, False, Solo(), 1)
+    convert(source, out, False, Solo(), 1)
+    with pytest.raises(UserError, match="is converted already"):
+        convert(out, tmp_path / "again", False, Solo(), 1)
+    before = contents(out)
+    with pytest.raises(UserError, match="made with another dtype, statistics; remove it or give"):
+        convert(source, out, True, Solo(), 1)
+    assert contents(out) == before
+    (out / "train" / "foreign").touch()
+    with pytest.raises(UserError, match="24 files, 23 were converted"):
+        convert(source, out, False, Solo(), 1)

@@ -1,0 +1,66 @@
+"""What ``mlhpc run`` says: its last line, and why a run cannot be resumed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlhpc import run as module
+from mlhpc.benchmarks import load
+from mlhpc.common.training.checkpoint import Checkpoint, save
+from mlhpc.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "staging, said", [({"files": 2}, "1.85 s, staging included;"), (None, "1.85 s, nothing was staged;")]
+)
+def test_the_last_line_says_whether_staging_is_in_the_time(staging: Any, said: str) -> None:
+    result = {
+        "benchmark": "deepcam", "preset": "smoke", "resumed": False, "staging": staging,
+        "target": {"label": "IoU", "value": 0.5, "best": 0.3, "reached": False}, "time_to_train_s": 1.85,
+    }  # fmt: skip
+    assert said in module._last_line(result, Path("out"))
+
+
+def saved(folder: Path, *settings: str) -> Path:
+    run = load.load("deepcam", "smoke", settings)
+    save(folder, Checkpoint(1, 7, load.dumps(run), [np.zeros(1)], [[]]))
+    return folder
+
+
+def test_a_refused_resume_says_which_settings_differ(tmp_path: Path) -> None:
+    saved(tmp_path, "training.max_epochs=4")
+    assert module._seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=4"])) == 7
+    with pytest.raises(UserError) as said:
+        module._seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=9"]))
+    assert str(said.value) == (
+        f"{tmp_path} was run with other settings: training.max_epochs was 4, now 9; resume with those in "
+        f"{tmp_path}/config.toml"
+    )
+
+
+def test_of_many_settings_that_differ_three_are_told(tmp_path: Path) -> None:
+    saved(tmp_path)
+    other = [
+        "training.max_epochs=9",
+        "network.width=0.1",
+        "training.eval_batch_size=1",
+        "data.eval_samples=3",
+    ]
+    with pytest.raises(
+        UserError, match=r"other settings: ([^;]* was [^;]*, now [^;]*; ){3}and 1 more; resume"
+    ):
+        module._seed_of(tmp_path, load.load("deepcam", "smoke", other))
+
+
+def test_the_division_alone_is_no_other_setting(tmp_path: Path) -> None:
+    saved(tmp_path)
+    other = load.load("deepcam", "smoke").model_copy(update={"division": "closed"})
+    assert module._seed_of(tmp_path, other) == 7
+
+
+def test_another_benchmark_is_named(tmp_path: Path) -> None:
+    saved(tmp_path)
+    with pytest.raises(UserError, match=r"benchmark was deepcam, now cosmoflow; .* more; resume with"):
+        module._seed_of(tmp_path, load.load("cosmoflow", "smoke"))

@@ -1,0 +1,483 @@
+"""Studies: what is planned, run and measured. A stand-in takes the place of ``mlhpc run``: it leaves the record of
+a run whose steps took as long as it is told."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+
+import pytest
+from scipy import stats
+
+from mlhpc import cli
+from mlhpc.benchmarks import load
+from mlhpc.run_processes import locked
+from mlhpc.study import parse_axes
+from mlhpc.submission.report.study import read
+
+STAND_IN = """\
+import json, os, pathlib, signal, sys
+from mlhpc.benchmarks import load
+here, words = pathlib.Path(__file__).parent, sys.argv[4:]
+with (here / "calls").open("a") as calls:
+    calls.write(json.dumps(words) + "\\n")
+given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+run = load.load(words[0], words[words.index("--preset") + 1], given)
+out = pathlib.Path(words[words.index("--out") + 1])
+out.mkdir(parents=True)
+seconds, wait, *batches = json.loads((here / "seconds").read_text()).get(out.name, [2.0, 0.5])
+if seconds < 0:
+    print("there is no more memory")
+    if seconds == -2:
+        out.rmdir()
+    if seconds == -9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(2)
+(out / "config.toml").write_text(load.dumps(run))
+(out / "env.json").write_text(json.dumps({"cpu": "a processor", "cores": 2, "commit": "0123456789abcdef"}))
+kept = 7 if out.name == "run-2" else 0
+warm, ranks = run.study.warmup_steps, int(words[words.index("--ranks") + 1]) if "--ranks" in words else 1
+count = batches[0] if batches else warm + run.study.steps
+events = [
+    {"t": 0.0, "event": "note", "name": "facts", "ranks": ranks},
+    {"t": 1.0, "event": "begin", "name": "run"},
+    {"t": 1.5, "event": "begin", "name": "train", "epoch": 1},
+    *({"t": 1.4, "event": kind, "name": "staging", "seconds": 0.4, "kept": kept}
+      for kind in ("end", "note") if "--stage" in words),
+    {"t": 9.0, "event": "mark", "name": "warm", "waited": {"data_wait": 7.0}},
+    {"t": 9.0 + seconds, "event": "timed", "name": "data_wait", "seconds": 7.0 + wait, "epoch": 1, "count": count},
+    {"t": 9.0 + seconds, "event": "end", "name": "train", "epoch": 1, "seconds": 7.5 + seconds},
+    {"t": 99.0, "event": "end", "name": "run", "seconds": 98.0},
+]
+lines = [json.dumps(e) for e in events if warm or e["event"] != "mark"]
+(out / "events.rank0.jsonl").write_text("\\n".join(lines) + "\\n")
+sys.exit(1)
+"""
+
+
+class Site:
+    def __init__(self, folder):
+        self.folder, self.out = folder, folder / "study"
+        for name in ("data", "jpeg", "lmdb"):
+            (folder / name).mkdir()
+        (folder / "stand_in.py").write_text(STAND_IN)
+        python = folder / "python"
+        python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {folder / "stand_in.py"} "$@"\n')
+        python.chmod(0o755)
+        self.takes()
+
+    def takes(self, **seconds):
+        """Seconds of the measured steps of each repeat, and those of them that are waited for data."""
+        told = {f"run-{name.removeprefix('run')}": value for name, value in seconds.items()}
+        (self.folder / "seconds").write_text(json.dumps(told))
+
+    def study(self, *more, benchmark="cosmoflow"):
+        words = ["study", benchmark, "--data", self.folder / "data", "--out", self.out, *more]
+        return cli.main([str(word) for word in words])
+
+    def calls(self):
+        path = self.folder / "calls"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def settings(self):
+        """Of each call: what it was given by --set, and its options."""
+        found = []
+        for words in self.calls():
+            given = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--set")
+            options = {words[i]: words[i + 1] for i in range(1, len(words) - 1) if words[i].startswith("--")}
+            found.append(options | given)
+        return found
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    site = Site(tmp_path)
+    monkeypatch.setattr("mlhpc.run_processes.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return site
+
+
+def test_throughput_is_of_the_steps_after_the_warm_up(site):
+    site.takes(run1=[4.0, 1.0])
+    assert site.study("--vary", "batch=8", "--repeats", "1", "--steps", "20", "--warmup", "3") == 0
+    (cell,) = read(site.out).cells
+    (run,) = cell.runs
+    assert run.samples_per_s == pytest.approx(20 * 8 / 4.0)
+    assert run.step_s == pytest.approx(4.0 / 20)
+    assert run.wait_share == pytest.approx(1.0 / 4.0)
+
+
+def test_without_warm_up_all_steps_are_measured(site):
+    site.takes(run1=[4.0, 1.0])
+    assert site.study("--vary", "batch=8", "--repeats", "1", "--steps", "20", "--warmup", "0") == 0
+    (run,) = read(site.out).cells[0].runs
+    assert run.seconds == pytest.approx(9.0 + 4.0 - 1.5) and run.wait_s == pytest.approx(8.0)
+
+
+def test_the_interval_over_repeats_is_that_of_students_t(site, capsys):
+    seconds = [2.0, 2.1, 2.3, 1.9, 2.2]
+    site.takes(**{f"run{i}": [s, 0.0] for i, s in enumerate(seconds, 1)})
+    assert site.study("--vary", "batch=8", "--steps", "10") == 0
+    rates = [10 * 8 / s for s in seconds]
+    mean, error = sum(rates) / 5, stats.sem(rates)
+    low, high = stats.t.interval(0.95, 4, loc=mean, scale=error)
+    (cell,) = read(site.out).cells
+    assert cell.samples_per_s.interval == pytest.approx((mean, low, high))
+    assert cell.variability == pytest.approx(2.3 / 1.9 - 1)
+    assert f"{low:.2f} – {high:.2f}" in capsys.readouterr().out
+    told = json.loads((site.out / "study.json").read_text())["cells"][0]
+    assert told["samples_per_s"]["low95"] == pytest.approx(low) and len(told["runs"]) == 5
+
+
+def test_every_combination_is_run_with_the_batch_times_the_ranks(site):
+    assert site.study("--vary", "ranks=1,2", "--vary", "batch=4,8", "--repeats", "1") == 0
+    found = [
+        (call.get("--ranks", "1"), call["hyperparameters.global_batch_size"]) for call in site.settings()
+    ]
+    assert found == [("1", "4"), ("1", "8"), ("2", "8"), ("2", "16")]
+    assert read(site.out).axes == ("batch", "ranks")
+
+
+def test_without_a_batch_the_global_batch_stays(site):
+    """Strong scaling: the local batch is what ranks make of the preset's."""
+    assert site.study("--vary", "ranks=1,2", "--repeats", "1") == 0
+    whole = load.load("cosmoflow", "smoke").hyperparameters.global_batch_size
+    study = read(site.out)
+    assert [c.settings["batch"] for c in study.cells] == [whole, whole // 2]
+    assert study.axes == ("ranks",), "one curve over ranks, not one for each local batch"
+
+
+def test_a_setting_of_the_configuration_is_varied_by_its_name(site):
+    words = (
+        "--vary",
+        "network.name=lenet,resnet101",
+        "--vary",
+        "loading.loader=threads,dali",
+        "--repeats",
+        "1",
+    )
+    assert site.study(*words, benchmark="resnet50") == 0
+    found = {(c["network.name"], c["loading.loader"]) for c in site.settings()}
+    assert len(found) == 4 and ('"lenet"', '"dali"') in found
+    assert read(site.out).axes == ("network.name", "loading.loader")
+
+
+def test_formats_and_storage_are_places(site):
+    data = f"data={site.folder / 'jpeg'},{site.folder / 'lmdb'}"
+    stage = site.folder / "stage"
+    assert (
+        site.study("--vary", data, "--vary", "storage=shared,staged", "--stage", stage, "--repeats", "1") == 0
+    )
+    found = {(call["--data"].rpartition("/")[2], call.get("--stage")) for call in site.settings()}
+    assert found == {(f, s) for f in ("jpeg", "lmdb") for s in (None, str(stage))}
+    assert read(site.out).values("storage") == ["shared", "staged"]
+
+
+def test_repeats_go_round_the_cells_with_the_same_seeds_and_cold_caches(site):
+    assert site.study("--vary", "batch=4,8", "--repeats", "2") == 0
+    found = [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()]
+    assert found == [("4", "1"), ("8", "1"), ("4", "2"), ("8", "2")]
+    assert all("--evict" in words for words in site.calls())
+
+
+def test_no_run_of_a_study_calls_itself_closed(site):
+    site.study("--preset", "closed", "--vary", "batch=64", "--repeats", "1")
+    assert site.settings()[0]["division"] == "open"
+
+
+def test_a_second_start_makes_only_what_is_not_made(site):
+    assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
+    assert site.study("--vary", "batch=8,16", "--repeats", "2") == 0
+    found = [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()]
+    assert found == [("4", "1"), ("8", "1"), ("16", "1"), ("8", "2"), ("16", "2")]
+    assert [len(cell.runs) for cell in read(site.out).cells] == [1, 2, 2]
+
+
+def test_a_cell_is_the_same_whichever_settings_are_varied(site):
+    assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
+    assert site.study("--vary", "batch=8", "--vary", "loading.workers=2,3", "--repeats", "1") == 0
+    assert len(site.calls()) == 3 and len(read(site.out).cells) == 3
+
+
+def test_a_cell_that_fails_is_told_and_the_others_go_on(site, capsys):
+    site.takes(run1=[-1, 0])
+    assert site.study("--vary", "batch=4,8", "--repeats", "2") == 1
+    assert len(site.calls()) == 2, "a cell that failed is not tried again in the same call"
+    study = read(site.out)
+    assert all(cell.failures == ("run-1: there is no more memory",) for cell in study.cells)
+    assert "there is no more memory" in capsys.readouterr().out
+    assert "there is no more memory" in (site.out / "study.html").read_text()
+    site.takes()
+    assert site.study("--vary", "batch=4,8", "--repeats", "2") == 0
+    assert not any(cell.failures for cell in read(site.out).cells)
+
+
+def test_the_task_of_an_array_makes_its_run_alone(site):
+    for number in (4, 1):
+        assert site.study("--vary", "batch=4,8", "--repeats", "2", "--number", number) == 0
+    assert [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()] == [
+        ("8", "2"),
+        ("4", "1"),
+    ]
+    assert [len(cell.runs) for cell in read(site.out).cells] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--vary", "batch"], "not of the form KEY=A,B"),
+        (["--vary", "bach=8"], "did you mean 'batch'"),
+        (["--vary", "network.wdth=1,2"], "did you mean 'network.width'"),
+        (["--vary", "batch=8", "--vary", "batch=16"], "twice"),
+        (["--vary", "batch=0"], "whole numbers of 1 or more"),
+        (["--vary", "ranks=two"], "whole numbers of 1 or more"),
+        (["--vary", "ranks=3"], "ranks=3: a global batch of 16 samples cannot be shared equally by 3 ranks"),
+        (["--vary", "storage=sharde"], "did you mean 'shared'"),
+        (["--vary", "storage=staged"], "give --stage"),
+        (["--vary", "data=/nowhere/at/all"], "no data set is there"),
+        (
+            ["--vary", "batch=1024"],
+            "batch=1024: 5 steps of warm-up and 20 to measure are more than the 2 of an epoch",
+        ),
+        (["--vary", "batch=8", "--steps", "0"], "--steps 0"),
+        (["--vary", "batch=8", "--repeats", "0"], "--repeats 0"),
+        (["--vary", "batch=8", "--warmup", "-1"], "--warmup -1"),
+        (["--vary", "batch=4,8", "--repeats", "2", "--number", "5"], "has the runs 1 to 4"),
+        (["--vary", "batch=true"], "whole numbers of 1 or more"),
+        (["--vary", "batch=,"], "names no value"),
+        (["--vary", "study.steps=0"], "a run of 0 steps would be one to the target"),
+        (
+            ["--vary", "batch=4", "--vary", "hyperparameters.global_batch_size=8,16"],
+            "one follows from the other",
+        ),
+    ],
+)
+def test_what_cannot_run_is_told_before_anything_does(site, words, told, capsys):
+    benchmark = "deepcam" if "wdth" in words[-1] else "cosmoflow"
+    (site.folder / "data").joinpath("train").mkdir()
+    assert site.study(*words, benchmark=benchmark) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 1
+    assert not site.calls()
+
+
+def test_a_run_that_failed_before_it_had_a_folder_is_told(site):
+    site.takes(run1=[-2, 0])
+    assert site.study("--vary", "batch=4", "--repeats", "1") == 1
+    (cell,) = read(site.out).cells
+    assert not list(cell.path.glob("run-*/")) and cell.failures == ("run-1: there is no more memory",)
+
+
+def test_a_run_that_was_killed_says_so_and_not_what_it_printed_before(site):
+    site.takes(run1=[-9, 0])
+    assert site.study("--vary", "batch=4", "--repeats", "1") == 1
+    (cell,) = read(site.out).cells
+    assert "ended by SIGKILL" in cell.failures[0]
+
+
+def test_a_run_of_fewer_steps_than_its_cell_says_is_not_measured(site):
+    """Its time is not that of so many steps."""
+    site.takes(run1=[2.0, 0.5, 7])
+    assert site.study("--vary", "batch=4", "--repeats", "1", "--steps", "20", "--warmup", "3") == 1
+    (cell,) = read(site.out).cells
+    assert not cell.runs and "7 batches, which are not 23 steps" in cell.failures[0]
+
+
+def test_batches_gathered_to_an_update_make_a_step(site):
+    site.takes(run1=[2.0, 0.5, 4 * 23])
+    more = ("--set", "hyperparameters.gradient_accumulation_steps=4", "--repeats", "1")
+    assert site.study("--vary", "batch=8", "--steps", "20", "--warmup", "3", *more, benchmark="resnet50") == 0
+    (run,) = read(site.out).cells[0].runs
+    assert run.samples_per_s == pytest.approx(20 * 8 / 2.0) and run.step_s == pytest.approx(0.1)
+
+
+def test_a_run_that_was_moved_to_another_cell_is_not_measured_there(site):
+    assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
+    four, eight = (cell.path for cell in read(site.out).cells)
+    shutil.rmtree(eight / "run-1")
+    shutil.copytree(four / "run-1", eight / "run-1")
+    assert [len(cell.runs) for cell in read(site.out).cells] == [1, 0]
+    assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
+    assert len(site.calls()) == 3 and [len(cell.runs) for cell in read(site.out).cells] == [1, 1]
+
+
+@pytest.mark.parametrize("damage", ["config.toml", "events.rank0.jsonl", "all"])
+def test_a_run_folder_that_is_half_there_is_made_again(site, damage):
+    assert site.study("--vary", "batch=4", "--repeats", "1") == 0
+    run = read(site.out).cells[0].runs[0].path
+    (run / damage).unlink() if damage != "all" else [path.unlink() for path in run.iterdir()]
+    (run.parent / "run-1.old").mkdir()
+    (cell,) = read(site.out).cells
+    assert not cell.runs and len(cell.failures) == 1
+    assert site.study("--vary", "batch=4", "--repeats", "1") == 0
+    (cell,) = read(site.out).cells
+    assert len(cell.runs) == 1 and not cell.failures
+
+
+def test_a_damaged_cell_is_told_before_anything_runs(site, capsys):
+    assert site.study("--vary", "batch=4", "--repeats", "1") == 0
+    (path,) = site.out.glob("*/cell.json")
+    for text in ("", "[]", "{}"):
+        path.write_text(text)
+        assert site.study("--vary", "batch=8", "--repeats", "1") == 2
+        error = capsys.readouterr().err
+        assert f"{path}: cannot be read" in error and error.count("\n") == 1
+    assert len(site.calls()) == 1
+
+
+def test_files_that_were_staged_before_are_no_staging_time(site):
+    """The second repeat found files that an interrupted run had left."""
+    assert site.study("--vary", "batch=4", "--repeats", "2", "--stage", site.folder / "stage") == 0
+    assert [run.staging_s for run in read(site.out).cells[0].runs] == [0.4, None]
+
+
+def test_one_place_is_one_cell_however_it_is_written(site, monkeypatch):
+    monkeypatch.chdir(site.folder)
+    for data in ("jpeg", "./lmdb/../jpeg", site.folder / "jpeg"):
+        assert site.study("--vary", f"data={data}", "--repeats", "1") == 0
+    monkeypatch.chdir(site.folder / "jpeg")
+    assert site.study("--vary", "data=.", "--repeats", "1") == 0
+    (cell,) = read(site.out).cells
+    assert len(site.calls()) == 1 and cell.settings["data"] == "jpeg"
+
+
+def test_places_of_one_name_are_told_apart(site):
+    """In one call or several: two data sets are two cells, and no two cells look alike."""
+    for folder in ("lustre", "local"):
+        (site.folder / folder / "imagenet").mkdir(parents=True)
+    for folder in ("lustre", "local"):
+        assert site.study("--vary", f"data={site.folder / folder / 'imagenet'}", "--repeats", "1") == 0
+    assert read(site.out).values("data") == ["lustre/imagenet", "local/imagenet"]
+    for folder in ("ssd", "ram"):
+        assert site.study("--stage", site.folder / folder, "--vary", "batch=4", "--repeats", "1") == 0
+    stages = {cell.settings["storage"] for cell in read(site.out).cells}
+    assert stages == {"shared", "staged in ssd", "staged in ram"}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("a.b=[1,1,1,1],[2,2,2,2]", [[1, 1, 1, 1], [2, 2, 2, 2]]),
+        ("a.b=1e-3,0.001,1", [0.001, 1]),
+        ("a.b=true,false", [True, False]),
+        ('a.b="a, b",c', ["a, b", "c"]),
+        ("a.b=2026-11-05", ["2026-11-05"]),
+        ("data=007,1e3,2026-11-05", ["007", "1e3", "2026-11-05"]),
+        ("data=/a b/ü.d,/c", ["/a b/ü.d", "/c"]),
+    ],
+)
+def test_values_are_taken_as_they_are_written(text, values):
+    assert list(parse_axes([text]).values()) == [values]
+
+
+def test_words_keep_the_order_in_which_they_were_given(site):
+    names = ["lenet", "alexnet", "resnet50", "resnet101"]
+    words = f"network.name={','.join(names)}"
+    assert site.study("--vary", words, "--repeats", "1", benchmark="resnet50") == 0
+    assert read(site.out).values("network.name") == names
+
+
+def test_two_ways_to_write_one_value_are_one_cell(site):
+    assert site.study("--vary", "network.width=1,1.0", "--repeats", "1", benchmark="resnet50") == 0
+    assert len(site.calls()) == 1
+
+
+def test_a_name_may_be_long_and_of_any_letters(site):
+    words = ["--vary", f"submission.platform={'ü' * 200},[red]x", "--repeats", "1"]
+    assert site.study(*words) == 0
+    assert site.study(*words, "--number", "1") == 0
+    assert len(site.calls()) == 2
+    assert all(len(path.name.encode()) < 240 for path in site.out.iterdir())
+
+
+def test_what_is_shown_is_what_was_given(site, capsys):
+    assert site.study("--vary", "submission.platform=[red]x,<b>y", "--repeats", "1") == 0
+    assert "[red]x" in capsys.readouterr().out
+    page = (site.out / "study.html").read_text()
+    assert "&lt;b&gt;y" in page and "<b>y" not in page
+
+
+def test_a_run_of_another_task_that_goes_on_is_no_failure(site):
+    assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
+    eight = read(site.out).cells[1]
+    (eight.runs[0].path / "events.rank0.jsonl").unlink()  # as it is while it runs
+    with locked(site.out, f"{eight.path.name}.1", "study"):
+        assert site.study("--vary", "batch=4,8", "--repeats", "1", "--number", "1") == 0
+        told = json.loads((site.out / "study.json").read_text())["cells"]
+    assert [(len(cell["runs"]), cell["failures"]) for cell in told] == [(1, []), (0, [])]
+
+
+def test_one_run_has_no_interval(site):
+    assert site.study("--vary", "batch=4", "--repeats", "1") == 0
+    told = json.loads((site.out / "study.json").read_text())["cells"][0]["samples_per_s"]
+    assert told["mean"] > 0 and told["low95"] is None and told["high95"] is None
+
+
+def test_ranks_spread_over_more_nodes_are_another_cell(site, monkeypatch):
+    """A job of two tasks a node, and one of one: two ranks are on one node, then on two."""
+    srun = site.folder / "srun"
+    srun.write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@" --ranks 2\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{site.folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    for nodes in ("2", "4"):
+        monkeypatch.setenv("SLURM_NTASKS", "4")
+        monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
+        assert site.study("--vary", "ranks=2", "--repeats", "1") == 0
+    study = read(site.out)
+    assert study.axes == ("ranks_per_node",) and study.values("ranks_per_node") == [1, 2]
+
+
+def test_a_folder_holds_a_study_of_one_benchmark(site, capsys):
+    assert site.study("--vary", "batch=8", "--repeats", "1") == 0
+    assert site.study("--vary", "batch=4", "--repeats", "1", benchmark="deepcam") == 2
+    assert "holds a study of cosmoflow" in capsys.readouterr().err
+
+
+def test_the_page_has_a_picture_for_each_setting_and_every_cell_in_numbers(site):
+    stage = site.folder / "stage"
+    words = ["--vary", "network.name=lenet,alexnet", "--vary", "ranks=1,2", "--vary", "batch=4,8"]
+    words += ["--vary", "storage=shared,staged", "--stage", stage, "--repeats", "2"]
+    site.takes(run1=[2.0, 0.1], run2=[3.0, 0.1])
+    assert site.study(*words, benchmark="resnet50") == 0
+    page = (site.out / "study.html").read_text()
+    for title in ("Network", "Ranks", "Local batch size", "Storage", "Variability by storage", "In numbers"):
+        assert f"<h2>{title}</h2>" in page
+    assert page.count("<tr>") == 1 + 16
+    assert "a processor" in page and "commit 0123456789ab" in page and "preset smoke" in page
+    assert "Not a result\nof the benchmark" in page
+    assert "50.0%" in page, "the slower repeat took half as long again"
+    assert "<script" not in page and "http://" not in page and "https://" not in page
+
+
+def test_small_numbers_keep_their_places_on_an_axis(site):
+    """A rate of 0.001 is not 0; an interval that reaches 0 has a place on a logarithmic axis."""
+    site.takes(run1=[1.0, 0.1], run2=[9.0, 0.1])
+    rates = "hyperparameters.sgd_opt_base_learning_rate=1e-3,1e-2"
+    assert site.study("--vary", rates, "--repeats", "2", benchmark="resnet50") == 0
+    assert [cell.samples_per_s.interval[1] for cell in read(site.out).cells] == [0, 0]
+    page = (site.out / "study.html").read_text()
+    assert ">0.001<" in page and ">0.01<" in page
+    assert "nan" not in page and "inf%" not in page
+
+
+def test_cells_may_differ_in_what_only_some_have(site):
+    """Of two presets one has no simulation to vary; curves and names then keep apart what is apart."""
+    for preset in ("smoke", "closed"):
+        assert (
+            site.study("--preset", preset, "--vary", "batch=4,8", "--repeats", "1", benchmark="resnet50") == 0
+        )
+    study = read(site.out)
+    names = [study.name(axis) for axis in study.axes]
+    assert "network.classes" in names and "data.simulation.classes" in names and len(set(names)) == len(names)
+    page = (site.out / "study.html").read_text()
+    assert page.count("<tr>") == 1 + 4 and "<h2>Local batch size</h2>" in page
+
+
+def test_long_names_get_letters_with_a_key(site):
+    names = [f"{'a very long name of a network ' * 3}{i}" for i in (1, 2)]
+    assert site.study("--vary", f"submission.platform={','.join(names)}", "--repeats", "1") == 0
+    page = (site.out / "study.html").read_text()
+    assert ">A</text>" in page and f"<b>A</b> platform {names[0]}</span>" in page
+    assert f">{names[0]}</text>" not in page

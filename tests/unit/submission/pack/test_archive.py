@@ -1,0 +1,72 @@
+"""Archives of submissions: whole ones are unpacked as they were, others are refused and leave nothing."""
+
+import io
+import random
+import tarfile
+
+import pytest
+
+from mlhpc import cli
+from mlhpc.errors import UserError
+from mlhpc.submission.pack.archive import unpack, write_archive
+
+FILES = {
+    "results/cluster/strong/cosmoflow/result_3.txt": random.Random(1).randbytes(100_000),
+    "benchmarks/cosmoflow/implementations/cluster/setup.sh": b"#!/bin/sh\n",
+    "systems/cluster.json": b"{}\n",
+}
+
+
+@pytest.fixture
+def archive(tmp_path):
+    for name, data in FILES.items():
+        path = tmp_path / "made" / "Lab" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+        path.chmod(0o755 if name.endswith(".sh") else 0o644)
+    return write_archive(tmp_path / "made", "Lab")
+
+
+def test_files_come_back_with_their_rights(archive, tmp_path):
+    tree = unpack(archive, tmp_path / "there")
+    found = {p.relative_to(tree).as_posix(): p for p in tree.rglob("*") if p.is_file()}
+    assert {name: path.read_bytes() for name, path in found.items()} == FILES
+    assert [name for name, path in found.items() if path.stat().st_mode & 0o100] == [sorted(FILES)[0]]
+
+
+def rewritten(archive, to, change):
+    """``archive`` with its members as ``change`` makes them of name and data; None drops one."""
+    with tarfile.open(archive) as old, tarfile.open(to, "w:gz") as new:
+        for member in old:
+            if changed := change(member.name, old.extractfile(member).read()):
+                info = tarfile.TarInfo(changed[0])
+                info.size = len(changed[1])
+                new.addfile(info, io.BytesIO(changed[1]))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda n, d: (n, d[:-1] + b"9") if n.endswith("result_3.txt") else (n, d), "result_3.txt is not"),
+        (lambda n, d: None if n.endswith("result_3.txt") else (n, d), "missing"),
+        (lambda n, d: (f"../{n}", d) if n.endswith("result_3.txt") else (n, d), "no submission has"),
+        (lambda n, d: None if n.endswith(".sha256") else (n, d), "checksums"),
+        (lambda n, d: (n + ".py", d) if n.endswith("setup.sh") else (n, d), "setup.sh.py is not"),
+    ],
+)  # fmt: skip
+def test_a_damaged_archive_is_refused_and_leaves_nothing(archive, tmp_path, change, said):
+    bad = rewritten(archive, tmp_path / "bad.tar.gz", change)
+    with pytest.raises(UserError, match=said):
+        unpack(bad, tmp_path / "there")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.tar.gz", "made"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", None])
+def test_what_is_no_archive_is_one_line(archive, tmp_path, content, capsys):
+    bad = tmp_path / "x.tar.gz"
+    whole = archive.read_bytes()
+    bad.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    assert cli.main(["unpack", str(bad), str(tmp_path / "there")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "there").exists()
