@@ -24,7 +24,7 @@ from mlhpc.common.data import manifest
 from mlhpc.common.files import atomic, pagecache
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.provenance import accelerators, evidence
-from mlhpc.common.ranks import launch
+from mlhpc.common.ranks import environment, launch
 from mlhpc.common.ranks.collectives import first, together
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.staging.stage import remove
@@ -67,7 +67,7 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
     # Where TensorFlow would do without oneDNN, on older CPUs, its pooling in three dimensions gives the gradient
     # to every voxel within 1e-5 of the largest.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-    threads = str(launch.threads_per_rank(launch.identify(os.environ)))
+    threads = str(environment.threads_per_rank(environment.identify(os.environ)))
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
         os.environ.setdefault(name, threads)
     try:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mlhpc.common.ranks.launch import identify
+from mlhpc.common.ranks.environment import identify
 from mlhpc.errors import UserError
 
 GRACE_S = 60.0

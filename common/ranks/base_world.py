@@ -1,13 +1,14 @@
 """What the worlds of several ranks have in common, whatever framework carries their collectives."""
 
 import fcntl
+import os
 import socket
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from mlhpc.common.ranks.launch import Place
-from mlhpc.common.ranks.rollcall import RollCall
+from mlhpc.common.ranks.environment import RankInfo
+from mlhpc.common.ranks.rollcall import Caller, RollCall
 from mlhpc.common.ranks.world import Loss
 from mlhpc.errors import UserError
 
@@ -18,10 +19,10 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 @dataclass(frozen=True)
-class Placed:
+class BaseWorld:
     """The half of a ``World`` that its launcher and its roll call answer."""
 
-    place: Place
+    place: RankInfo
     ranks: RollCall
 
     @property
@@ -57,6 +58,19 @@ class Placed:
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         self.ranks.on_loss(callback)
+
+
+def myself(place: RankInfo) -> Caller:
+    """This rank as it answers the roll call."""
+    return Caller(place.rank, place.hostname or socket.gethostname(), place.local_rank, os.getpid())
+
+
+def with_node_index(place: RankInfo, roll: Sequence[Caller]) -> RankInfo:
+    """``place`` with its node known: where the launcher does not tell, nodes count by their lowest rank."""
+    if place.node is not None:
+        return place
+    hosts = list(dict.fromkeys(caller.hostname for caller in roll))
+    return replace(place, node=hosts.index(roll[place.rank].hostname), nodes=len(hosts), hosts=tuple(hosts))
 
 
 def my_address(ranks: RollCall, leader: str) -> str:

@@ -12,8 +12,15 @@ import numpy.typing as npt
 import psutil  # type: ignore[import-untyped]  # Horovod requires it
 import tensorflow as tf
 
-from mlhpc.common.ranks.base_world import SYMPTOM_S, Placed, interface_of, my_address
-from mlhpc.common.ranks.launch import Place, myself, settled
+from mlhpc.common.ranks.base_world import (
+    SYMPTOM_S,
+    BaseWorld,
+    interface_of,
+    my_address,
+    myself,
+    with_node_index,
+)
+from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall
 from mlhpc.errors import UserError
 
@@ -24,11 +31,11 @@ HOROVOD_ENDED = "Horovod has been shut down"
 
 
 @dataclass(frozen=True)
-class HorovodWorld(Placed):
+class HorovodWorld(BaseWorld):
     """A ``World`` whose collectives are Horovod's and whose losses are the roll call's."""
 
     @classmethod
-    def start(cls, place: Place, ranks: RollCall | None, timeout_s: float = 60.0) -> Self:
+    def start(cls, place: RankInfo, ranks: RollCall | None, timeout_s: float = 60.0) -> Self:
         """Start Horovod on the ranks that answered the roll call; where the launcher did not tell where
         rank 0 is (``ranks`` is None: horovodrun, mpirun), start Horovod first and call the roll over it.
 
@@ -50,7 +57,7 @@ class HorovodWorld(Placed):
                 "from inside a container; horovodrun --check-build shows its build"
             )
         ranks = ranks or _call_roll_over_horovod(place, timeout_s)
-        world = cls(settled(place, ranks.roll), ranks)
+        world = cls(with_node_index(place, ranks.roll), ranks)
         world.barrier()
         ranks.start_beating()
         return world
@@ -103,7 +110,7 @@ def _mpi_is_there() -> bool:
     return "PMIX_RANK" in os.environ and hvd.mpi_built() and os.environ.get("HOROVOD_CONTROLLER") != "gloo"
 
 
-def _set_up_gloo(place: Place, ranks: RollCall) -> None:
+def _set_up_gloo(place: RankInfo, ranks: RollCall) -> None:
     """Do what horovodrun does without ssh: rank 0 serves Gloo's rendezvous, each rank knows its place.
 
     Variables: https://horovod.readthedocs.io/en/stable/mpirun.html and horovod/runner/gloo_run.py, 0.28.1.
@@ -156,7 +163,7 @@ def _slots(roll: Sequence[Caller]) -> list[Any]:
     return slots
 
 
-def _call_roll_over_horovod(place: Place, timeout_s: float) -> RollCall:
+def _call_roll_over_horovod(place: RankInfo, timeout_s: float) -> RollCall:
     """The roll call where only Horovod knows the way to rank 0: its address goes out by broadcast."""
     door = socket.create_server(("", 0), backlog=1024) if place.rank == 0 else None
     meeting = None

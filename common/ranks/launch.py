@@ -1,4 +1,4 @@
-"""Who this process is among the ranks of a run, from the environment its launcher gave it."""
+"""Connect the ranks of a run: the roll call first, then the framework that carries their collectives."""
 
 import atexit
 import os
@@ -6,243 +6,18 @@ import re
 import socket
 import subprocess
 import sys
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Literal
 
-from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
-from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall
+from mlhpc.common.ranks.base_world import myself
+from mlhpc.common.ranks.environment import RankInfo, identify, with_leader
+from mlhpc.common.ranks.rollcall import Meeting, RollCall
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import UserError
 
-Launcher = Literal["none", "mlhpc", "torchrun", "horovodrun", "mpirun", "srun"]
 Framework = Literal["horovod", "torch", "none"]
 """What carries the collectives of several ranks; ``none``: there can be only one."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """One rank's place in the run, as the launcher tells it.
-
-    ``node`` and ``nodes`` are None where the launcher does not tell (mpirun). ``hostname`` is the launcher's
-    name of this node, None where it has none. ``hosts`` are the nodes in order, empty where unknown.
-    ``leader`` is the host of rank 0, ``ports`` are where it may listen; None and empty where the launcher
-    does not tell. ``token`` is the same for all ranks of this start and no other.
-    """
-
-    launcher: Launcher = "none"
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    node: int | None = 0
-    nodes: int | None = 1
-    hostname: str | None = None
-    hosts: tuple[str, ...] = ()
-    leader: str | None = None
-    ports: tuple[int, ...] = ()
-    token: str = ""
-
-
-def identify(env: Mapping[str, str]) -> Place:
-    """This process's place, from the variables of whoever started it; a pure function of ``env``.
-
-    The innermost launcher counts, hence this order: ``mlhpc --ranks`` (MLHPC_RANK), torchrun
-    (TORCHELASTIC_RUN_ID, RANK), horovodrun (HOROVOD_RANK), mpirun (OMPI_COMM_WORLD_RANK of Open MPI;
-    PMI_RANK with MPI_LOCALRANKID of MPICH and Intel MPI, with PMI_LOCAL_RANK of Cray), srun
-    (SLURM_STEP_ID, SLURM_PROCID), RANK and WORLD_SIZE set by hand. The first four may run inside a job
-    step of Slurm, never the other way round. A batch script has SLURM_PROCID too, but is no job step:
-    what it starts without srun is one rank, as in a plain shell.
-
-    Raises ``UserError`` when variables are missing, are no numbers or contradict each other.
-    """
-    for launcher in (_mlhpc, _torchrun, _horovodrun, _open_mpi, _pmi, _srun, _by_hand):
-        if place := launcher(env):
-            _check(place)
-            return place
-    return Place()
-
-
-def _mlhpc(env: Mapping[str, str]) -> Place | None:
-    if "MLHPC_RANK" not in env:
-        return None
-    rank, size = _number(env, "MLHPC_RANK"), _number(env, "MLHPC_SIZE")
-    token = f"mlhpc {_text(env, 'MLHPC_TOKEN')}"
-    return Place("mlhpc", rank, size, rank, size, leader="127.0.0.1", ports=_ports(token), token=token)
-
-
-def _torchrun(env: Mapping[str, str]) -> Place | None:
-    """https://docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables"""
-    return _torch_variables(env) if "TORCHELASTIC_RUN_ID" in env else None
-
-
-def _by_hand(env: Mapping[str, str]) -> Place | None:
-    """Whoever set RANK or WORLD_SIZE meant several ranks: running as one would not be what was asked for."""
-    there = [name for name in ("RANK", "WORLD_SIZE") if name in env]
-    others = (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "MASTER_ADDR",
-    )
-    missing = [name for name in (*others, "MASTER_PORT") if not env.get(name)]
-    if there and missing:
-        raise UserError(
-            f"the environment has {' and '.join(there)} but not {', '.join(missing)}: start with torchrun, "
-            f"which sets them all, or unset {' and '.join(there)} to run as one rank"
-        )
-    return _torch_variables(env) if there else None
-
-
-def _torch_variables(env: Mapping[str, str]) -> Place:
-    leader = _text(env, "MASTER_ADDR")
-    start = [_text(env, "MASTER_PORT"), env.get("TORCHELASTIC_RUN_ID"), env.get("TORCHELASTIC_RESTART_COUNT")]
-    token = f"torchrun {leader} {start}"
-    return Place(
-        "torchrun",
-        rank=_number(env, "RANK"),
-        size=_number(env, "WORLD_SIZE"),
-        local_rank=_number(env, "LOCAL_RANK"),
-        local_size=_number(env, "LOCAL_WORLD_SIZE"),
-        node=_number(env, "GROUP_RANK"),
-        nodes=_number(env, "GROUP_WORLD_SIZE"),
-        leader=leader,
-        ports=_ports(token),
-        token=token,
-    )
-
-
-def _horovodrun(env: Mapping[str, str]) -> Place | None:
-    """horovodrun with Gloo. With MPI it calls mpirun, and the ranks see mpirun's variables."""
-    if "HOROVOD_RANK" not in env:
-        return None
-    return Place(
-        "horovodrun",
-        rank=_number(env, "HOROVOD_RANK"),
-        size=_number(env, "HOROVOD_SIZE"),
-        local_rank=_number(env, "HOROVOD_LOCAL_RANK"),
-        local_size=_number(env, "HOROVOD_LOCAL_SIZE"),
-        node=_number(env, "HOROVOD_CROSS_RANK"),
-        nodes=_number(env, "HOROVOD_CROSS_SIZE"),
-    )
-
-
-def _open_mpi(env: Mapping[str, str]) -> Place | None:
-    """https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html"""
-    if "OMPI_COMM_WORLD_RANK" not in env:
-        return None
-    return _mpirun(env, "OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-
-
-def _pmi(env: Mapping[str, str]) -> Place | None:
-    """MPICH and Intel MPI always set MPI_LOCALRANKID; Cray's PMI_LOCAL_RANK may come from srun too."""
-    if "PMI_RANK" in env and "MPI_LOCALRANKID" in env:
-        return _mpirun(env, "PMI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    if "PMI_RANK" in env and "PMI_LOCAL_RANK" in env and "SLURM_STEP_ID" not in env:
-        return _mpirun(env, "PMI_", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
-    return None
-
-
-def _mpirun(env: Mapping[str, str], prefix: str, local_rank: str, local_size: str) -> Place:
-    return Place(
-        "mpirun",
-        rank=_number(env, prefix + "RANK"),
-        size=_number(env, prefix + "SIZE"),
-        local_rank=_number(env, local_rank),
-        local_size=_number(env, local_size),
-        node=None,
-        nodes=None,
-    )
-
-
-def _srun(env: Mapping[str, str]) -> Place | None:
-    """https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES
-
-    SLURM_STEP_* describe this job step, where SLURM_NTASKS may be the job's. SLURM_LAUNCH_NODE_IPADDR is
-    not used: it is where srun was typed, a login node perhaps.
-    """
-    if "SLURM_STEP_ID" not in env or "SLURM_STEP_NUM_TASKS" not in env:
-        return None
-    size, node = _number(env, "SLURM_STEP_NUM_TASKS"), _number(env, "SLURM_NODEID")
-    hosts = expand_hosts(_text(env, "SLURM_STEP_NODELIST"))
-    tasks = expand_counts(_text(env, "SLURM_STEP_TASKS_PER_NODE"))
-    if len(hosts) != len(tasks) or sum(tasks) != size or not 0 <= node < len(hosts):
-        raise UserError(
-            f"Slurm's variables contradict each other: SLURM_STEP_NUM_TASKS {size}, "
-            f"SLURM_STEP_TASKS_PER_NODE {env['SLURM_STEP_TASKS_PER_NODE']}, "
-            f"SLURM_STEP_NODELIST {env['SLURM_STEP_NODELIST']}, SLURM_NODEID {node}; start "
-            "this with srun from a clean environment"
-        )
-    names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    token = " ".join(["slurm", _text(env, "SLURM_JOB_ID"), *(env.get(name, "") for name in names)])
-    return Place(
-        "srun",
-        rank=_number(env, "SLURM_PROCID"),
-        size=size,
-        local_rank=_number(env, "SLURM_LOCALID"),
-        local_size=tasks[node],
-        node=node,
-        nodes=len(hosts),
-        hostname=env.get("SLURMD_NODENAME", hosts[node]),
-        hosts=tuple(hosts),
-        leader=hosts[0],
-        ports=_ports(token),
-        token=token,
-    )
-
-
-def _ports(token: str) -> tuple[int, ...]:
-    """Where rank 0 may listen: eight ports that depend on the job, so that jobs which share a node seldom
-    try the same. Below 32768, where Linux starts to give ports to outgoing connections."""
-    first = zlib.crc32(token.encode())
-    return tuple(20000 + (first + 1499 * i) % 12000 for i in range(8))
-
-
-def _text(env: Mapping[str, str], name: str) -> str:
-    if not env.get(name):
-        raise UserError(
-            f"the environment has no {name}, though its launcher sets it; start all ranks with one launcher"
-        )
-    return env[name]
-
-
-def _number(env: Mapping[str, str], name: str) -> int:
-    try:
-        return int(_text(env, name))
-    except ValueError:
-        raise UserError(f"the environment has {name}={env[name]!r}: not a number") from None
-
-
-def _check(place: Place) -> None:
-    node, nodes = place.node or 0, place.nodes or 1
-    if not (
-        0 <= place.rank < place.size
-        and 0 <= place.local_rank < place.local_size <= place.size
-        and 0 <= node < nodes <= place.size
-        and place.local_rank <= place.rank
-    ):
-        raise UserError(
-            f"the variables of {place.launcher} contradict each other: rank {place.rank} of {place.size}, "
-            f"{place.local_rank} of {place.local_size} on its node, which is {node} of {nodes}; unset what "
-            "is left over from another launcher"
-        )
-
-
-def threads_per_rank(place: Place, env: Mapping[str, str] = os.environ) -> int:
-    """How many threads a rank may compute with, so that the ranks of a node do not share a core.
-
-    What Slurm gave each task (SLURM_CPUS_PER_TASK), within the cores this process may run on; otherwise
-    those cores divided among the ranks of the node, at least one.
-    """
-    cores = len(os.sched_getaffinity(0))
-    if place.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
-        return min(cores, _number(env, "SLURM_CPUS_PER_TASK"))
-    return max(1, cores // place.local_size)
 
 
 def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s: float = 60.0) -> World:
@@ -303,46 +78,11 @@ def _end(status: int) -> None:
     os._exit(status)
 
 
-def with_leader(place: Place, env: Mapping[str, str]) -> Place:
-    """``place`` of a launcher that does not tell where rank 0 is, with what else tells it: on one node,
-    this one; otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""
-    if place.launcher == "horovodrun":
-        raise UserError("horovodrun starts Horovod; start this with torchrun, srun, mpirun or --ranks")
-    job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or f"{os.getuid()} {os.getppid()}"
-    if place.local_size == place.size:
-        leader = "127.0.0.1"
-    elif "MLHPC_LEADER" in env:
-        leader = env["MLHPC_LEADER"]
-        job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or leader
-    elif "SLURM_JOB_NODELIST" in env:
-        leader = expand_hosts(env["SLURM_JOB_NODELIST"])[0]
-    else:
-        raise UserError(
-            f"{place.launcher} does not tell the ranks where rank 0 is: set MLHPC_LEADER to its host "
-            "(mpirun -x MLHPC_LEADER=...), or start with torchrun or srun"
-        )
-    token = f"{place.launcher} {job} {place.size}"
-    return replace(place, leader=leader, ports=_ports(token), token=token)
-
-
-def call_roll(place: Place, env: Mapping[str, str], timeout_s: float = 60.0) -> RollCall:
+def call_roll(place: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0) -> RollCall:
     """Meet the other ranks at the leader that the launcher named. Raises ``UserError``."""
     assert place.leader is not None
     meeting = Meeting(_addresses(place.leader, env), place.ports, place.token)
     return RollCall.call(myself(place), place.size, meeting, hosts=place.hosts, timeout_s=timeout_s)
-
-
-def myself(place: Place) -> Caller:
-    """This rank as it answers the roll call."""
-    return Caller(place.rank, place.hostname or socket.gethostname(), place.local_rank, os.getpid())
-
-
-def settled(place: Place, roll: Sequence[Caller]) -> Place:
-    """``place`` with its node known: where the launcher does not tell, nodes count by their lowest rank."""
-    if place.node is not None:
-        return place
-    hosts = list(dict.fromkeys(caller.hostname for caller in roll))
-    return replace(place, node=hosts.index(roll[place.rank].hostname), nodes=len(hosts), hosts=tuple(hosts))
 
 
 def _addresses(leader: str, env: Mapping[str, str]) -> tuple[str, ...]:

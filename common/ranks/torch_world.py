@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from mlhpc.common.ranks.base_world import SYMPTOM_S, Placed, interface_of, my_address
-from mlhpc.common.ranks.launch import Place, settled
+from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, interface_of, my_address, with_node_index
+from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.errors import UserError
 
@@ -24,7 +24,7 @@ PATIENCE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
-class TorchWorld(Placed):
+class TorchWorld(BaseWorld):
     """A ``World`` whose collectives are torch.distributed's and whose losses are the roll call's.
 
     ``host`` is the process group of what ranks tell each other from host memory, gloo's.
@@ -33,7 +33,7 @@ class TorchWorld(Placed):
     host: dist.ProcessGroup
 
     @classmethod
-    def start(cls, place: Place, ranks: RollCall) -> Self:
+    def start(cls, place: RankInfo, ranks: RollCall) -> Self:
         """Start torch.distributed on the ranks that answered the roll call. Rank 0 serves the rendezvous at
         a port that is free, and the roll call tells it to the others. Raises ``UserError``."""
         facts: dict[str, str | int] = {}
@@ -56,7 +56,7 @@ class TorchWorld(Placed):
             backend, store=store, rank=place.rank, world_size=place.size, timeout=PATIENCE
         )
         host = dist.new_group(backend="gloo", timeout=PATIENCE)
-        world = cls(settled(place, ranks.roll), ranks, host)
+        world = cls(with_node_index(place, ranks.roll), ranks, host)
         world.barrier()
         ranks.start_beating()
         world._require_own_gpus()

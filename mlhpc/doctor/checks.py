@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework as Backend
-from mlhpc.common.ranks.launch import Place
 from mlhpc.errors import count
 
 Status = Literal["pass", "warn", "fail"]
@@ -31,7 +31,7 @@ class Line:
 
 
 def judge(
-    nodes: Sequence[Node], place: Place, benchmark: str | None, backend: Backend, env: Mapping[str, str]
+    nodes: Sequence[Node], place: RankInfo, benchmark: str | None, backend: Backend, env: Mapping[str, str]
 ) -> Iterator[Line]:
     """One line a check, from the facts of every node (``node.examine``); what nodes agree on is said once."""
     checks = [list(_node(node, place, benchmark, backend)) for node in nodes]
@@ -53,7 +53,7 @@ def _merged(hosts: Sequence[str], checks: Sequence[Iterable[Line]]) -> Iterator[
         yield Line(line.status, line.what + some, line.found, line.remedy)
 
 
-def _launcher(place: Place, hosts: Sequence[str], env: Mapping[str, str]) -> Line:
+def _launcher(place: RankInfo, hosts: Sequence[str], env: Mapping[str, str]) -> Line:
     """Who started this, and the nodes that were looked at."""
     tasks = env.get("SLURM_NTASKS", "1")
     if place.launcher == "none" and tasks.isdigit() and int(tasks) > 1:
@@ -67,7 +67,7 @@ def _launcher(place: Place, hosts: Sequence[str], env: Mapping[str, str]) -> Lin
     return Line("pass", "launcher", f"{place.launcher}: {ranks} on {seen}")
 
 
-def _node(node: Node, place: Place, benchmark: str | None, backend: Backend) -> Iterator[Line]:
+def _node(node: Node, place: RankInfo, benchmark: str | None, backend: Backend) -> Iterator[Line]:
     python = tuple(int(part) for part in node["python"].split(".")[:2])
     good = (3, 11) <= python <= (3, 12)
     yield Line(
@@ -161,7 +161,7 @@ def _framework(name: str, told: Mapping[str, Any], gpus: int, needed: bool, for_
         yield Line("pass", name, told["version"] + (f", {told['gpus']} GPUs" if gpus else ""))
 
 
-def _horovod(node: Node, place: Place, needed: bool) -> Iterator[Line]:
+def _horovod(node: Node, place: RankInfo, needed: bool) -> Iterator[Line]:
     tensorflow = node["tensorflow"]
     version = node["packages"].get("horovod")
     bad: Status = "fail" if needed and place.size > 1 else "warn"

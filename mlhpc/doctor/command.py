@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from mlhpc.common.ranks import launch
+from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework as Backend
-from mlhpc.common.ranks.launch import Place
 from mlhpc.doctor.checks import Line, Status, clocks, judge
 from mlhpc.doctor.node import Folders, examine
 from mlhpc.doctor.nodes import of_all_nodes, place_of
@@ -83,7 +83,7 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     return 1 if description.missing else 0
 
 
-def _start(place: Place, backend: Backend, console: Console) -> bool:
+def _start(place: RankInfo, backend: Backend, console: Console) -> bool:
     """Start the backend with all ranks, and say on rank 0 whether it counts them as the launcher does;
     whether that failed. A rank that is lost meanwhile ends this process, and is named."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its build would bury ours

@@ -21,8 +21,8 @@ from typing import Any
 from mlhpc.common.data import manifest
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
 from mlhpc.common.host.provenance import accelerators, commit, packages
+from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework as Backend
-from mlhpc.common.ranks.launch import Place
 from mlhpc.errors import UserError
 
 EXAMINED_S = 300.0  # to load a framework from a slow file system takes minutes
@@ -37,7 +37,7 @@ class Folders:
     out: Path | None
 
 
-def examine(place: Place, backend: Backend, folders: Folders, env: Mapping[str, str]) -> dict[str, Any]:
+def examine(place: RankInfo, backend: Backend, folders: Folders, env: Mapping[str, str]) -> dict[str, Any]:
     """The facts of this node, by its first rank. JSON can carry them."""
     named = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")
     interfaces = {name: part for name in named if name in env for part in env[name].split(",")}

@@ -5,27 +5,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mlhpc.common.ranks import launch
-from mlhpc.common.ranks.launch import Place
+from mlhpc.common.ranks import environment, launch
+from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rollcall import Line as Wire
 from mlhpc.doctor.node import EXAMINED_S
 from mlhpc.errors import UserError
 
 
-def place_of(env: Mapping[str, str]) -> Place:
+def place_of(env: Mapping[str, str]) -> RankInfo:
     """This rank's place, with where to meet rank 0 as far as that can be known (of mpirun from Slurm's
     variables or MLHPC_LEADER, or because all ranks are on this node). Raises UserError as ``identify``."""
-    place = launch.identify(env)
+    place = environment.identify(env)
     if place.size == 1 or place.leader:
         return place
     try:
-        return launch.with_leader(place, env)
+        return environment.with_leader(place, env)
     except UserError:
         return place
 
 
 def of_all_nodes(
-    place: Place, look: Callable[[], dict[str, Any]], env: Mapping[str, str]
+    place: RankInfo, look: Callable[[], dict[str, Any]], env: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """On rank 0 what ``look`` finds on every node, by its first rank, and ``offset_s``: how far that node's
     clock is ahead of rank 0's. Of this node alone where the ranks cannot meet (``place_of``). An empty

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from mlhpc.common.ranks import launch
+from mlhpc.common.ranks import environment, launch
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.errors import UserError
 
@@ -17,7 +17,7 @@ FRAMEWORK = os.environ.get("FRAMEWORK", "horovod")
 
 
 def main(how: str, who: int = 1) -> int:
-    if how == "absent" and launch.identify(os.environ).rank == who:
+    if how == "absent" and environment.identify(os.environ).rank == who:
         return 0
     try:
         world = launch.connect(FRAMEWORK, timeout_s=float(os.environ.get("ROLL_CALL_S", "60")))

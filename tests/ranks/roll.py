@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from mlhpc.common.ranks import launch, rollcall
+from mlhpc.common.ranks import environment, launch, rollcall
 from mlhpc.errors import UserError
 
 rollcall.BEAT_S = float(sys.argv[1])
 how, who = sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1
-place = launch.identify(os.environ)
+place = environment.identify(os.environ)
 try:
     ranks = launch.call_roll(place, os.environ, timeout_s=30)
 except UserError as error:

@@ -64,7 +64,7 @@ def test_the_system_is_described_from_both_nodes(slurm, tmp_path):
 
 def test_the_batch_script_itself_is_one_rank(slurm, tmp_path):
     script, out = tmp_path / "job", tmp_path / "out"
-    who = "import os; from mlhpc.common.ranks.launch import identify; print(identify(os.environ))"
+    who = "import os; from mlhpc.common.ranks.environment import identify; print(identify(os.environ))"
     script.write_text(f"#!/bin/bash\n{sys.executable} -c '{who}'\n")
     done = slurm.run("sbatch", "--wait", "-N2", "-n2", "-o", out, script)
     assert done.returncode == 0, done.stderr

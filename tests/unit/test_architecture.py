@@ -1,4 +1,4 @@
-"""docs/architecture.md, held: which way imports point, where frameworks may be, how packages are called."""
+"""What docs/architecture.md promises: which way imports point, where frameworks are used, what is packaged."""
 
 import ast
 import re
@@ -10,53 +10,114 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Room → rooms it may import. mlhpc/errors.py and world.py are leaves that any room may use.
-MAY_IMPORT = {
-    "benchmarks": {"benchmarks"},
-    "common": {"common", "benchmarks"},
-    "cosmoflow": {"cosmoflow", "common", "benchmarks"},
-    "deepcam": {"deepcam", "common", "benchmarks"},
-    "resnet50": {"resnet50", "common", "benchmarks"},
-    "submission": {"submission", "common", "benchmarks"},
-    "mlhpc": {"mlhpc", "submission", "cosmoflow", "deepcam", "resnet50", "common", "benchmarks"},
+TOP = ("benchmarks", "common", "cosmoflow", "deepcam", "mlhpc", "perf", "resnet50", "submission")
+# A room imports only from the floors below its own, and within a floor only from itself. So no circle is
+# possible, lazy imports included. "mlhpc/cli" is cli.py and __main__.py, the roof.
+FLOORS = (
+    {"mlhpc/errors", "mlhpc/__init__"},
+    {"benchmarks", "common/files", "common/ranks"},
+    {"common/formats", "common/host", "common/timing", "common/training"},
+    {"common/data"},
+    {"common/staging"},
+    {"common/pytorch"},
+    {"cosmoflow/data", "deepcam/data", "deepcam/layers", "resnet50/data"},
+    {"cosmoflow/cpu", "deepcam/cpu", "deepcam/optim", "resnet50/optim"},
+    {"cosmoflow/synthetic", "deepcam/synthetic", "resnet50/synthetic"},
+    {"cosmoflow/tf", "cosmoflow", "deepcam", "resnet50"},
+    {"perf"},
+    {"submission/logs", "submission/system"},
+    {"submission/score"},
+    {"submission/check"},
+    {"submission/report", "submission/pack", "submission"},
+    {"mlhpc/doctor"},
+    {"mlhpc"},
+    {"mlhpc/commands"},
+    {"mlhpc/cli"},
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+# Beyond the floors: common and benchmarks know nothing of each other, no benchmark knows another.
+NEVER = {
+    "benchmarks": {"common"},
+    "common": {"benchmarks"},
+    "cosmoflow": {"deepcam", "resnet50"},
+    "deepcam": {"cosmoflow", "resnet50"},
+    "resnet50": {"cosmoflow", "deepcam"},
+    "perf": {"cosmoflow", "deepcam", "resnet50"},
+    "submission": {"cosmoflow", "deepcam", "resnet50"},
 }
-LEAVES = {"mlhpc.errors"}
 FRAMEWORKS = {"tensorflow", "keras", "horovod", "torch", "torchvision", "nvidia"}
 MAY_USE_FRAMEWORKS = {
-    "cosmoflow": {"tensorflow", "keras"},
+    "cosmoflow/tf": {"tensorflow", "keras"},
+    "cosmoflow/cpu": {"tensorflow", "keras"},
     "deepcam": {"torch", "nvidia"},
     "resnet50": {"torch", "torchvision", "nvidia"},
     "common/pytorch": {"torch"},
     "common/ranks/horovod_world.py": {"tensorflow", "horovod"},
     "common/ranks/torch_world.py": {"torch"},
 }
-FILES = [path.relative_to(ROOT) for room in MAY_IMPORT for path in sorted((ROOT / room).rglob("*.py"))]
+FILES = [path.relative_to(ROOT) for top in TOP for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+def module_name(path: Path) -> str:
+    name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    return name if path.parts[0] == "mlhpc" else f"mlhpc.{name}"
+
+
+MODULES = {module_name(path): path for path in FILES}
 
 
 def imported(path: Path) -> set[str]:
+    """Modules that ``path`` imports anywhere in it, also lazily; of other packages their names."""
     names = set()
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in MODULES else node.module for name in full}
     return names
+
+
+def room(path: Path) -> str:
+    if path.parts[0] == "mlhpc" and len(path.parts) == 2:
+        special = {"cli.py": "mlhpc/cli", "__main__.py": "mlhpc/cli"}
+        special |= {"errors.py": "mlhpc/errors", "__init__.py": "mlhpc/__init__"}
+        return special.get(path.name, "mlhpc")
+    return path.parent.as_posix()
+
+
+def test_every_room_has_its_floor():
+    assert {room(path) for path in FILES} - FLOOR.keys() == set()
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_imports_point_one_way(path):
-    room = path.parts[0]
-    for name in imported(path):
-        if name.startswith("mlhpc.") and not any(name.startswith(leaf) for leaf in LEAVES):
-            other = name.split(".")[1]
-            other = other if other in MAY_IMPORT else "mlhpc"  # mlhpc.cli and the like
-            assert other in MAY_IMPORT[room] or name == "mlhpc.__version__", f"{path} imports {name}"
+    here = room(path)
+    for name in sorted(imported(path) & MODULES.keys()):
+        there = room(MODULES[name])
+        assert there == here or FLOOR[there] < FLOOR[here], f"{path} imports {name}"
+        top = MODULES[name].parts[0]
+        assert top not in NEVER.get(path.parts[0], ()), f"{path} imports {name}"
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    """Floors rule out circles between rooms; this rules them out within one."""
+    below = {name: imported(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    free: set[str] = set()
+    while ready := {name for name in below.keys() - free if below[name] <= free}:
+        free |= ready
+    assert below.keys() - free == set()
+
+
+def test_no_folder_is_crowded():
+    folders = [path.parent for path in FILES if path.name != "__init__.py"]
+    assert {str(folder) for folder in folders if folders.count(folder) > 16} == set()
 
 
 def test_the_map_has_every_file():
-    told = (ROOT / "docs/architecture.md").read_text()
-    files = {path.name for path in FILES} - {"__init__.py", "__main__.py"}
-    assert [name for name in sorted(files) if f"`{name}`" not in told] == []
+    page = (ROOT / "docs/architecture.md").read_text()
+    files = {path.stem for path in FILES} - {"__init__", "__main__"}
+    assert [name for name in sorted(files) if not re.search(rf"\b{name}\b", page)] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
@@ -68,8 +129,13 @@ def test_frameworks_stay_where_they_train(path):
 
 def test_the_shared_layer_names_no_benchmark():
     named = re.compile("cosmoflow|deepcam|resnet", re.IGNORECASE)
-    found = [f"{path}: {line}" for path in FILES if path.parts[0] == "common"
-             for line in (ROOT / path).read_text().splitlines() if named.search(line)]  # fmt: skip
+    found = [
+        f"{path}: {line}"
+        for path in FILES
+        if path.parts[0] == "common"
+        for line in (ROOT / path).read_text().splitlines()
+        if named.search(line)
+    ]
     assert not found
 
 
@@ -81,9 +147,16 @@ def test_every_folder_with_code_is_packaged_under_mlhpc():
     packages = re.search(r"packages =\n((?:    .*\n)+)", (ROOT / "setup.cfg").read_text())
     assert packages
     listed = {name.strip() for name in packages[1].splitlines()}
-    folders = {path.parent for path in FILES}
-    wanted = {".".join(f.parts if f.parts[0] == "mlhpc" else ("mlhpc", *f.parts)) for f in folders}
-    assert listed == wanted
+    assert listed == {module_name(path) for path in FILES if path.name == "__init__.py"}
+    assert {path.parent for path in FILES} == {path.parent for path in FILES if path.name == "__init__.py"}
+
+
+def test_the_tests_mirror_the_rooms():
+    """A folder of tests/unit and tests/numeric is a folder of code."""
+    folders = {path.parent for kind in ("unit", "numeric") for path in (ROOT / "tests" / kind).rglob("*.py")}
+    rooms = {ROOT / "tests" / kind / path.parent for kind in ("unit", "numeric") for path in FILES}
+    rooms |= {ROOT / "tests/unit", ROOT / "tests/unit/run_scripts"}
+    assert folders - rooms == set()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from mlhpc import cli
-from mlhpc.common.ranks.launch import Place
+from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rollcall import Line as Wire
 from mlhpc.doctor import node
 from mlhpc.doctor import nodes as of_nodes
@@ -33,7 +33,7 @@ NODE = {
     "tensorflow": {"version": "2.18.1", "gpus": 0, "horovod": {"gloo": True, "mpi": False, "nccl": False}},
     "torch": {"version": "2.12.1", "gpus": 0, "gloo": True, "nccl": True}, "offset_s": 0.0,
 }  # fmt: skip
-SRUN = Place("srun", 0, 2, 0, 1, 0, 2)
+SRUN = RankInfo("srun", 0, 2, 0, 1, 0, 2)
 
 
 def spoiled(**changes):
@@ -48,7 +48,7 @@ def spoiled(**changes):
     return node
 
 
-def lines(node, place=Place(), backend="horovod", benchmark="cosmoflow", env=()):  # noqa: B008
+def lines(node, place=RankInfo(), backend="horovod", benchmark="cosmoflow", env=()):  # noqa: B008
     return list(judge([node], place, benchmark, backend, dict(env)))
 
 
@@ -78,10 +78,10 @@ def test_under_mpirun_the_nodes_meet_wherever_rank_0_can_be_known(env, leader):
 
 def test_the_nodes_that_were_looked_at_are_named():
     nodes = [spoiled(host="n0"), spoiled(host="n1")]
-    place = Place("srun", 0, 2, 0, 1, 0, 2, leader="n0")
+    place = RankInfo("srun", 0, 2, 0, 1, 0, 2, leader="n0")
     found = [line.found for line in judge(nodes, place, None, "none", {}) if line.what == "launcher"]
     assert found == ["srun: 2 ranks on 2 nodes: n0, n1"]
-    alone = Place("mpirun", 0, 4, 0, 1, None, None)
+    alone = RankInfo("mpirun", 0, 4, 0, 1, None, None)
     found = [line.found for line in judge(nodes[:1], alone, None, "none", {}) if line.what == "launcher"]
     assert found == ["mpirun: 4 ranks, examined on n0 alone"]
 
@@ -96,7 +96,7 @@ def test_nodes_that_cannot_meet_are_not_described_as_one(monkeypatch, capsys, tm
 
 
 @pytest.mark.parametrize("backend", ["horovod", "torch", "none"])
-@pytest.mark.parametrize("place", [Place(), SRUN])
+@pytest.mark.parametrize("place", [RankInfo(), SRUN])
 def test_a_good_node_passes(backend, place):
     assert {line.status for line in lines(NODE, place, backend)} == {"pass"}
 
@@ -122,7 +122,7 @@ GPU = {"gpus": ["NVIDIA A100, 40960 MiB"] * 4, "local_size": 4, "cores": 2}
         ("Horovod", "fail", {"horovod_built_for": ""}, {"place": SRUN}),
         ("Horovod", "fail", {"tensorflow__horovod_error": "undefined symbol: _ZN10"}, {"place": SRUN}),
         ("Horovod", "fail", {"tensorflow__horovod__gloo": False}, {"place": SRUN}),
-        ("Horovod", "fail", {}, {"place": Place("mpirun", 0, 2, 0, 2, None, None)}),
+        ("Horovod", "fail", {}, {"place": RankInfo("mpirun", 0, 2, 0, 2, None, None)}),
         ("Horovod", "fail", {"packages": {}}, {"place": SRUN}),
         ("Horovod", "pass", {"packages": {}}, {}),  # one rank needs none
         ("Horovod", "warn", GPU | {"tensorflow__gpus": 4}, {}),  # gradients would go over the host
@@ -302,7 +302,7 @@ def test_contradicting_launchers_are_a_failed_line(bare, monkeypatch, capsys):
 
 
 def test_the_facts_of_a_node_can_be_sent(bare):
-    facts = node.examine(Place(), "none", node.Folders(None, None, None), {})
+    facts = node.examine(RankInfo(), "none", node.Folders(None, None, None), {})
     assert json.loads(json.dumps(facts)) == facts
 
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from mlhpc.common.ranks import launch
+from mlhpc.common.ranks.base_world import with_node_index
+from mlhpc.common.ranks.environment import RankInfo, identify, threads_per_rank
 from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
-from mlhpc.common.ranks.launch import Place, identify, settled, threads_per_rank
 from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.rollcall import Caller
 from mlhpc.common.ranks.world import Solo
@@ -145,18 +146,18 @@ def test_tasks_per_node():
 def test_nodes_are_counted_at_the_roll_call_where_the_launcher_does_not_tell():
     roll = [Caller(rank, host, 0, 1) for rank, host in enumerate("abab")]
     place = replace(identify(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "3"}))
-    assert (settled(place, roll).node, settled(place, roll).nodes) == (1, 2)
+    assert (with_node_index(place, roll).node, with_node_index(place, roll).nodes) == (1, 2)
     told = identify(TORCHRUN)
-    assert settled(told, roll) == told
+    assert with_node_index(told, roll) == told
 
 
 def test_ranks_of_a_node_share_its_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert threads_per_rank(Place(), {}) == 8
-    assert threads_per_rank(Place("mlhpc", size=3, local_size=3), {}) == 2
-    assert threads_per_rank(Place("srun", size=2, local_size=2), {"SLURM_CPUS_PER_TASK": "3"}) == 3
-    assert threads_per_rank(Place("srun", size=2, local_size=2), {"SLURM_CPUS_PER_TASK": "64"}) == 8
-    assert threads_per_rank(Place("mpirun", size=16, local_size=16), {}) == 1
+    assert threads_per_rank(RankInfo(), {}) == 8
+    assert threads_per_rank(RankInfo("mlhpc", size=3, local_size=3), {}) == 2
+    assert threads_per_rank(RankInfo("srun", size=2, local_size=2), {"SLURM_CPUS_PER_TASK": "3"}) == 3
+    assert threads_per_rank(RankInfo("srun", size=2, local_size=2), {"SLURM_CPUS_PER_TASK": "64"}) == 8
+    assert threads_per_rank(RankInfo("mpirun", size=16, local_size=16), {}) == 1
 
 
 def test_one_rank_needs_nobody():

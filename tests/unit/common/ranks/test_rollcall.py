@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.common.ranks.launch import identify
+from mlhpc.common.ranks.environment import identify
 from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall, listen
 from mlhpc.errors import UserError
 

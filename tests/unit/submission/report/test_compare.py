@@ -14,7 +14,7 @@ import pytest
 from golden.make_run import make_run
 from golden.make_tree import START_MS, Records, make_set, records, write_log
 from rich.console import Console
-from test_report import Page
+from unit.submission.report.test_report import Page
 
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.mllog import parse

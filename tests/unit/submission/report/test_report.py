@@ -14,7 +14,8 @@ from golden.make_run import START_MS, make_run
 from rich.console import Console
 
 from mlhpc.errors import UserError
-from mlhpc.submission.report import charts, report
+from mlhpc.submission.report import charts
+from mlhpc.submission.report.report import report
 from mlhpc.submission.report.summary import duration, size
 
 VOID = {"meta", "link"}
