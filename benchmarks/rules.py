@@ -29,7 +29,7 @@ _OPEN = "run with --set division=open"
 
 
 @dataclass(frozen=True)
-class Known:
+class RunContext:
     """What is known of a run when it is held to the rules. None: not known yet, and rules on it are silent.
 
     ``ruleset``: None is the newest that times staging, the strictest. ``data_on``: type of the file system
@@ -50,10 +50,10 @@ class Known:
     runs: int | None = None
 
 
-Rule = Callable[[Known], Iterator[Finding]]
+Rule = Callable[[RunContext], Iterator[Finding]]
 
 
-def findings(known: Known) -> list[Finding]:
+def findings(known: RunContext) -> list[Finding]:
     """What the rules have against a run of the closed division, so far as is known; the open division's are
     held to none of them."""
     if known.run.division != "closed":
@@ -66,7 +66,7 @@ def findings(known: Known) -> list[Finding]:
     ]
 
 
-def hold(known: Known) -> list[Finding]:
+def enforce(known: RunContext) -> list[Finding]:
     """Nothing is called closed that is not. Returns the warnings; raises UserError for the first error."""
     found = findings(known)
     errors = [finding for finding in found if finding.severity == "error"]
@@ -92,7 +92,7 @@ def runs_needed(benchmark: str) -> int:
 # Before the run: the settings.
 
 
-def target(known: Known) -> Iterator[Finding]:
+def target(known: RunContext) -> Iterator[Finding]:
     """The run ends at the official quality.
 
     Source: HPC rules, "Benchmarks".
@@ -100,7 +100,7 @@ def target(known: Known) -> Iterator[Finding]:
     yield from _fixed(known, "target.")
 
 
-def training_set(known: Known) -> Iterator[Finding]:
+def training_set(known: RunContext) -> Iterator[Finding]:
     """The official training set, all of it.
 
     Source: HPC rules, "Closed Division"; for DeepCAM also mlperf-logging, hpc_2.0.0/closed_deepcam.yaml.
@@ -108,7 +108,7 @@ def training_set(known: Known) -> Iterator[Finding]:
     yield from _fixed(known, "data.train_samples", "data.official", "loading.broken_images")
 
 
-def evaluation_set(known: Known) -> Iterator[Finding]:
+def evaluation_set(known: RunContext) -> Iterator[Finding]:
     """The quality is measured on the whole evaluation set.
 
     Source: training rules, "Quality measure" (at least as thoroughly as the reference).
@@ -116,7 +116,7 @@ def evaluation_set(known: Known) -> Iterator[Finding]:
     yield from _fixed(known, "data.eval_samples")
 
 
-def evaluation_frequency(known: Known) -> Iterator[Finding]:
+def evaluation_frequency(known: RunContext) -> Iterator[Finding]:
     """The quality is measured as often as in the reference: after every epoch, of ResNet-50 every fourth.
 
     Source: training rules, "Quality measure" (at the same frequency as the reference).
@@ -124,7 +124,7 @@ def evaluation_frequency(known: Known) -> Iterator[Finding]:
     yield from _fixed(known, "training.eval_steps", "training.epochs_between_evals")
 
 
-def sample(known: Known) -> Iterator[Finding]:
+def sample(known: RunContext) -> Iterator[Finding]:
     """Samples have the size of the reference's.
 
     Source: training rules, "Data Representation".
@@ -132,7 +132,7 @@ def sample(known: Known) -> Iterator[Finding]:
     yield from _fixed(known, "data.sample_shape")
 
 
-def network(known: Known) -> Iterator[Finding]:
+def network(known: RunContext) -> Iterator[Finding]:
     """The reference's network; the number of its parameters is compared again with what was built.
 
     Source: training rules, "Graph Definition".
@@ -140,7 +140,7 @@ def network(known: Known) -> Iterator[Finding]:
     yield from _fixed(known, "network.", but=_PREPROCESSING)
 
 
-def preprocessing(known: Known) -> Iterator[Finding]:
+def preprocessing(known: RunContext) -> Iterator[Finding]:
     """The reference's preprocessing: no standardisation or augmentation of one's own.
 
     Source: training rules, "Preprocessing During the Run".
@@ -151,7 +151,7 @@ def preprocessing(known: Known) -> Iterator[Finding]:
 _PREPROCESSING = ("network.input_mean", "training.augment")
 
 
-def optimizer(known: Known) -> Iterator[Finding]:
+def optimizer(known: RunContext) -> Iterator[Finding]:
     """The optimizer of the reference, where the rules leave no choice.
 
     Source: HPC rules, "Hyperparameters and Optimizer".
@@ -159,7 +159,7 @@ def optimizer(known: Known) -> Iterator[Finding]:
     yield from _fixed(known, "hyperparameters.opt_name")
 
 
-def momentum(known: Known) -> Iterator[Finding]:
+def momentum(known: RunContext) -> Iterator[Finding]:
     """SGD has the momentum of the reference. The official checker does not ask for it.
 
     Source: HPC rules, "Hyperparameters and Optimizer" (sgd_opt_momentum); training rules, "Hyperparameters"
@@ -175,7 +175,7 @@ def momentum(known: Known) -> Iterator[Finding]:
         )
 
 
-def epsilon(known: Known) -> Iterator[Finding]:
+def epsilon(known: RunContext) -> Iterator[Finding]:
     """The epsilon of Adam and of LARS is that of the reference.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, hpc_2.0.0/closed_deepcam.yaml and
@@ -184,7 +184,7 @@ def epsilon(known: Known) -> Iterator[Finding]:
     yield from _fixed(known, "hyperparameters.opt_eps", "hyperparameters.lars_epsilon")
 
 
-def lamb(known: Known) -> Iterator[Finding]:
+def lamb(known: RunContext) -> Iterator[Finding]:
     """LAMB corrects bias, averages gradients and clips their norm as the reference does.
 
     Source: mlperf-logging, hpc_2.0.0/closed_deepcam_lamb.yaml.
@@ -197,7 +197,7 @@ def lamb(known: Known) -> Iterator[Finding]:
     )
 
 
-def schedule(known: Known) -> Iterator[Finding]:
+def schedule(known: RunContext) -> Iterator[Finding]:
     """The learning rate goes as in the reference, where the rules leave no choice.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, training_4.0.0/closed_resnet_*.yaml.
@@ -212,7 +212,7 @@ def schedule(known: Known) -> Iterator[Finding]:
     )
 
 
-def training_method(known: Known) -> Iterator[Finding]:
+def training_method(known: RunContext) -> Iterator[Finding]:
     """The training method of the reference: its loss, and every weight updated in every step.
 
     Source: HPC rules, "Closed Division"; training rules, "Loss function".
@@ -220,7 +220,7 @@ def training_method(known: Known) -> Iterator[Finding]:
     yield from _fixed(known, "training.freeze_below", "training.label_smoothing")
 
 
-def free_hyperparameters(known: Known) -> Iterator[Finding]:
+def free_hyperparameters(known: RunContext) -> Iterator[Finding]:
     """What may be chosen stays within its bounds, and nothing else is chosen.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, hpc_2.0.0/closed_*.yaml.
@@ -239,7 +239,7 @@ def free_hyperparameters(known: Known) -> Iterator[Finding]:
             yield _against(where, expected, toml_value(value), remedy)
 
 
-def from_the_start(known: Known) -> Iterator[Finding]:
+def from_the_start(known: RunContext) -> Iterator[Finding]:
     """A run goes from its first step to the target in one piece.
 
     Source: training rules, "Run Results" (the clock may not be paused).
@@ -252,7 +252,7 @@ def from_the_start(known: Known) -> Iterator[Finding]:
 # Before the run: where the data is.
 
 
-def data_not_in_memory(known: Known) -> Iterator[Finding]:
+def data_not_in_memory(known: RunContext) -> Iterator[Finding]:
     """The data set does not start in memory.
 
     Source: training rules, "Data State at Start of Run" (explicitly excludes RAM).
@@ -262,7 +262,7 @@ def data_not_in_memory(known: Known) -> Iterator[Finding]:
         yield _against("--data", "a durable file system", f"{known.data_on}", remedy)
 
 
-def staging_is_timed(known: Known) -> Iterator[Finding]:
+def staging_is_timed(known: RunContext) -> Iterator[Finding]:
     """Up to ruleset 2.0.0 data starts on a shared file system, and its way to the nodes is inside the clock.
 
     Source: HPC rules of rounds 0.7 to 2.0, "Data State at Start of Run"; lifted in 3.0.
@@ -277,7 +277,7 @@ def staging_is_timed(known: Known) -> Iterator[Finding]:
         yield _against("--data", "a shared file system", f"{known.data_on}", remedy, "warning")
 
 
-def caches(known: Known) -> Iterator[Finding]:
+def caches(known: RunContext) -> Iterator[Finding]:
     """The page caches of the nodes are dropped before every run.
 
     Source: HPC rules of rounds 0.7 to 2.0 and training rules, "Data State at Start of Run".
@@ -290,7 +290,7 @@ def caches(known: Known) -> Iterator[Finding]:
 # When the data set is opened, inside the clock.
 
 
-def data_of_benchmark(known: Known) -> Iterator[Finding]:
+def data_of_benchmark(known: RunContext) -> Iterator[Finding]:
     """The published data set, not one of simulations made here.
 
     Source: HPC rules, "Benchmarks" and "Data Set".
@@ -304,7 +304,7 @@ def data_of_benchmark(known: Known) -> Iterator[Finding]:
         yield _against("manifest.json", "the published data set", actual, f"or {_OPEN}")
 
 
-def codec(known: Known) -> Iterator[Finding]:
+def codec(known: RunContext) -> Iterator[Finding]:
     """Samples hold the numbers that were published: another layout or a lossless codec is allowed, one that
     rounds is not.
 
@@ -322,7 +322,7 @@ def codec(known: Known) -> Iterator[Finding]:
 # After the run.
 
 
-def init_time(known: Known) -> Iterator[Finding]:
+def init_time(known: RunContext) -> Iterator[Finding]:
     """Init stays under 30 minutes.
 
     Source: training rules, "Run Results"; mlperf-logging, hpc_2.0.0/common.yaml, init_stop.
@@ -335,7 +335,7 @@ def init_time(known: Known) -> Iterator[Finding]:
 # In a campaign.
 
 
-def seeds(known: Known) -> Iterator[Finding]:
+def seeds(known: RunContext) -> Iterator[Finding]:
     """Every run of a score has a seed of its own.
 
     Source: training rules, "Random numbers"; HPC rules, "Throughput" (equal seeds are pruned).
@@ -346,7 +346,7 @@ def seeds(known: Known) -> Iterator[Finding]:
         yield _against("seed", "a seed of its own for every run", actual, "make those runs again")
 
 
-def number_of_runs(known: Known) -> Iterator[Finding]:
+def number_of_runs(known: RunContext) -> Iterator[Finding]:
     """A score is made from so many runs, no more and no fewer; throughput from at least as many.
 
     Source: HPC rules, "Benchmark Results".
@@ -440,7 +440,7 @@ def _within(value: Any, condition: Mapping[str, Any]) -> bool:
     return all(_HOLDS[name](value, limit) for name, limit in condition.items())
 
 
-def _fixed(known: Known, *keys: str, but: Sequence[str] = ()) -> Iterator[Finding]:
+def _fixed(known: RunContext, *keys: str, but: Sequence[str] = ()) -> Iterator[Finding]:
     """What differs from ``closed_fixes`` under these keys; one that ends in a dot stands for all below it."""
     settings = known.run.model_dump(mode="json")
     for key, value in definition_of(known.run.benchmark)["closed_fixes"].items():
@@ -457,7 +457,7 @@ def _against(where: str, expected: str, actual: str, remedy: str, severity: Seve
     return Finding("", severity, where, expected, actual, remedy)
 
 
-def _results(known: Known) -> dict[str, Any]:
+def _results(known: RunContext) -> dict[str, Any]:
     results: dict[str, Any] = definition_of(known.run.benchmark)["closed_results"]
     return results
 

@@ -31,7 +31,7 @@ def weights_of(model: nn.Module) -> Weights:
 
 
 @torch.no_grad()
-def still(model: nn.Module, before: Weights, below: float, world: World) -> int:
+def count_converged_blocks(model: nn.Module, before: Weights, below: float, world: World) -> int:
     """How many blocks from the input on moved by less than ``below`` times the norm that they had ``before``.
 
     The norm is the Euclidean one over all weights of a block. All ranks call it and get rank 0's answer.
@@ -45,7 +45,7 @@ def still(model: nn.Module, before: Weights, below: float, world: World) -> int:
     return world.broadcast(small.index(False) if False in small else len(small))
 
 
-def frozen(model: nn.Module) -> int:
+def frozen_blocks(model: nn.Module) -> int:
     """How many blocks from the input on are not updated any more."""
     trained = [any(weight.requires_grad for weight in block.parameters()) for block in blocks(model)]
     return trained.index(True) if True in trained else len(trained)

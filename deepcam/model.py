@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mlhpc.benchmarks.deepcam import Network
-from mlhpc.deepcam.cpu.convolution import Deconvolution, Dense, Pointwise, Separable
-from mlhpc.deepcam.cpu.recompute import Chain
+from mlhpc.deepcam.cpu.convolution import Conv3x3, Deconvolution, Pointwise, Separable
+from mlhpc.deepcam.cpu.recompute import RecomputeSequential
 from mlhpc.deepcam.layers.batchnorm import BatchNorm
 
 RATES = (6, 12, 18)  # dilations of the pyramid at output stride 16 (Chen et al. 2018, section 3.1)
@@ -37,7 +37,7 @@ class DeepLab(nn.Module):
         def block(inputs: int, *widths: int, **options: Any) -> Block:
             return Block(filters(inputs), [filters(width) for width in widths], **options)
 
-        self.stem = Chain(
+        self.stem = RecomputeSequential(
             nn.Conv2d(channels, filters(32), 3, stride=2, padding=1, bias=False),
             BatchNorm(filters(32), relu=True),
             nn.Conv2d(filters(32), filters(64), 3, padding=1, bias=False),
@@ -46,20 +46,22 @@ class DeepLab(nn.Module):
         # The reference rectifies what block 1 gives in place, after it has put it by for the decoder: the
         # decoder sees it rectified. Hence the ReLU of this block, which the paper's figure does not have.
         self.fine = block(64, 128, 128, stride=2)
-        self.coarse = Chain(
+        self.coarse = RecomputeSequential(
             block(128, 256, 256, stride=2),
             block(256, 728, 728, stride=2),
             *(block(728, 728, 728, 728) for _ in range(network.middle_blocks)),
             block(728, 728, 1024, closing=True, relu=False),
             *(
-                Chain(Separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True))
+                RecomputeSequential(
+                    Separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True)
+                )
                 for a, b in ((1024, 1536), (1536, 1536), (1536, 2048))
             ),
         )
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
-        self.pyramid = Pyramid(filters(2048), filters(256))
+        self.pyramid = ASPP(filters(2048), filters(256))
         self.decoder = Decoder(filters(256), filters(128), filters(48), network.classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,8 +86,8 @@ class Block(nn.Module):
             last = width
         if closing or stride > 1:
             layers.append(Separable(last, last, stride=stride))
-        self.layers = Chain(*layers)
-        self.shortcut = Chain()
+        self.layers = RecomputeSequential(*layers)
+        self.shortcut = RecomputeSequential()
         if stride > 1 or last != inputs:
             self.shortcut.extend([Pointwise(inputs, last, stride=stride), BatchNorm(last)])
         self.relu = relu
@@ -109,23 +111,25 @@ class Affine(nn.Module):
         return self.weight * x + self.bias
 
 
-class Pyramid(nn.Module):
+class ASPP(nn.Module):
     """Atrous spatial pyramid pooling: a 1 x 1 convolution, three dilated ones and the mean over the picture,
     side by side, joined by a 1 x 1 convolution."""
 
     def __init__(self, inputs: int, filters: int) -> None:
         super().__init__()
         self.levels = nn.ModuleList(
-            Chain(convolution, BatchNorm(filters, relu=True))
+            RecomputeSequential(convolution, BatchNorm(filters, relu=True))
             for convolution in (
                 nn.Conv2d(inputs, filters, 1, bias=False),
-                *(Dense(inputs, filters, dilation=rate) for rate in RATES),
+                *(Conv3x3(inputs, filters, dilation=rate) for rate in RATES),
             )
         )
         for level in self.levels:
             nn.init.kaiming_normal_(level[0].weight)  # type: ignore[index]
-        self.mean = Chain(nn.Conv2d(inputs, filters, 1, bias=False), Affine(filters), nn.ReLU())
-        self.join = Chain(nn.Conv2d(5 * filters, filters, 1, bias=False), BatchNorm(filters, relu=True))
+        self.mean = RecomputeSequential(nn.Conv2d(inputs, filters, 1, bias=False), Affine(filters), nn.ReLU())
+        self.join = RecomputeSequential(
+            nn.Conv2d(5 * filters, filters, 1, bias=False), BatchNorm(filters, relu=True)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         levels = [level(x) for level in self.levels]
@@ -141,17 +145,19 @@ class Decoder(nn.Module):
 
     def __init__(self, filters: int, fine: int, reduced: int, classes: int) -> None:
         super().__init__()
-        self.reduce = Chain(nn.Conv2d(fine, reduced, 1, bias=False), BatchNorm(reduced, relu=True))
-        self.rise = Chain(*doubling(filters), *doubling(filters))
-        self.blend = Chain(
-            Dense(filters + reduced, filters),
+        self.reduce = RecomputeSequential(
+            nn.Conv2d(fine, reduced, 1, bias=False), BatchNorm(reduced, relu=True)
+        )
+        self.rise = RecomputeSequential(*upsample_block(filters), *upsample_block(filters))
+        self.blend = RecomputeSequential(
+            Conv3x3(filters + reduced, filters),
             BatchNorm(filters, relu=True),
-            Dense(filters, filters),
+            Conv3x3(filters, filters),
             BatchNorm(filters, relu=True),
             nn.Conv2d(filters, filters, 1),
         )
-        self.finish = Chain(
-            *doubling(filters),
+        self.finish = RecomputeSequential(
+            *upsample_block(filters),
             Deconvolution(filters, classes),
         )
 
@@ -160,6 +166,6 @@ class Decoder(nn.Module):
         return y
 
 
-def doubling(filters: int) -> tuple[nn.Module, nn.Module]:
+def upsample_block(filters: int) -> tuple[nn.Module, nn.Module]:
     """To twice the rows and columns."""
     return Deconvolution(filters, filters), BatchNorm(filters, relu=True)

@@ -9,7 +9,7 @@ import torch
 
 from mlhpc.benchmarks import rules
 from mlhpc.benchmarks.deepcam import DeepCam
-from mlhpc.common.data.assign import share_of
+from mlhpc.common.data.assign import assign_samples
 from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
 from mlhpc.common.host.malloc import keep_memory
@@ -22,19 +22,19 @@ from mlhpc.common.pytorch.step import (
     make_scaler,
     make_train_step,
     pick_device,
-    share,
     warm_up,
+    wrap_ddp,
 )
-from mlhpc.common.ranks.collectives import first
+from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.finite import require_finite
 from mlhpc.common.training.schedules import step_learning_rate
 from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
-from mlhpc.deepcam.data.loader import Loader, blank
+from mlhpc.deepcam.data.loader import Loader, zeros_batch
 from mlhpc.deepcam.data.sample import is_sample
-from mlhpc.deepcam.freeze import freeze, frozen, still, weights_of
+from mlhpc.deepcam.freeze import count_converged_blocks, freeze, frozen_blocks, weights_of
 from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
@@ -102,7 +102,7 @@ def train(
             compiled=training.compile,
             cuda_graphs=training.cuda_graphs,
         )
-        network = share(model, world)
+        network = wrap_ddp(model, world)
         train_step = make_step(network)
         eval_step = make_eval_step(
             model,
@@ -122,7 +122,7 @@ def train(
                 scaler,
                 train_step,
                 eval_step,
-                partial(blank, sample_shape=run.data.sample_shape),
+                partial(zeros_batch, sample_shape=run.data.sample_shape),
                 train_batch=local_batch,
                 eval_batch=training.eval_batch_size,
                 accumulate=accumulated,
@@ -157,12 +157,12 @@ def train(
                 log.span("epoch", epoch=epoch, step=done) as ended,
                 closing(log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)) as batches,
             ):
-                for first, last in _between_evaluations(
+                for start, stop in _between_evaluations(
                     updates, 0 if run.study.steps else training.eval_steps
                 ):
                     bytes_before = loader.bytes_read
                     with log.span("train", epoch=epoch):
-                        for update in track(range(first, last), last - first, f"epoch {epoch}", world):
+                        for update in track(range(start, stop), stop - start, f"epoch {epoch}", world):
                             rate = rate_of(done + update)
                             set_rate(optimizer, rate)
                             losses += [train_step(*next(batches)) for _ in range(accumulated)]
@@ -170,7 +170,7 @@ def train(
                                 log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
                         local = torch.stack(losses).double().cpu().numpy()
                         (loss,) = mean(world, local.mean(), weight=1)
-                        ended["step"] = done + last
+                        ended["step"] = done + stop
                     bytes_read += loader.bytes_read - bytes_before
                     require_finite(local, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                     if run.study.steps:
@@ -199,17 +199,27 @@ def train(
                 log.finish("success")
                 return
             if training.freeze_below:
-                count = still(model, before, training.freeze_below, world)
-                if count > frozen(model):
+                count = count_converged_blocks(model, before, training.freeze_below, world)
+                if count > frozen_blocks(model):
                     freeze(model, count)
                     if training.compile:  # what was is of no use now, and PyTorch keeps only so much of it
                         torch.compiler.reset()
-                    network = share(model, world)
+                    network = wrap_ddp(model, world)
                     train_step = make_step(network)
-                log.metric("frozen_blocks", frozen(model), epoch=epoch)
+                log.metric("frozen_blocks", frozen_blocks(model), epoch=epoch)
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
-                    save(log.out, run, seed, epoch, model, optimizer, scaler, world, frozen=frozen(model))
+                    save(
+                        log.out,
+                        run,
+                        seed,
+                        epoch,
+                        model,
+                        optimizer,
+                        scaler,
+                        world,
+                        frozen=frozen_blocks(model),
+                    )
         log.finish("failed")
 
 
@@ -224,13 +234,13 @@ def _dataset(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statisti
     terabytes are copied. The closed division's rules on data are held here."""
     dataset = describe(data, world, run.benchmark)
     dataset = take(dataset, train=run.data.train_samples, validation=run.data.eval_samples)
-    rules.hold(rules.Known(run, facts=dataset.facts))
+    rules.enforce(rules.RunContext(run, facts=dataset.facts))
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
         raise UserError(
             f"{data}: its .npy files have no manifest that says what they hold, a sample being two of them; make "
             "them with mlhpc data convert deepcam"
         )
-    return dataset, first(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
+    return dataset, on_rank0(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
 
 
 def _open_loader(
@@ -243,7 +253,7 @@ def _open_loader(
     world: World,
     device: torch.device,
 ) -> Loader:
-    mine = share_of(
+    mine = assign_samples(
         dataset,
         staged,
         run.staging.mode,

@@ -24,7 +24,7 @@ from mlhpc.common.host.provenance import accelerators
 from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.common.ranks.local import end, sigterm_as_ctrl_c
 from mlhpc.errors import UserError, count
-from mlhpc.run import Places, known_of
+from mlhpc.run import RunPaths, context_of
 from mlhpc.run_processes import GRACE_S, check_alone, in_slurm, is_locked, locked, start
 
 ABORTS_IN_A_ROW = 2
@@ -46,7 +46,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
         raise UserError("--number is for runs one after the other; --instances are made by one start")
     if number is not None and not 1 <= number <= campaign.runs:
         raise UserError(f"--number {number}: this campaign has the runs 1 to {campaign.runs}")
-    for finding in rules.hold(_known(campaign)):
+    for finding in rules.enforce(_known(campaign)):
         console.print(Text(f"{finding.severity}: {rules.sentence(finding)}", style="yellow"), soft_wrap=True)
     names = campaign.names if number is None else [campaign.names[number - 1]]
     with locked(campaign.out, names[0] if number else None, "campaign") as locks:
@@ -232,13 +232,13 @@ def _check_launcher(campaign: Campaign) -> None:
             )
 
 
-def _known(campaign: Campaign) -> rules.Known:
+def _known(campaign: Campaign) -> rules.RunContext:
     """What the rules can know of the campaign before its first run. The manifest is read here, by a process
     that is no run; the runs themselves open it inside their clocks."""
-    places = Places(data=campaign.data, stage=campaign.stage, out=campaign.out, resume=None)
+    places = RunPaths(data=campaign.data, stage=campaign.stage, out=campaign.out, resume=None)
     made = [read(campaign, name) for name in campaign.names]
     return replace(
-        known_of(campaign.run, places, evict=True),
+        context_of(campaign.run, places, evict=True),
         facts=_facts_of_data(campaign),
         runs=campaign.runs,
         seeds=[m.seed for m in made if m.seed is not None],

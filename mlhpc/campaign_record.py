@@ -184,7 +184,7 @@ def findings(campaign: Campaign, made: Sequence[Made]) -> list[Finding]:
     evicted = [m.evicted for m in made if m.evicted is not None]
     init_s = max((m.init_s for m in made if m.init_s is not None), default=None)
     return rules.findings(
-        rules.Known(
+        rules.RunContext(
             campaign.run,
             runs=campaign.runs,
             seeds=seeds,

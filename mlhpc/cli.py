@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mlhpc import __version__
 from mlhpc.commands import data, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
-from mlhpc.errors import Told, UserError, did_you_mean
+from mlhpc.errors import AlreadyReported, UserError, did_you_mean
 
 INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if debug:
             raise
-        if not isinstance(error, Told):
+        if not isinstance(error, AlreadyReported):
             sys.stderr.write(f"mlhpc: {error}\n")
         return 2
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ class UserError(Exception):
     """
 
 
-class Told(UserError):
+class AlreadyReported(UserError):
     """A ``UserError`` that all ranks raise alike, on a rank that leaves it to rank 0 to print it."""
 
 

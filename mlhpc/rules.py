@@ -11,7 +11,7 @@ from rich.text import Text
 from mlhpc.benchmarks.load import BENCHMARKS, definition_of, load, toml_value
 from mlhpc.benchmarks.rules import (
     RULES,
-    Known,
+    RunContext,
     asks,
     bounds,
     default_ruleset,
@@ -71,7 +71,7 @@ def against(
         console.print(f"{benchmark} {preset}: open division, held to none of these rules")
         return 0
     has_manifest = data is not None and (data / manifest.NAME).exists()
-    known = Known(
+    known = RunContext(
         run,
         ruleset=ruleset,
         data_on=filesystem_of(data).type if data else None,

@@ -23,9 +23,9 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
 from mlhpc.common.files import atomic, pagecache
 from mlhpc.common.files.filesystem import filesystem_of
-from mlhpc.common.host.provenance import accelerators, evidence
+from mlhpc.common.host.provenance import accelerators, describe_environment
 from mlhpc.common.ranks import environment, launch
-from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.staging.stage import remove
 from mlhpc.common.staging.target import in_use
@@ -45,7 +45,7 @@ TRAINERS = {
 
 
 @dataclass(frozen=True)
-class Places:
+class RunPaths:
     """Where a run reads and writes. ``stage`` None: read the data set where it lies. ``out`` None: the first
     free number under ``results/``."""
 
@@ -55,7 +55,7 @@ class Places:
     resume: Path | None
 
 
-def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
+def execute(run: Run, places: RunPaths, seed: int | None, evict: bool) -> int:
     """Train to target and leave the evidence in ``places.out``. Returns the exit status: 0 when the target
     was met, 1 when it was not.
 
@@ -84,13 +84,13 @@ def execute(run: Run, places: Places, seed: int | None, evict: bool) -> int:
 
 
 def _execute(
-    run: Run, places: Places, seed: int | None, evict: bool, world: World
+    run: Run, places: RunPaths, seed: int | None, evict: bool, world: World
 ) -> tuple[dict[str, Any], Path]:
-    _warn(together(world, lambda: rules.hold(known_of(run, places, evict)))[0], world)
+    _warn(on_all_ranks(world, lambda: rules.enforce(context_of(run, places, evict)))[0], world)
     # What can be known to be wrong is told before the run has a folder.
-    first(world, lambda: manifest.require_folder(places.data))
+    on_rank0(world, lambda: manifest.require_folder(places.data))
     if resume := places.resume:
-        seed = first(world, lambda: _seed_of(resume, run))
+        seed = on_rank0(world, lambda: seed_of(resume, run))
     out = world.broadcast(_make_out(run, places.out) if world.rank == 0 else Path())
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
     _write_evidence(run, places.data, out, world)
@@ -112,7 +112,7 @@ def _execute(
     if places.stage:
         _remove_staged(places.stage, world)
     init_s = next((e["seconds"] for e in events if e["event"] == "end" and e["name"] == "init"), None)
-    _warn(rules.findings(rules.Known(run, init_s=init_s, evicted=evicted if evict else None)), world)
+    _warn(rules.findings(rules.RunContext(run, init_s=init_s, evicted=evicted if evict else None)), world)
     return result, out
 
 
@@ -133,10 +133,10 @@ def _conclude(
     return events, result
 
 
-def known_of(run: Run, places: Places, evict: bool) -> rules.Known:
+def context_of(run: Run, places: RunPaths, evict: bool) -> rules.RunContext:
     """What the rules can know of a run before it starts. The data set is neither opened nor listed."""
     stage = places.stage
-    return rules.Known(
+    return rules.RunContext(
         run,
         resumed=places.resume is not None,
         data_on=filesystem_of(places.data).type,
@@ -282,7 +282,7 @@ def _heeding_signals(world: World) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _seed_of(directory: Path, run: Run) -> int:
+def seed_of(directory: Path, run: Run) -> int:
     """The seed of the run that is resumed. Raises UserError when its settings were others, and says which."""
     saved = checkpoint.load(directory)
     before, now = (
@@ -331,7 +331,7 @@ def _remove_staged(stage: Path, world: World) -> None:
 
 
 def _write_evidence(run: Run, data: Path, out: Path, world: World) -> None:
-    mine = evidence() if world.local_rank == 0 else None
+    mine = describe_environment() if world.local_rank == 0 else None
     nodes = [facts for facts in world.gather(mine) if facts]
     if world.rank == 0:
         keys = ("hostname", "cpu", "cores", "memory_gib", "accelerators", "os")

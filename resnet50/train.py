@@ -18,16 +18,16 @@ from mlhpc.common.pytorch.step import (
     make_scaler,
     make_train_step,
     pick_device,
-    share,
     warm_up,
+    wrap_ddp,
 )
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.finite import require_finite
 from mlhpc.errors import UserError
-from mlhpc.resnet50.data.dataset import select, share_of
-from mlhpc.resnet50.data.loader import Loader, blank
+from mlhpc.resnet50.data.dataset import assign_samples, select
+from mlhpc.resnet50.data.loader import Loader, zeros_batch
 from mlhpc.resnet50.data.pack import pack
 from mlhpc.resnet50.metric import cross_entropy, right_answers
 from mlhpc.resnet50.model import build_model
@@ -67,7 +67,7 @@ def train(
         scaler = make_scaler(training.precision, device)
         last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
         train_step = make_train_step(
-            share(model, world),
+            wrap_ddp(model, world),
             partial(cross_entropy, label_smoothing=training.label_smoothing),
             optimizer,
             scaler,
@@ -90,7 +90,7 @@ def train(
             "eval_batch": training.eval_batch_size,
             "accumulate": accumulated,
         }
-        zeros = partial(blank, sample_shape=run.data.sample_shape)
+        zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
         warm_up(model, optimizer, scaler, train_step, eval_step, zeros, **sizes)
 
     with log.span("run"):
@@ -169,7 +169,7 @@ def _open_loader(
     world: World,
     device: torch.device,
 ) -> Loader:
-    mine = share_of(
+    mine = assign_samples(
         dataset,
         staged,
         run.staging.mode,

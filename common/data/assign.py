@@ -12,7 +12,7 @@ from mlhpc.errors import UserError, count
 
 
 @dataclass(frozen=True)
-class Share:
+class RankSamples:
     """The sample files of the pools that a rank reads from, in order of path, and its place in them."""
 
     train_files: list[Path]
@@ -22,7 +22,7 @@ class Share:
     place: int
 
 
-def share_of(
+def assign_samples(
     dataset: Manifest,
     staged: Path | None,
     mode: Mode,
@@ -31,7 +31,7 @@ def share_of(
     train_samples: int,
     eval_samples: int,
     is_sample: Callable[[Path], bool] = lambda path: True,
-) -> Share:
+) -> RankSamples:
     """The share of this rank in ``train/`` and ``validation/``, one sample a file; ``is_sample`` says which
     files stand for one. ``staged`` is the folder that the data set was staged to in ``mode``; None: it is
     read where it lies, by all. Called by all ranks.
@@ -68,7 +68,7 @@ def share_of(
         train_files, eval_files = train_files[:train_samples], eval_files[:eval_samples]
     ranks, place = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
     number = world.node if mode == "shard" else 0
-    return Share(
+    return RankSamples(
         train_files,
         eval_files,
         Pool(len(train_files), ranks, number),

@@ -21,7 +21,7 @@ SETTINGS = ".simulation.json"
 """Says how the files beside it were made, so that a restart never mixes two data sets. Hidden: not staged."""
 
 
-def settle(out: Path, settings: dict[str, object], name: str = SETTINGS) -> None:
+def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -> None:
     """Make ``out`` the place of a data set with these ``settings``, or find that it is, by the file ``name``.
 
     Raises UserError when it holds anything else.

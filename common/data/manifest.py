@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from isal import isal_zlib
 
 from mlhpc.common.files import atomic
-from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 
@@ -110,7 +110,9 @@ def listing(root: Path, world: World, workers: int = 8) -> Manifest:
     Called by all ranks. Raises UserError, the same on all, when ``root`` is no folder or holds no file.
     """
     mine = _names(root, world)[world.rank :: world.size]
-    parts = together(world, lambda: _in_threads(lambda name: File(name, _size(root / name)), mine, workers))
+    parts = on_all_ranks(
+        world, lambda: _in_threads(lambda name: File(name, _size(root / name)), mine, workers)
+    )
     return Manifest(root, tuple(sorted(chain.from_iterable(parts))))
 
 
@@ -128,8 +130,8 @@ def describe(root: Path, world: World, benchmark: str | None = None, workers: in
     Only rank 0 reads the manifest. Raises UserError, the same on all ranks; also when the manifest says that
     the data set is of another than ``benchmark``.
     """
-    has_one = first(world, lambda: (root / NAME).exists() or not root.is_dir())
-    found = first(world, lambda: load(root)) if has_one else listing(root, world, workers)
+    has_one = on_rank0(world, lambda: (root / NAME).exists() or not root.is_dir())
+    found = on_rank0(world, lambda: load(root)) if has_one else listing(root, world, workers)
     if benchmark and (of := found.facts.get("benchmark", benchmark)) != benchmark:
         raise UserError(f"{root}: is a data set of {of}; give one of {benchmark} with --data")
     return found
@@ -157,7 +159,7 @@ def index(
         return File(name, size, crc)
 
     mine = _names(root, world)[world.rank :: world.size]
-    parts = together(world, lambda: _in_threads(entry, mine, workers))
+    parts = on_all_ranks(world, lambda: _in_threads(entry, mine, workers))
     manifest = Manifest(root, tuple(sorted(chain.from_iterable(parts))), facts)
 
     def write() -> None:
@@ -169,7 +171,7 @@ def index(
                 "rights there"
             ) from error
 
-    first(world, write)
+    on_rank0(world, write)
     return manifest
 
 
@@ -237,9 +239,9 @@ def require(root: Path, world: World, workers: int, of: Callable[[str], bool]) -
 
     Called by all ranks. Raises UserError, the same on all ranks, naming the first file that is otherwise.
     """
-    if not first(world, lambda: (root / NAME).exists()):
+    if not on_rank0(world, lambda: (root / NAME).exists()):
         return
-    files = [file for file in first(world, lambda: load(root)).files if of(file.path)]
+    files = [file for file in on_rank0(world, lambda: load(root)).files if of(file.path)]
 
     def look(file: File) -> str | None:
         path = root / file.path
@@ -251,7 +253,7 @@ def require(root: Path, world: World, workers: int, of: Callable[[str], bool]) -
             return f"{path}: cannot be read: {error.strerror}"
         return None if size == file.size else f"{path}: {count(size, 'byte')}, the manifest says {file.size}"
 
-    parts = together(world, lambda: _in_threads(look, files[world.rank :: world.size], workers))
+    parts = on_all_ranks(world, lambda: _in_threads(look, files[world.rank :: world.size], workers))
     wrong = min((said for part in parts for said in part if said), default=None)
     if wrong:
         raise UserError(f"{wrong}; see: mlhpc data verify {root}")
@@ -298,7 +300,7 @@ def _names(root: Path, world: World) -> list[str]:
             raise UserError(f"{root}: holds no file; expected folders such as train/ and validation/")
         return names
 
-    return first(world, walk)
+    return on_rank0(world, walk)
 
 
 def _walk(root: Path) -> Iterable[str]:

@@ -12,7 +12,7 @@ from mlhpc.common.data.manifest import File
 Mode = Literal["replicate", "shard"]
 
 
-def deal(sizes: npt.ArrayLike, parts: int) -> npt.NDArray[np.int64]:
+def balance(sizes: npt.ArrayLike, parts: int) -> npt.NDArray[np.int64]:
     """Which of ``parts`` hands each of the sizes goes to. Hands differ by one in number at most, and in sum
     by no more than the largest size.
 
@@ -46,7 +46,7 @@ def part(files: Sequence[File], node: int, nodes: int, mode: Mode) -> list[File]
     for folder, group in groupby(files, key=lambda file: file.path.rpartition("/")[0].partition("/")[0]):
         members = list(group)
         if folder:
-            hands = deal([file.size for file in members], nodes)
+            hands = balance([file.size for file in members], nodes)
             members = [members[i] for i in np.flatnonzero(hands == node)]
         kept += members
     return kept
@@ -60,5 +60,5 @@ def plan(
 
 
 def share(files: list[File], index: int, size: int) -> list[File]:
-    hands = deal([file.size for file in files], size)
+    hands = balance([file.size for file in files], size)
     return [files[i] for i in np.flatnonzero(hands == index)]

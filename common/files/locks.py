@@ -16,8 +16,8 @@ _ME = f".use.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
 _held: dict[Path, int] = {}  # the locks of this process, which are its own as its memory is
 
 
-def try_change(folder: Path) -> int | None:
-    """Take the right to change what is in ``folder``, and give it back with ``changed``; None where another
+def try_lock(folder: Path) -> int | None:
+    """Take the right to change what is in ``folder``, and give it back with ``unlock``; None where another
     has it. Raises OSError as the file system does: FileNotFoundError where ``folder`` is not there."""
     path = folder / ".lock"
     while True:
@@ -35,28 +35,28 @@ def try_change(folder: Path) -> int | None:
         os.close(fd)  # the one before unlinked it between our open and our lock
 
 
-def changed(folder: Path, fd: int) -> None:
-    """Give back what ``try_change`` gave."""
+def unlock(folder: Path, fd: int) -> None:
+    """Give back what ``try_lock`` gave."""
     (folder / ".lock").unlink(missing_ok=True)
     os.close(fd)
 
 
-def enter(folder: Path) -> None:
-    """From now on, until ``leave`` or its end, this process uses ``folder``."""
+def register(folder: Path) -> None:
+    """From now on, until ``unregister`` or its end, this process uses ``folder``."""
     if folder not in _held:
         _held[folder] = fd = os.open(folder / _ME, os.O_RDWR | os.O_CREAT, 0o644)
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def leave(folder: Path) -> None:
+def unregister(folder: Path) -> None:
     """This process uses ``folder`` no more."""
     if folder in _held:
         (folder / _ME).unlink(missing_ok=True)
         os.close(_held.pop(folder))
 
 
-def others(folder: Path) -> bool:
+def in_use(folder: Path) -> bool:
     """Whether another process uses ``folder``. Takes away what dead ones left."""
     found = False
     for path in folder.glob(".use.*"):

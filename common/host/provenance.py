@@ -16,7 +16,7 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def evidence() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Facts of this process's machine and software, for ``env.json``."""
     return {
         **commit(),

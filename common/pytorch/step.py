@@ -44,7 +44,7 @@ def make_scaler(precision: str, device: torch.device) -> GradScaler:
     return GradScaler(device.type, enabled=precision == "mixed_float16")
 
 
-def share(model: nn.Module, world: World) -> nn.Module:
+def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
     """The model with gradients averaged over ranks while they are computed, or itself for one rank.
 
     Wrap it anew after weights were frozen. Batch norm's statistics stay each rank's own.
@@ -67,7 +67,7 @@ def make_train_step(
     cuda_graphs: bool = False,
 ) -> Step[Tensor]:
     """``(x float32, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
-    these calls, and of the ranks when ``model`` is ``share``'s.
+    these calls, and of the ranks when ``model`` is ``wrap_ddp``'s.
 
     The loss, ``loss_of(logits, y)``, is this rank's, a scalar left on the device: nothing waits for a GPU. Matrix
     work is done in ``precision``; weights, batch norm's statistics, loss and optimizer stay float32. ``layout`` is
@@ -160,14 +160,14 @@ def warm_up(
     initialisation; MLPerf training rules, "Run Results"). With several ranks all must call it, for gradients are
     averaged.
     """
-    with kept(model, optimizer, scaler):
+    with preserve_state(model, optimizer, scaler):
         for _ in range(accumulate):
             train_step(*blank(train_batch))
         eval_step(*blank(eval_batch))
 
 
 @contextmanager
-def kept(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler) -> Iterator[None]:
+def preserve_state(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler) -> Iterator[None]:
     """Put weights, buffers, optimizer, loss scale and random state back, in place, at the end.
 
     State that the optimizer has only made since is set to zero, which is where momentum and Adam's means begin.
@@ -216,7 +216,7 @@ def _unshared(model: nn.Module, waits: bool) -> AbstractContextManager[None]:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without what ``share`` put around it."""
+    """The model itself, without what ``wrap_ddp`` put around it."""
     inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     return inner
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rollcall import Caller, RollCall
+from mlhpc.common.ranks.rollcall import Peer, RollCall
 from mlhpc.common.ranks.world import Loss
 from mlhpc.errors import UserError
 
@@ -60,12 +60,12 @@ class BaseWorld:
         self.ranks.on_loss(callback)
 
 
-def myself(place: RankInfo) -> Caller:
+def myself(place: RankInfo) -> Peer:
     """This rank as it answers the roll call."""
-    return Caller(place.rank, place.hostname or socket.gethostname(), place.local_rank, os.getpid())
+    return Peer(place.rank, place.hostname or socket.gethostname(), place.local_rank, os.getpid())
 
 
-def with_node_index(place: RankInfo, roll: Sequence[Caller]) -> RankInfo:
+def with_node_index(place: RankInfo, roll: Sequence[Peer]) -> RankInfo:
     """``place`` with its node known: where the launcher does not tell, nodes count by their lowest rank."""
     if place.node is not None:
         return place

@@ -21,7 +21,7 @@ from mlhpc.common.ranks.base_world import (
     with_node_index,
 )
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall
+from mlhpc.common.ranks.rollcall import Peer, Rendezvous, RollCall
 from mlhpc.errors import UserError
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ def _set_up_gloo(place: RankInfo, ranks: RollCall) -> None:
     }
 
 
-def _slots(roll: Sequence[Caller]) -> list[Any]:
+def _slots(roll: Sequence[Peer]) -> list[Any]:
     """Horovod's description of the ranks. A cross rank counts hosts among equal local ranks."""
     from horovod.runner.common.util.hosts import SlotInfo
 
@@ -170,7 +170,7 @@ def _call_roll_over_horovod(place: RankInfo, timeout_s: float) -> RollCall:
     if door:
         addresses = [a.address for found in psutil.net_if_addrs().values() for a in found]
         ipv4 = sorted((a for a in addresses if _is_ipv4(a)), key=lambda a: a.startswith("127."))
-        meeting = Meeting(tuple(ipv4), (door.getsockname()[1],), token=os.urandom(8).hex())
+        meeting = Rendezvous(tuple(ipv4), (door.getsockname()[1],), token=os.urandom(8).hex())
     meeting = hvd.broadcast_object(meeting, root_rank=0)
     return RollCall.call(myself(place), place.size, meeting, listener=door, timeout_s=timeout_s)
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from mlhpc.common.ranks.base_world import myself
 from mlhpc.common.ranks.environment import RankInfo, identify, with_leader
-from mlhpc.common.ranks.rollcall import Meeting, RollCall
+from mlhpc.common.ranks.rollcall import Rendezvous, RollCall
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import UserError
 
@@ -81,7 +81,7 @@ def _end(status: int) -> None:
 def call_roll(place: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0) -> RollCall:
     """Meet the other ranks at the leader that the launcher named. Raises ``UserError``."""
     assert place.leader is not None
-    meeting = Meeting(_addresses(place.leader, env), place.ports, place.token)
+    meeting = Rendezvous(_addresses(place.leader, env), place.ports, place.token)
     return RollCall.call(myself(place), place.size, meeting, hosts=place.hosts, timeout_s=timeout_s)
 
 

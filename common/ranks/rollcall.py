@@ -48,7 +48,7 @@ GONE = "killed or crashed (connection closed)"
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where rank 0 can be met: at one of ``ports`` on one of ``hosts``, by those who know ``token``."""
 
     hosts: tuple[str, ...]
@@ -57,7 +57,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Caller:
+class Peer:
     """One rank as it presented itself at the roll call."""
 
     rank: int
@@ -66,7 +66,7 @@ class Caller:
     pid: int
 
 
-class Line:
+class Connection:
     """A connected socket that carries one JSON object a line. Sending is safe from several threads."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -131,7 +131,7 @@ class RollCall:
     with status 1, from that thread: the main thread may hang in a collective that never returns.
     """
 
-    def __init__(self, me: Caller, roll: Sequence[Caller], lines: dict[int, Line]) -> None:
+    def __init__(self, me: Peer, roll: Sequence[Peer], lines: dict[int, Connection]) -> None:
         self.me = me
         self.roll = tuple(roll)
         self._lines = lines
@@ -149,9 +149,9 @@ class RollCall:
     @classmethod
     def call(
         cls,
-        me: Caller,
+        me: Peer,
         size: int,
-        meeting: Meeting,
+        meeting: Rendezvous,
         *,
         listener: socket.socket | None = None,
         hosts: Sequence[str] = (),
@@ -313,7 +313,7 @@ class RollCall:
             sys.stderr.flush()
 
 
-def listen(meeting: Meeting) -> socket.socket:
+def listen(meeting: Rendezvous) -> socket.socket:
     """A listening socket on the first port of ``meeting`` that is free. Raises ``UserError``."""
     for port in meeting.ports:
         try:
@@ -324,10 +324,10 @@ def listen(meeting: Meeting) -> socket.socket:
 
 
 def _receive_callers(
-    me: Caller, size: int, meeting: Meeting, door: socket.socket, hosts: Sequence[str], timeout_s: float
-) -> tuple[list[Caller], dict[int, Line]]:
+    me: Peer, size: int, meeting: Rendezvous, door: socket.socket, hosts: Sequence[str], timeout_s: float
+) -> tuple[list[Peer], dict[int, Connection]]:
     """Rank 0's part of the roll call."""
-    callers, lines = {me.rank: me}, dict[int, Line]()
+    callers, lines = {me.rank: me}, dict[int, Connection]()
     deadline = time.monotonic() + timeout_s
 
     def refuse(why: str) -> NoReturn:
@@ -338,14 +338,14 @@ def _receive_callers(
     while len(callers) < size:
         door.settimeout(max(0.01, deadline - time.monotonic()))
         try:
-            line = Line(door.accept()[0])
+            line = Connection(door.accept()[0])
         except TimeoutError:
             refuse(_who_is_missing(callers, size, hosts, timeout_s))
         try:
             hello = line.answer(GREETING_S)
             if hello["token"] != meeting.token:
                 raise ValueError("a rank of another job")
-            caller = Caller(**hello["caller"])
+            caller = Peer(**hello["caller"])
         except (EOFError, TimeoutError, ValueError, KeyError, TypeError):
             line.close()
             continue
@@ -370,7 +370,7 @@ def _receive_callers(
     return roll, lines
 
 
-def _who_is_missing(callers: dict[int, Caller], size: int, hosts: Sequence[str], timeout_s: float) -> str:
+def _who_is_missing(callers: dict[int, Peer], size: int, hosts: Sequence[str], timeout_s: float) -> str:
     missing = [rank for rank in range(size) if rank not in callers]
     heard = {caller.hostname for caller in callers.values()}
     silent = [host for host in hosts if host not in heard]
@@ -383,8 +383,8 @@ def _who_is_missing(callers: dict[int, Caller], size: int, hosts: Sequence[str],
 
 
 def _call_in(
-    me: Caller, size: int, meeting: Meeting, timeout_s: float
-) -> tuple[list[Caller], dict[int, Line]]:
+    me: Peer, size: int, meeting: Rendezvous, timeout_s: float
+) -> tuple[list[Peer], dict[int, Connection]]:
     """The part of every other rank in the roll call."""
     deadline = time.monotonic() + timeout_s
     hello = {"token": meeting.token, "size": size, "caller": asdict(me)}
@@ -408,18 +408,18 @@ def _call_in(
         raise UserError(f"rank {me.rank} on {me.hostname} lost rank 0 during the roll call") from error
     if "refused" in verdict:
         raise UserError(verdict["refused"])
-    return [Caller(**caller) for caller in verdict["roll"]], {0: line}
+    return [Peer(**caller) for caller in verdict["roll"]], {0: line}
 
 
-def _round_and_round(meeting: Meeting) -> Iterator[tuple[str, int]]:
+def _round_and_round(meeting: Rendezvous) -> Iterator[tuple[str, int]]:
     while True:
         yield from product(meeting.hosts, meeting.ports)
         time.sleep(0.2)
 
 
-def _reach(host: str, port: int, hello: dict[str, Any], token: str) -> Line:
+def _reach(host: str, port: int, hello: dict[str, Any], token: str) -> Connection:
     """A line to the rank 0 that knows ``token``. Raises ``OSError``, ``EOFError`` or ``ValueError``."""
-    line = Line(socket.create_connection((host, port), timeout=GREETING_S))
+    line = Connection(socket.create_connection((host, port), timeout=GREETING_S))
     try:
         line.send(**hello)
         if line.answer(GREETING_S).get("welcome") != token:

@@ -33,9 +33,17 @@ from mlhpc.common.data.partition import Mode, part, share
 from mlhpc.common.files import atomic, locks
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.common.staging.target import Need, Team, alone, blame, check_room, team_of, unlink
+from mlhpc.common.staging.target import (
+    Need,
+    StagingGroup,
+    as_user_error,
+    check_room,
+    exclusive,
+    staging_group,
+    unlink,
+)
 from mlhpc.errors import UserError
 
 # What a file may take beyond its size: up to a block of data and a directory entry and inode.
@@ -81,7 +89,7 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
     """
     started = time.monotonic()
     source = manifest.root
-    team = team_of(source, target, world, mode)
+    team = staging_group(source, target, world, mode)
     all_of_team = part(manifest.files, world.node, world.nodes, mode)
     mine = share(all_of_team, team.members.index(world.rank), len(team.members))
     todo: list[File] = []
@@ -98,12 +106,12 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
         seconds = time.monotonic() - started
         return len(todo), sum(file.size for file in todo), kept, kept if in_use else 0, seconds
 
-    with alone(target, world, team) as in_use:
-        prepared = together(world, lambda: _prepare(manifest, target, all_of_team, team, in_use))
+    with exclusive(target, world, team) as in_use:
+        prepared = on_all_ranks(world, lambda: _prepare(manifest, target, all_of_team, team, in_use))
         known = prepared[team.members[0]]
-        check_room(together(world, survey))
-        together(world, lambda: _record(manifest, target, all_of_team, team, mode))
-        done = together(world, copy)
+        check_room(on_all_ranks(world, survey))
+        on_all_ranks(world, lambda: _record(manifest, target, all_of_team, team, mode))
+        done = on_all_ranks(world, copy)
     return report_of(done, manifest, target, world, mode)
 
 
@@ -117,7 +125,7 @@ def report_of(
     """The report on what each rank has ``done``: files and bytes copied, files kept, those of them shared,
     seconds. Called by all ranks."""
     files, sizes, kept, shared, seconds = zip(*done, strict=True)
-    there = first(world, lambda: filesystem_of(target))
+    there = on_rank0(world, lambda: filesystem_of(target))
     return StagingReport(
         files=sum(files),
         bytes=sum(sizes),
@@ -139,17 +147,17 @@ def remove(target: Path) -> None:
 
     Called by one rank a node. Raises UserError when ``target`` was not made by staging.
     """
-    locks.leave(target)
+    locks.unregister(target)
     try:
-        while (fd := locks.try_change(target)) is None:
-            if locks.others(target):
+        while (fd := locks.try_lock(target)) is None:
+            if locks.in_use(target):
                 return
             time.sleep(0.05)
     except FileNotFoundError:
         return  # the other run was the last, and has done it
     made_folder = False
     try:
-        if not locks.others(target) and (target / manifests.NAME).exists():
+        if not locks.in_use(target) and (target / manifests.NAME).exists():
             staged = manifests.load(target)
             if "staged" not in staged.facts:
                 raise UserError(
@@ -159,13 +167,13 @@ def remove(target: Path) -> None:
             (target / manifests.NAME).unlink()
             made_folder = staged.facts["staged"]["made_folder"]
     finally:
-        locks.changed(target, fd)
+        locks.unlock(target, fd)
     if made_folder:
         with contextlib.suppress(OSError):  # something of the user's is in it, or the next run
             target.rmdir()
 
 
-def _prepare(manifest: Manifest, target: Path, files: list[File], team: Team, in_use: bool) -> bool:
+def _prepare(manifest: Manifest, target: Path, files: list[File], team: StagingGroup, in_use: bool) -> bool:
     """By the first of a team: whether the target holds a staging of this data set. Takes away what of it is
     not wanted any more, because the nodes are others now; refuses where another run may want it."""
     if not team.leads or not (target / manifests.NAME).exists():
@@ -208,7 +216,7 @@ def _missing(files: list[File], source: Path, target: Path, known: bool) -> list
     return todo
 
 
-def _record(manifest: Manifest, target: Path, files: list[File], team: Team, mode: Mode) -> None:
+def _record(manifest: Manifest, target: Path, files: list[File], team: StagingGroup, mode: Mode) -> None:
     """By the first of a team: write the manifest of what the target is to hold."""
     if not team.leads:
         return
@@ -229,7 +237,7 @@ def _copy_all(
     files: Sequence[File], source: Path, target: Path, workers: int, advance: Callable[[int], None]
 ) -> None:
     """Copy with ``workers`` threads, and ``advance(1)`` for each file; at the first failure all stop."""
-    with blame(target, "cannot be written", "choose another --stage"):
+    with as_user_error(target, "cannot be written", "choose another --stage"):
         for folder in {(target / file.path).parent for file in files}:
             folder.mkdir(parents=True, exist_ok=True)
     # Threads take files from one iterator; half a million futures would cost half a gigabyte.
@@ -261,10 +269,10 @@ def _copy(file: File, source: Path, target: Path, block: memoryview, failures: S
     """Copy one file through ``block``. Ends early once others failed."""
     origin, copy = source / file.path, target / file.path
     remedy = f"see: mlhpc data verify {source}"
-    with blame(origin, "cannot be read", remedy):
+    with as_user_error(origin, "cannot be read", remedy):
         reader = origin.open("rb", buffering=0)
-    with reader, blame(copy, "cannot be written", "free some space or choose another --stage"):
-        with blame(origin, "cannot be read", remedy):
+    with reader, as_user_error(copy, "cannot be written", "free some space or choose another --stage"):
+        with as_user_error(origin, "cannot be read", remedy):
             status = os.fstat(reader.fileno())
             if status.st_size != file.size:
                 raise UserError(f"{origin}: {status.st_size} bytes, expected {file.size}; {remedy}")
@@ -290,7 +298,7 @@ def _copy(file: File, source: Path, target: Path, block: memoryview, failures: S
 
 
 def _read(reader: FileIO, block: memoryview, origin: Path, remedy: str) -> int:
-    with blame(origin, "cannot be read", remedy):
+    with as_user_error(origin, "cannot be read", remedy):
         return reader.readinto(block) or 0
 
 

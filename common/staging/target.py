@@ -14,13 +14,13 @@ from typing import NamedTuple
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.files import atomic, locks
 from mlhpc.common.files.filesystem import FileSystem, filesystem_of
-from mlhpc.common.ranks.collectives import agree, attempt, together
+from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 
 
 @dataclass(frozen=True)
-class Team:
+class StagingGroup:
     """The ranks that see one target: as a rule those of one node."""
 
     members: tuple[int, ...]
@@ -37,7 +37,7 @@ class Need(NamedTuple):
     filesystem: FileSystem | None
 
 
-def team_of(source: Path, target: Path, world: World, mode: Mode) -> Team:
+def staging_group(source: Path, target: Path, world: World, mode: Mode) -> StagingGroup:
     """Make the target and find out which nodes share it, by a file that each node puts there. Called by all
     ranks; raises UserError, the same on all, when the target cannot be written, or ``mode`` cannot share it.
     """
@@ -47,7 +47,7 @@ def team_of(source: Path, target: Path, world: World, mode: Mode) -> Team:
     def begin() -> bool:
         if target.resolve().is_relative_to(source.resolve()):
             raise UserError(f"{target}: inside the data set itself; choose another --stage")
-        with blame(target, "cannot be written", "choose another --stage"):
+        with as_user_error(target, "cannot be written", "choose another --stage"):
             made = not target.exists()
             target.mkdir(parents=True, exist_ok=True)
             if world.local_rank == 0:
@@ -55,7 +55,7 @@ def team_of(source: Path, target: Path, world: World, mode: Mode) -> Team:
         return made
 
     try:
-        made = together(world, begin)
+        made = on_all_ranks(world, begin)
         seen = [int(path.name.split(".")[2]) for path in target.glob(f".{token}.*.probe")]
         lowest = world.gather((world.node, min(seen, default=world.node)))
     finally:
@@ -69,11 +69,11 @@ def team_of(source: Path, target: Path, world: World, mode: Mode) -> Team:
             "choose another --stage, or mode replicate"
         )
     members = tuple(rank for rank in range(world.size) if lowest[rank][1] == lowest[world.rank][1])
-    return Team(members, world.rank == members[0], any(made[rank] for rank in members))
+    return StagingGroup(members, world.rank == members[0], any(made[rank] for rank in members))
 
 
 @contextlib.contextmanager
-def alone(target: Path, world: World, team: Team) -> Iterator[bool]:
+def exclusive(target: Path, world: World, team: StagingGroup) -> Iterator[bool]:
     """While no other run changes the target, on any node; yields whether another uses it.
 
     Called by all ranks. A run that cannot have the targets of all its nodes lets go of those it has, so that
@@ -83,23 +83,23 @@ def alone(target: Path, world: World, team: Team) -> Iterator[bool]:
     def take() -> tuple[int | None, bool]:
         if not team.leads:
             return None, False
-        with blame(target, "cannot be written", "choose another --stage"):
+        with as_user_error(target, "cannot be written", "choose another --stage"):
             target.mkdir(parents=True, exist_ok=True)  # the last run may just have removed it
             try:
-                fd = locks.try_change(target)
+                fd = locks.try_lock(target)
             except FileNotFoundError:
                 return None, False
-            return fd, locks.others(target)
+            return fd, locks.in_use(target)
 
     def changed(fd: int | None) -> None:
         if fd is not None:
-            locks.changed(target, fd)
+            locks.unlock(target, fd)
 
     while True:
         got, error = attempt(take)
         fd, used = got or (None, False)
         try:
-            outcomes = agree(world, (fd is not None or not team.leads, used), error)
+            outcomes = gather_or_raise(world, (fd is not None or not team.leads, used), error)
         except BaseException:
             changed(fd)
             raise
@@ -109,11 +109,11 @@ def alone(target: Path, world: World, team: Team) -> Iterator[bool]:
         time.sleep(random.uniform(0.02, 0.2))
     try:
         if team.leads:
-            locks.enter(target)
+            locks.register(target)
         yield outcomes[team.members[0]][1]
     except BaseException:
         if team.leads:
-            locks.leave(target)
+            locks.unregister(target)
         raise
     finally:
         changed(fd)
@@ -149,11 +149,11 @@ def unlink(target: Path, paths: Iterable[str]) -> None:
 
 def in_use(target: Path) -> bool:
     """Whether another run uses what is staged in ``target``."""
-    return locks.others(target)
+    return locks.in_use(target)
 
 
 @contextlib.contextmanager
-def blame(path: Path, what: str, remedy: str) -> Iterator[None]:
+def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
     """Make an OSError a UserError that names ``path``, and the file system when it is full."""
     try:
         yield

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.ranks.collectives import together
+from mlhpc.common.ranks.collectives import on_all_ranks
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 
@@ -32,4 +32,4 @@ def require_finite(
                 f"the loss became {losses[mine]} in step {mine + 1} of epoch {epoch}, on {files}; {advice}"
             )
 
-    together(world, check)
+    on_all_ranks(world, check)

@@ -15,7 +15,7 @@ SYMMETRIES = tuple(
 )
 
 
-def turned(sample: npt.NDArray[Any], symmetry: int) -> npt.NDArray[Any]:
+def apply_symmetry(sample: npt.NDArray[Any], symmetry: int) -> npt.NDArray[Any]:
     """A view of ``sample [n, n, n, ...]`` under symmetry 0 (the identity) to 47."""
     axes, flips = SYMMETRIES[symmetry]
     rest = range(3, sample.ndim)

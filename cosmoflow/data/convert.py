@@ -23,7 +23,7 @@ import numpy.typing as npt
 from mlhpc.common.data import manifest
 from mlhpc.common.formats.tfrecord import GZIP_MAGIC, RECORD_OVERHEAD, encode_example, write_records
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 
@@ -59,8 +59,8 @@ def convert(
     ``out`` cannot be written or holds samples of another kind.
     """
     manifest.require(source, world, workers, lambda name: name.endswith(_SUFFIXES))
-    universes = first(world, lambda: find_universes(source, validation_fraction))
-    shapes = together(world, lambda: [_shape(u, sample) for u in universes[world.rank :: world.size]])
+    universes = on_rank0(world, lambda: find_universes(source, validation_fraction))
+    shapes = on_all_ranks(world, lambda: [_shape(u, sample) for u in universes[world.rank :: world.size]])
     shape_of = [shapes[i % world.size][i // world.size] for i in range(len(universes))]
     _require_one_kind(universes, shape_of)
     size, _, _, redshifts, parameters = shape_of[0]
@@ -71,7 +71,7 @@ def convert(
     blank = np.zeros((sample, sample, sample, redshifts), np.int16)
     content = RECORD_OVERHEAD + len(encode_example(blank, np.zeros(parameters, np.float32)))
     with progress(len(mine) * cuts**2, "convert", "samples", show=world.rank == 0) as advance:
-        together(world, lambda: _convert_slabs(mine, out, sample, cuts, gzip, content, workers, advance))
+        on_all_ranks(world, lambda: _convert_slabs(mine, out, sample, cuts, gzip, content, workers, advance))
 
     samples = {f: cuts**3 * sum(u.folder == f for u in universes) for f in ("train", "validation")}
     facts = {

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mlhpc.common.data.sharding import Pool, eval_batches, train_batches
 from mlhpc.common.formats.tfrecord import read_examples
-from mlhpc.cosmoflow.data.augment import draw, turned
+from mlhpc.cosmoflow.data.augment import apply_symmetry, draw
 from mlhpc.errors import UserError
 
 Batch = tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]
@@ -57,7 +57,7 @@ def read_sample(path: Path, x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]
         raise UserError(f"{path}: y has {targets.size} values, and the network has {y.size} targets")
     # A voxel with all its channels is one item: turning then moves 8 bytes at a time, not 2.
     voxel = np.dtype((np.void, x.itemsize * x.shape[-1]))
-    x.view(voxel)[...] = turned(np.frombuffer(voxels, voxel).reshape(*x.shape[:-1], 1), symmetry)
+    x.view(voxel)[...] = apply_symmetry(np.frombuffer(voxels, voxel).reshape(*x.shape[:-1], 1), symmetry)
     y[...] = targets
     return path.stat().st_size
 

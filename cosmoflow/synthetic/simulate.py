@@ -17,7 +17,7 @@ from mlhpc.common.data import generate, manifest
 from mlhpc.common.files import atomic
 from mlhpc.common.formats import tfrecord
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import first
+from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN, OMEGA_B_H2, PARAMETERS, Cosmology
@@ -105,13 +105,13 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
     work = partial(_write_raw if raw else _write_samples, data, out)
 
     def prepare() -> list[tuple[int, list[str]]]:
-        generate.settle(out, {"raw": raw, **data.model_dump(mode="json")})
+        generate.claim_folder(out, {"raw": raw, **data.model_dump(mode="json")})
         names = set(generate.missing(out, [name for _, names in tasks for name in names]))
         left = ((universe, [name for name in wanted if name in names]) for universe, wanted in tasks)
         return [(universe, wanted) for universe, wanted in left if wanted]
 
     # One rank looks what is there, before any writes: the others would see files of a moment later.
-    missing = first(world, prepare)
+    missing = on_rank0(world, prepare)
     todo = missing[world.rank :: world.size]
 
     def make_mine() -> None:

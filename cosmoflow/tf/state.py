@@ -12,7 +12,7 @@ from mlhpc.common.training import checkpoint
 from mlhpc.errors import UserError, count
 
 
-def agree(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> None:
+def broadcast_weights(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> None:
     """Give every rank rank 0's weights and optimizer state. Each keeps its own random state."""
     if world.size > 1:
         from mlhpc.common.ranks.horovod_world import broadcast_variables

@@ -8,7 +8,7 @@ import numpy as np
 
 from mlhpc.benchmarks import rules
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
-from mlhpc.common.data.assign import share_of
+from mlhpc.common.data.assign import assign_samples
 from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
 from mlhpc.common.host.progress import track
@@ -18,7 +18,7 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.schedules import learning_rate
 from mlhpc.cosmoflow.data.loader import Loader
 from mlhpc.cosmoflow.tf.model import build_model
-from mlhpc.cosmoflow.tf.state import agree, restore, save
+from mlhpc.cosmoflow.tf.state import broadcast_weights, restore, save
 from mlhpc.cosmoflow.tf.step import make_eval_step, make_optimizer, make_train_step, warm_up
 from mlhpc.errors import UserError
 
@@ -54,7 +54,7 @@ def train(
         eval_step = make_eval_step(model)
         warm_up(model, optimizer, train_step, eval_step, local_batch, training.eval_batch_size)
         last_epoch = restore(resume, model, optimizer, world) if resume else 0
-        agree(model, optimizer, world)
+        broadcast_weights(model, optimizer, world)
         rate_of = partial(
             learning_rate,
             peak=hparams.opt_base_learning_rate,
@@ -126,14 +126,14 @@ def _dataset(run: CosmoFlow, data: Path, world: World) -> Manifest:
     """The part of the data set that the run needs; the closed division's rules on data are held here."""
     dataset = describe(data, world, run.benchmark)
     dataset = take(dataset, train=run.data.train_samples, validation=run.data.eval_samples)
-    rules.hold(rules.Known(run, facts=dataset.facts))
+    rules.enforce(rules.RunContext(run, facts=dataset.facts))
     return dataset
 
 
 def _open_loader(
     run: CosmoFlow, dataset: Manifest, staged: Path | None, local_batch: int, seed: int, world: World
 ) -> Loader:
-    mine = share_of(
+    mine = assign_samples(
         dataset,
         staged,
         run.staging.mode,

@@ -52,10 +52,10 @@ class Separable(nn.Sequential):
         if self.stride > 1 or input.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(input)  # type: ignore[no-any-return]
         of_depth, of_point = (_cast(weight) for weight in self.parameters())
-        return _Forgetful.apply(_cast(input), of_depth, of_point, self.rate)  # type: ignore[no-any-return]
+        return _RecomputedSeparable.apply(_cast(input), of_depth, of_point, self.rate)  # type: ignore[no-any-return]
 
 
-class Dense(nn.Conv2d):
+class Conv3x3(nn.Conv2d):
     """A 3 x 3 convolution over all channels, without bias, that keeps the sides."""
 
     def __init__(self, inputs: int, outputs: int, *, dilation: int = 1) -> None:
@@ -135,7 +135,7 @@ class _Halving(torch.autograd.Function):
         return of_x, of_weight
 
 
-class _Forgetful(torch.autograd.Function):
+class _RecomputedSeparable(torch.autograd.Function):
     """A depthwise convolution of stride 1 and a pointwise one; keeps only what comes in."""
 
     @staticmethod

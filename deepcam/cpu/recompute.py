@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from mlhpc.deepcam.layers.batchnorm import again
+from mlhpc.deepcam.layers.batchnorm import recompute_output
 
 
-class Chain(nn.Sequential):
+class RecomputeSequential(nn.Sequential):
     """Modules one after the other, of which none keeps what it gets from a batch norm: the batch norm, which keeps
     what it was made from, makes it again for the backward pass. The gradients are the same, bit for bit, and of
     two tensors one is kept."""
@@ -33,7 +33,7 @@ def _forgetting(output: Tensor) -> AbstractContextManager[object]:
         return node if _identity(tensor) == its else tensor
 
     def bring(kept: object) -> Tensor:
-        return kept if isinstance(kept, Tensor) else again(kept)
+        return kept if isinstance(kept, Tensor) else recompute_output(kept)
 
     return torch.autograd.graph.saved_tensors_hooks(keep, bring)
 

@@ -17,7 +17,7 @@ from mlhpc.common.data import generate, manifest
 from mlhpc.common.files import atomic
 from mlhpc.common.formats import npy
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.deepcam.data import hdf5
 from mlhpc.deepcam.data.sample import Reader, list_samples
@@ -45,10 +45,10 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
     expected, or missing though the manifest of ``source`` lists them, or ``out`` cannot be written or holds
     files of another kind, or normalised by other statistics.
     """
-    first(world, lambda: _require_folders(source, out))
+    on_rank0(world, lambda: _require_folders(source, out))
     manifest.require(source, world, workers, _is_read)
-    samples = first(world, lambda: _samples(source))
-    shape, statistics = first(world, lambda: _kind(source, samples[0][1]))
+    samples = on_rank0(world, lambda: _samples(source))
+    shape, statistics = on_rank0(world, lambda: _kind(source, samples[0][1]))
     dtype = np.dtype(np.float16 if float16 else np.float32)
     reader = Reader(shape, statistics if float16 else None)
     mine = samples[world.rank :: world.size]
@@ -56,13 +56,13 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
         {name: values.tolist() for name, values in statistics._asdict().items()} if float16 else None
     )
     settings: dict[str, object] = {"sample_shape": shape, "dtype": dtype.name, "statistics": normalised_by}
-    first(world, lambda: generate.settle(out, settings, SETTINGS))
+    on_rank0(world, lambda: generate.claim_folder(out, settings, SETTINGS))
     for folder in {folder for folder, _ in samples}:
-        together(world, partial(_make_folder, out / folder))
+        on_all_ranks(world, partial(_make_folder, out / folder))
 
     with progress(len(mine), "convert", "samples", show=world.rank == 0) as advance:
         one = partial(_convert_sample, out, reader, dtype, advance)
-        together(world, lambda: _in_threads(one, mine, workers))
+        on_all_ranks(world, lambda: _in_threads(one, mine, workers))
 
     def write_statistics() -> None:
         if float16:
@@ -71,8 +71,8 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
         else:
             _copy(hdf5.find_statistics(source), out / "stats.h5")
 
-    first(world, write_statistics)
-    facts: dict[str, Any] = first(world, lambda: _facts_of(source)) | {
+    on_rank0(world, write_statistics)
+    facts: dict[str, Any] = on_rank0(world, lambda: _facts_of(source)) | {
         "benchmark": "deepcam",
         "samples": dict(Counter(folder for folder, _ in samples)),
         "sample_shape": list(shape),

@@ -122,7 +122,7 @@ class Loader:
             )
 
 
-def blank(samples: int, sample_shape: Sequence[int]) -> Batch:
+def zeros_batch(samples: int, sample_shape: Sequence[int]) -> Batch:
     """A batch of zeros, to warm up with."""
     rows, columns, channels = sample_shape
     x = torch.zeros((samples, rows, columns, channels)).permute(0, 3, 1, 2)

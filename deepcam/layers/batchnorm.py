@@ -92,7 +92,7 @@ class _Trained(torch.autograd.Function):
         x, weight, _, mean, var, count = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if ctx.relu:
-            output = again(ctx)
+            output = recompute_output(ctx)
             # Nobody looks at the output any more: its memory takes the gradient.
             gradient = torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=output)
         ctx.output = None
@@ -118,7 +118,7 @@ class _Trained(torch.autograd.Function):
         return of_x.to(x.dtype), of_weight, of_bias, None, None
 
 
-def again(node: Any) -> Tensor:
+def recompute_output(node: Any) -> Tensor:
     """The output of a batch norm, made again from what came in: the same bits. ``node`` is the output's
     ``grad_fn``, until its backward pass is over. It is made once and kept for the pass of the batch norm itself,
     which follows those of the modules that its output went into."""

@@ -15,7 +15,7 @@ from mlhpc.benchmarks.deepcam import Data, Simulation
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.deepcam.data import hdf5
 from mlhpc.deepcam.data.hdf5 import CHANNELS
@@ -58,11 +58,11 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     names = [f"{folder}/data-{sample:06d}.h5" for sample, folder in enumerate(folders)]
 
     def prepare() -> list[str]:
-        generate.settle(out, data.model_dump(mode="json"))
+        generate.claim_folder(out, data.model_dump(mode="json"))
         return generate.missing(out, names)
 
     # One rank looks what is there, before any writes: the others would see files of a moment later.
-    missing = first(world, prepare)
+    missing = on_rank0(world, prepare)
     todo = missing[world.rank :: world.size]
 
     def make_mine() -> None:
@@ -129,7 +129,9 @@ def write_statistics(
     Raises UserError, the same on all ranks, when a sample cannot be read or the file not be written.
     """
     mine = names[world.rank :: world.size]
-    parts = together(world, lambda: generate.in_processes(partial(_extremes, root), mine, workers, advance))
+    parts = on_all_ranks(
+        world, lambda: generate.in_processes(partial(_extremes, root), mine, workers, advance)
+    )
     low, high = zip(*(extremes for part in parts for extremes in part), strict=True)
     statistics = hdf5.Statistics(np.min(low, axis=0), np.max(high, axis=0))
     generate.on_all(

@@ -67,14 +67,14 @@ def _run(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks.local import run_local
 
     run = load.load(options.benchmark, options.preset, options.set)
-    rules.hold(rules.Known(run, resumed=options.resume is not None))
+    rules.enforce(rules.RunContext(run, resumed=options.resume is not None))
     if options.ranks < 0:
         raise UserError(f"--ranks {options.ranks}: give a number of ranks of 1 or more")
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
-    from mlhpc.run import Places, execute
+    from mlhpc.run import RunPaths, execute
 
-    places = Places(
+    places = RunPaths(
         data=options.data or Path("data") / f"{options.benchmark}-{options.preset}",
         stage=options.stage,
         out=options.out,

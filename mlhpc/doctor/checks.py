@@ -21,7 +21,7 @@ compared in the throughput metric alone (the last run_stop minus the first run_s
 
 
 @dataclass(frozen=True)
-class Line:
+class CheckResult:
     """One check: what was looked at, what was found, and what to do where that is not well."""
 
     status: Status
@@ -30,9 +30,9 @@ class Line:
     remedy: str = ""
 
 
-def judge(
+def check_nodes(
     nodes: Sequence[Node], place: RankInfo, benchmark: str | None, backend: Backend, env: Mapping[str, str]
-) -> Iterator[Line]:
+) -> Iterator[CheckResult]:
     """One line a check, from the facts of every node (``node.examine``); what nodes agree on is said once."""
     checks = [list(_node(node, place, benchmark, backend)) for node in nodes]
     hosts = [str(node["host"]) for node in nodes]
@@ -42,35 +42,35 @@ def judge(
     yield from _seen_by_all(nodes)
 
 
-def _merged(hosts: Sequence[str], checks: Sequence[Iterable[Line]]) -> Iterator[Line]:
+def _merged(hosts: Sequence[str], checks: Sequence[Iterable[CheckResult]]) -> Iterator[CheckResult]:
     """Lines that all nodes have stand as they are; the others say on which nodes."""
-    where: dict[Line, list[str]] = {}
+    where: dict[CheckResult, list[str]] = {}
     for host, lines in zip(hosts, checks, strict=True):
         for line in lines:
             where.setdefault(line, []).append(host)
     for line, there in where.items():
         some = "" if len(there) == len(hosts) else f" on {', '.join(there[:8])}{', …' * (len(there) > 8)}"
-        yield Line(line.status, line.what + some, line.found, line.remedy)
+        yield CheckResult(line.status, line.what + some, line.found, line.remedy)
 
 
-def _launcher(place: RankInfo, hosts: Sequence[str], env: Mapping[str, str]) -> Line:
+def _launcher(place: RankInfo, hosts: Sequence[str], env: Mapping[str, str]) -> CheckResult:
     """Who started this, and the nodes that were looked at."""
     tasks = env.get("SLURM_NTASKS", "1")
     if place.launcher == "none" and tasks.isdigit() and int(tasks) > 1:
         found = f"one process, in a Slurm job of {tasks} tasks"
-        return Line("warn", "launcher", found, "start it with srun, or it runs as one rank")
+        return CheckResult("warn", "launcher", found, "start it with srun, or it runs as one rank")
     nodes = f"{len(hosts)} nodes: " if len(hosts) > 1 else ""
     seen = f"{nodes}{', '.join(hosts[:8])}{', …' * (len(hosts) > 8)}"
     ranks = f"{place.size} rank{'s' * (place.size > 1)}"
     if place.size > 1 and not place.leader:
-        return Line("pass", "launcher", f"{place.launcher}: {ranks}, examined on {seen} alone")
-    return Line("pass", "launcher", f"{place.launcher}: {ranks} on {seen}")
+        return CheckResult("pass", "launcher", f"{place.launcher}: {ranks}, examined on {seen} alone")
+    return CheckResult("pass", "launcher", f"{place.launcher}: {ranks} on {seen}")
 
 
-def _node(node: Node, place: RankInfo, benchmark: str | None, backend: Backend) -> Iterator[Line]:
+def _node(node: Node, place: RankInfo, benchmark: str | None, backend: Backend) -> Iterator[CheckResult]:
     python = tuple(int(part) for part in node["python"].split(".")[:2])
     good = (3, 11) <= python <= (3, 12)
-    yield Line(
+    yield CheckResult(
         "pass" if good else "fail", "Python", node["python"], "" if good else "use Python 3.11 or 3.12"
     )
     yield from _cores(node)
@@ -85,176 +85,192 @@ def _node(node: Node, place: RankInfo, benchmark: str | None, backend: Backend) 
     yield from _out(node["out"])
     yield from _shm(node["shm"])
     for name, interface in node["no_interface"].items():
-        yield Line("fail", "network", f"{name}={interface}: no such interface", "see: ip -br link")
+        yield CheckResult("fail", "network", f"{name}={interface}: no such interface", "see: ip -br link")
     if node["infiniband"] and node["memlock"] != resource.RLIM_INFINITY:
         found = f"InfiniBand, and only {node['memlock'] / GIB:.2g} GiB may be locked"
-        yield Line(
+        yield CheckResult(
             "warn", "memory locks", found, "ask for an unlimited memlock (ulimit -l) on the compute nodes"
         )
 
 
-def _cores(node: Node) -> Iterator[Line]:
+def _cores(node: Node) -> Iterator[CheckResult]:
     mine, machine, ranks = node["cores"], node["machine_cores"], node["local_size"]
     found = f"{mine} of {machine} for a rank, {ranks} rank{'s' * (ranks > 1)} on the node"
     if mine == machine and ranks > machine:
-        yield Line("warn", "cores", found, "start no more ranks than cores: they would wait for one another")
+        yield CheckResult(
+            "warn", "cores", found, "start no more ranks than cores: they would wait for one another"
+        )
     elif mine * ranks < machine / 2:
-        yield Line("warn", "cores", found, "give each rank its share of the cores (srun --cpus-per-task)")
+        yield CheckResult(
+            "warn", "cores", found, "give each rank its share of the cores (srun --cpus-per-task)"
+        )
     else:
-        yield Line("pass", "cores", found)
+        yield CheckResult("pass", "cores", found)
 
 
-def _gpus(node: Node, backend: Backend) -> Iterator[Line]:
+def _gpus(node: Node, backend: Backend) -> Iterator[CheckResult]:
     gpus, ranks = node["gpus"], node["local_size"]
     if not gpus:
-        yield Line("pass", "GPUs", "none")
+        yield CheckResult("pass", "GPUs", "none")
         return
     found = f"{len(gpus)} ({gpus[0]}), {ranks} rank{'s' * (ranks > 1)} on the node"
     if ranks > len(gpus) == 1:
         remedy = (
             "well if each rank has a GPU of its own; if they share it: one rank a GPU, srun --gpu-bind=none"
         )
-        yield Line("warn", "GPUs", f"{found}, which see one", remedy)
+        yield CheckResult("warn", "GPUs", f"{found}, which see one", remedy)
     elif ranks > len(gpus):
         status: Status = "fail" if backend == "torch" else "warn"
-        yield Line(
+        yield CheckResult(
             status,
             "GPUs",
             found,
             "start one rank a GPU, and let each see all of its node (srun --gpu-bind=none)",
         )
     elif ranks < len(gpus):
-        yield Line("warn", "GPUs", found, f"{len(gpus) - ranks} would be idle: start one rank a GPU")
+        yield CheckResult("warn", "GPUs", found, f"{len(gpus) - ranks} would be idle: start one rank a GPU")
     else:
-        yield Line("pass", "GPUs", found)
+        yield CheckResult("pass", "GPUs", found)
 
 
-def _tensorflow(node: Node, needed: bool) -> Iterator[Line]:
+def _tensorflow(node: Node, needed: bool) -> Iterator[CheckResult]:
     told, name = node["tensorflow"], "TensorFlow"
     if told is None:
         remedy = "pip install 'mlhpc[cosmoflow]', which cosmoflow needs"
-        yield Line("fail" if needed else "warn", name, "not installed", remedy)
+        yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
     else:
         yield from _framework(name, told, len(node["gpus"]), needed, "pip install 'mlhpc[cosmoflow-gpu]'")
 
 
-def _torch(node: Node, needed: bool) -> Iterator[Line]:
+def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
     told, name = node["torch"], "PyTorch"
     if told is None:
         remedy = "pip install torch, which deepcam and resnet50 need"
-        yield Line("fail" if needed else "warn", name, "not installed", remedy)
+        yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
         return
     gpus = len(node["gpus"])
     yield from _framework(name, told, gpus, needed, "install a build for your CUDA (pytorch.org)")
     if gpus and not told.get("error") and not told["nccl"]:
-        yield Line("warn", name, "built without NCCL", "install a build with it: gradients go over the host")
+        yield CheckResult(
+            "warn", name, "built without NCCL", "install a build with it: gradients go over the host"
+        )
 
 
-def _framework(name: str, told: Mapping[str, Any], gpus: int, needed: bool, for_gpus: str) -> Iterator[Line]:
+def _framework(
+    name: str, told: Mapping[str, Any], gpus: int, needed: bool, for_gpus: str
+) -> Iterator[CheckResult]:
     bad: Status = "fail" if needed else "warn"
     if told.get("error"):
-        yield Line(bad, name, told["error"], "install it again in this environment")
+        yield CheckResult(bad, name, told["error"], "install it again in this environment")
     elif told["gpus"] < gpus:
         found = f"{told['version']} sees {told['gpus']} of {gpus} GPUs"
-        yield Line(bad, name, found, f"{for_gpus}; in a container: --nv; look at CUDA_VISIBLE_DEVICES")
+        yield CheckResult(bad, name, found, f"{for_gpus}; in a container: --nv; look at CUDA_VISIBLE_DEVICES")
     else:
-        yield Line("pass", name, told["version"] + (f", {told['gpus']} GPUs" if gpus else ""))
+        yield CheckResult("pass", name, told["version"] + (f", {told['gpus']} GPUs" if gpus else ""))
 
 
-def _horovod(node: Node, place: RankInfo, needed: bool) -> Iterator[Line]:
+def _horovod(node: Node, place: RankInfo, needed: bool) -> Iterator[CheckResult]:
     tensorflow = node["tensorflow"]
     version = node["packages"].get("horovod")
     bad: Status = "fail" if needed and place.size > 1 else "warn"
     again = "build it again for this TensorFlow, with --no-cache-dir (docs/dependencies.md)"
     if not version:
         if place.size > 1:
-            yield Line(bad, "Horovod", "not installed, and there are several ranks", again)
+            yield CheckResult(bad, "Horovod", "not installed, and there are several ranks", again)
         elif needed:
-            yield Line("pass", "Horovod", "not installed; one rank needs none")
+            yield CheckResult("pass", "Horovod", "not installed; one rank needs none")
         return
     if not tensorflow or tensorflow.get("error"):
         return  # the line before says it
     built_for = node["horovod_built_for"]
     if built_for is not None and built_for != tensorflow["version"]:
         found = f"{version} built for TensorFlow {built_for or '(none)'}, here is {tensorflow['version']}"
-        yield Line(bad, "Horovod", found, again)
+        yield CheckResult(bad, "Horovod", found, again)
         return
     if error := tensorflow.get("horovod_error"):
-        yield Line(bad, "Horovod", f"{version} does not load: {error}", again)
+        yield CheckResult(bad, "Horovod", f"{version} does not load: {error}", again)
         return
     built = tensorflow["horovod"]
     has = ", ".join(name for name in ("gloo", "mpi", "nccl") if built[name]) or "no controller"
     found = f"{version}, built with {has}"
     if place.launcher == "mpirun" and not built["mpi"]:
-        yield Line(bad, "Horovod", found, "mpirun needs HOROVOD_WITH_MPI=1 in its build; or start with srun")
+        yield CheckResult(
+            bad, "Horovod", found, "mpirun needs HOROVOD_WITH_MPI=1 in its build; or start with srun"
+        )
     elif place.launcher != "mpirun" and not built["gloo"]:
-        yield Line(bad, "Horovod", found, f"{place.launcher} needs HOROVOD_WITH_GLOO=1 in its build")
+        yield CheckResult(bad, "Horovod", found, f"{place.launcher} needs HOROVOD_WITH_GLOO=1 in its build")
     elif node["gpus"] and not built["nccl"]:
-        yield Line(
+        yield CheckResult(
             "warn", "Horovod", found, "gradients go over the host: build with HOROVOD_GPU_OPERATIONS=NCCL"
         )
     else:
-        yield Line("pass", "Horovod", found)
+        yield CheckResult("pass", "Horovod", found)
 
 
-def _data(folder: Mapping[str, Any], benchmark: str | None) -> Iterator[Line]:
+def _data(folder: Mapping[str, Any], benchmark: str | None) -> Iterator[CheckResult]:
     if not folder:
         return
     found = _described(folder)
     if not folder.get("exists"):
         what = f"mlhpc data make {benchmark or 'BENCHMARK'}"
-        yield Line("fail", "data set", f"{folder['path']} is not there", f"give --data, or make one: {what}")
+        yield CheckResult(
+            "fail", "data set", f"{folder['path']} is not there", f"give --data, or make one: {what}"
+        )
     elif "manifest_error" in folder:
-        yield Line(
+        yield CheckResult(
             "fail", "data set", folder["manifest_error"], "mlhpc data index DIR makes the manifest anew"
         )
     elif "bytes" not in folder:
         remedy = "mlhpc data index DIR writes one; without, staging cannot verify what it copies"
-        yield Line("warn", "data set", f"{found}, without a manifest", remedy)
+        yield CheckResult("warn", "data set", f"{found}, without a manifest", remedy)
     else:
         size = f"{count(folder['files'], 'file')}, {folder['bytes'] / GIB:.3g} GiB"
         remedy = "a copy in memory is no data set on storage: the run would measure memory"
-        yield Line(
+        yield CheckResult(
             "warn" if folder["is_ram"] else "pass", "data set", f"{found}, {size}", remedy * folder["is_ram"]
         )
 
 
-def _stage(folder: Mapping[str, Any], needed: int | None) -> Iterator[Line]:
+def _stage(folder: Mapping[str, Any], needed: int | None) -> Iterator[CheckResult]:
     found = _described(folder)
     if folder.get("error") or not folder["writable"]:
-        yield Line("fail", "staging", f"{found}, cannot be written", "give --stage a folder that can")
+        yield CheckResult("fail", "staging", f"{found}, cannot be written", "give --stage a folder that can")
     elif needed and needed > folder["free"]:
         remedy = "choose another --stage, or --set staging.mode=shard, which gives a node its part alone"
-        yield Line("fail", "staging", f"{found}; the data set has {needed / GIB:.3g} GiB", remedy)
+        yield CheckResult("fail", "staging", f"{found}; the data set has {needed / GIB:.3g} GiB", remedy)
     elif folder["is_ram"]:
-        yield Line("warn", "staging", found, "files there are memory: leave enough of it for the training")
+        yield CheckResult(
+            "warn", "staging", found, "files there are memory: leave enough of it for the training"
+        )
     elif folder["shared"]:
         remedy = "staging to a shared file system gains nothing: give --stage storage of the node"
-        yield Line("warn", "staging", found, remedy)
+        yield CheckResult("warn", "staging", found, remedy)
     else:
-        yield Line("pass", "staging", found)
+        yield CheckResult("pass", "staging", found)
 
 
-def _out(folder: Mapping[str, Any]) -> Iterator[Line]:
+def _out(folder: Mapping[str, Any]) -> Iterator[CheckResult]:
     found = _described(folder)
     if folder.get("error") or not folder["writable"]:
-        yield Line("fail", "results", f"{found}, cannot be written", "give --out a folder that can")
+        yield CheckResult("fail", "results", f"{found}, cannot be written", "give --out a folder that can")
     elif folder["is_ram"]:
-        yield Line("warn", "results", found, "they would be gone with the node: give --out a disk")
+        yield CheckResult("warn", "results", found, "they would be gone with the node: give --out a disk")
     elif folder["free"] < OUT_WARN:
-        yield Line("warn", "results", found, "make room: logs and checkpoints go there")
+        yield CheckResult("warn", "results", found, "make room: logs and checkpoints go there")
     else:
-        yield Line("pass", "results", found)
+        yield CheckResult("pass", "results", found)
 
 
-def _shm(folder: Mapping[str, Any]) -> Iterator[Line]:
+def _shm(folder: Mapping[str, Any]) -> Iterator[CheckResult]:
     if folder.get("error") or not folder["exists"]:
-        yield Line("warn", "/dev/shm", "is not there", "mount it (tmpfs): data loaders and NCCL use it")
+        yield CheckResult(
+            "warn", "/dev/shm", "is not there", "mount it (tmpfs): data loaders and NCCL use it"
+        )
     elif folder["free"] < SHM_WARN:
         remedy = "data loaders and NCCL use it: in a container, --shm-size=8g or --ipc=host"
-        yield Line("warn", "/dev/shm", f"{folder['free'] / (1 << 20):.0f} MiB free", remedy)
+        yield CheckResult("warn", "/dev/shm", f"{folder['free'] / (1 << 20):.0f} MiB free", remedy)
     else:
-        yield Line("pass", "/dev/shm", f"{folder['free'] / GIB:.1f} GiB free")
+        yield CheckResult("pass", "/dev/shm", f"{folder['free'] / GIB:.1f} GiB free")
 
 
 def _described(folder: Mapping[str, Any]) -> str:
@@ -264,7 +280,7 @@ def _described(folder: Mapping[str, Any]) -> str:
     return f"{folder['path']} ({kind}), {folder['free'] / GIB:.1f} GiB free"
 
 
-def _alike(nodes: Sequence[Node]) -> Iterator[Line]:
+def _alike(nodes: Sequence[Node]) -> Iterator[CheckResult]:
     """Ranks of one run have one version of everything."""
     if len(nodes) == 1:
         return
@@ -278,33 +294,33 @@ def _alike(nodes: Sequence[Node]) -> Iterator[Line]:
     for name in differ:
         others = {str(v.get(name)): n["host"] for v, n in zip(versions, nodes, strict=True)}
         found = ", ".join(f"{version} on {host}" for version, host in sorted(others.items())[:4])
-        yield Line("fail", "versions", f"{name} differs: {found}", "give all nodes one environment")
+        yield CheckResult("fail", "versions", f"{name} differs: {found}", "give all nodes one environment")
     if not differ:
-        yield Line("pass", "versions", f"the same on {len(nodes)} nodes")
+        yield CheckResult("pass", "versions", f"the same on {len(nodes)} nodes")
     gpus = {len(n["gpus"]) for n in nodes}
     if len(gpus) > 1:
         odd = next(n["host"] for n in nodes if len(n["gpus"]) != len(first["gpus"]))
         found = f"{' and '.join(map(str, sorted(gpus)))} on a node ({odd} is unlike {first['host']})"
-        yield Line("warn", "GPUs", found, "drain the node, or leave it out (--exclude)")
+        yield CheckResult("warn", "GPUs", found, "drain the node, or leave it out (--exclude)")
 
 
-def _seen_by_all(nodes: Sequence[Node]) -> Iterator[Line]:
+def _seen_by_all(nodes: Sequence[Node]) -> Iterator[CheckResult]:
     """The data set and the results are on what all nodes share."""
     if len({n["host"] for n in nodes}) < 2:
         return
     digests = {n["data"].get("digest") for n in nodes}
     if len(digests) > 1:
         remedy = "put it on a file system that all nodes share, and index it there"
-        yield Line("fail", "data set", "not the same on all nodes (their manifests differ)", remedy)
+        yield CheckResult("fail", "data set", "not the same on all nodes (their manifests differ)", remedy)
     out = nodes[0]["out"]
     if not out.get("error") and not out["shared"]:
         remedy = "give --out a folder on a file system that all nodes share, if this one is not"
-        yield Line(
+        yield CheckResult(
             "warn", "results", f"{out['path']} is on {out['type']}: perhaps of this node alone", remedy
         )
 
 
-def clocks(nodes: Sequence[Node]) -> Iterator[Line]:
+def clocks(nodes: Sequence[Node]) -> Iterator[CheckResult]:
     """``offset_s`` of every node against rank 0's."""
     if len(nodes) < 2:
         return
@@ -316,4 +332,4 @@ def clocks(nodes: Sequence[Node]) -> Iterator[Line]:
         f"set the clock of {worst['host']} (chronyc tracking): the throughput metric compares nodes' clocks"
     )
     status: Status = "pass" if off <= CLOCK_PASS_S else "warn" if off <= CLOCK_WARN_S else "fail"
-    yield Line(status, "clocks", found, "" if status == "pass" else remedy)
+    yield CheckResult(status, "clocks", found, "" if status == "pass" else remedy)

@@ -13,7 +13,7 @@ from rich.text import Text
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework as Backend
-from mlhpc.doctor.checks import Line, Status, clocks, judge
+from mlhpc.doctor.checks import CheckResult, Status, check_nodes, clocks
 from mlhpc.doctor.node import Folders, examine
 from mlhpc.doctor.nodes import of_all_nodes, place_of
 from mlhpc.errors import UserError, count, did_you_mean
@@ -35,16 +35,16 @@ def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
     try:
         place = place_of(env)
     except UserError as error:
-        _print([Line("fail", "launcher", str(error), "start all ranks with one launcher")], console)
+        _print([CheckResult("fail", "launcher", str(error), "start all ranks with one launcher")], console)
         return 1
-    lines: list[Line] = []
+    lines: list[CheckResult] = []
     nodes = of_all_nodes(place, lambda: examine(place, backend, folders, env), env)
     if place.rank == 0:
-        lines = [*judge(nodes, place, benchmark, backend, env), *clocks(nodes)]
+        lines = [*check_nodes(nodes, place, benchmark, backend, env), *clocks(nodes)]
         if place.size > 1 and not place.leader:
             found = f"not examined: {place.launcher} does not say where rank 0 is"
             remedy = "start this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
-            lines.append(Line("warn", "other nodes", found, remedy))
+            lines.append(CheckResult("warn", "other nodes", found, remedy))
     _print(lines, console)
     failed = any(line.status == "fail" for line in lines)
     if place.size > 1 and backend != "none":
@@ -95,7 +95,7 @@ def _start(place: RankInfo, backend: Backend, console: Console) -> bool:
     except Exception as error:  # a backend that does not work may raise anything
         if place.rank == 0:
             why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            _print([Line("fail", "backend", why, "see the lines above, and docs/sites.md")], console)
+            _print([CheckResult("fail", "backend", why, "see the lines above, and docs/sites.md")], console)
         return True
     good = total == place.size
     if place.rank == 0:
@@ -103,14 +103,14 @@ def _start(place: RankInfo, backend: Backend, console: Console) -> bool:
         took = f"it took {time.monotonic() - began:.1f} s to start"
         found = f"{backend} counts {count(total, 'rank')} on {where}; {took}"
         remedy = "" if good else f"{place.launcher} started {place.size}: see docs/sites.md"
-        _print([Line("pass" if good else "fail", "backend", found, remedy)], console)
+        _print([CheckResult("pass" if good else "fail", "backend", found, remedy)], console)
     return not good
 
 
 _STYLES: dict[Status, str] = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def _print(lines: Iterable[Line], console: Console) -> None:
+def _print(lines: Iterable[CheckResult], console: Console) -> None:
     for line in lines:
         text = Text.assemble((line.status, _STYLES[line.status]), f"  {line.what:<12}  {line.found}")
         console.print(text, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlhpc.common.ranks import environment, launch
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rollcall import Line as Wire
+from mlhpc.common.ranks.rollcall import Connection as Wire
 from mlhpc.doctor.node import EXAMINED_S
 from mlhpc.errors import UserError
 

@@ -63,7 +63,7 @@ def evaluation_view(height: int, width: int, size: int) -> View:
     return View(0, 0, height, width, rows, columns, round((rows - size) / 2), round((columns - size) / 2))
 
 
-def seen(pixels: torch.Tensor, view: View, size: int) -> torch.Tensor:
+def crop_resize(pixels: torch.Tensor, view: View, size: int) -> torch.Tensor:
     """The ``view`` of an image uint8 ``[3, height, width]``: uint8 ``[3, size, size]``, not mirrored.
 
     Bilinear with antialiasing, as Pillow does it.

@@ -22,7 +22,7 @@ from mlhpc.common.files import atomic
 from mlhpc.common.formats.protobuf import field, number_field
 from mlhpc.common.formats.tfrecord import feature_pieces, write_record
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import first, together
+from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.data.dataset import SPLITS, Split, files_of, format_of, open_splits
@@ -64,19 +64,19 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
     splits, names = open_splits(dataset, world)
     counts = {split: len(images) for split, images in splits.items()}
     settings: dict[str, object] = {"format": to, "converted_from": source.resolve().name, "samples": counts}
-    first(world, lambda: generate.settle(out, settings))
+    on_rank0(world, lambda: generate.claim_folder(out, settings))
 
     total = sum(counts.values()) // (world.size if to == "tfrecord" else 1)
     with progress(total, "convert", "images", show=world.rank == 0) as advance:
         for split, images in splits.items():
-            first(world, partial(_make_folder, out / split))
+            on_rank0(world, partial(_make_folder, out / split))
             if to == "tfrecord":
                 one = partial(write_shard, images, names, out, advance)
                 mine = shards_of(split, len(images))[world.rank :: world.size]
-                together(world, partial(in_threads, one, mine, workers))
+                on_all_ranks(world, partial(in_threads, one, mine, workers))
             else:
                 write = _write_lmdb if to == "lmdb" else _write_raw
-                first(world, partial(write, images, out / split, workers, advance))
+                on_rank0(world, partial(write, images, out / split, workers, advance))
     facts = dataset.facts | settings | {"benchmark": "resnet50"}
     if names:
         facts["classes"] = names

@@ -19,7 +19,7 @@ from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.partition import Mode, part
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.formats.tfrecord import record_extents
-from mlhpc.common.ranks.collectives import together
+from mlhpc.common.ranks.collectives import on_all_ranks
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.data.formats import INDEX, LMDB, PIXELS, SHARD, SUFFIXES, Files, Images, Lmdb, Raw, Shards
@@ -32,7 +32,7 @@ _SWITCH = {"train": "data.train_samples", "validation": "data.eval_samples"}
 
 
 @dataclass(frozen=True)
-class Share:
+class RankSamples:
     """The images that a rank reads from, its pools, and its place in them."""
 
     train: Images
@@ -47,7 +47,7 @@ def select(dataset: Manifest, data: Data) -> Manifest:
     as ``data`` says. A part of them would be the first classes alone.
 
     Raises UserError when a split is missing, mixed or of another number of images, where names and facts tell
-    (of TFRecord, LMDB and raw arrays without a count in the manifest, ``share_of`` counts).
+    (of TFRecord, LMDB and raw arrays without a count in the manifest, ``assign_samples`` counts).
     """
     kept = []
     for split, wanted in zip(SPLITS, (data.train_samples, data.eval_samples), strict=True):
@@ -110,7 +110,7 @@ def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
     return "tfrecord"
 
 
-def share_of(
+def assign_samples(
     dataset: Manifest,
     staged: Path | None,
     mode: Mode,
@@ -119,7 +119,7 @@ def share_of(
     classes: int,
     train_samples: int,
     eval_samples: int,
-) -> Share:
+) -> RankSamples:
     """The share of this rank in the data set that ``select`` gave; ``staged`` is the folder that it was
     staged to in ``mode``, None: it is read where it lies, by all. Called by all ranks.
 
@@ -145,7 +145,7 @@ def share_of(
         _require_count(dataset.root, split, found, wanted)
     train, evaluation = (splits[split] for split in SPLITS)
     number = world.node if mode == "shard" else 0
-    return Share(
+    return RankSamples(
         train, evaluation, Pool(len(train), ranks, number), Pool(len(evaluation), ranks, number), place
     )
 
@@ -161,7 +161,7 @@ def open_splits(
     """The images of both splits, and the names of the classes where they are known. Called by all ranks.
 
     They lie under ``root`` (None: the data set's), of its files those in ``here`` (None: all), staged in
-    ``mode``. ``classes`` None: as many as there are. Raises UserError as ``share_of``.
+    ``mode``. ``classes`` None: as many as there are. Raises UserError as ``assign_samples``.
     """
     names = {split: files_of(dataset, split) for split in SPLITS}
     kinds = {split: format_of(dataset, names[split]) for split in SPLITS}
@@ -190,7 +190,7 @@ def open_splits(
             )
         else:
             one = partial(_open_one, kinds[split], Path(paths[0]).parent, classes)
-            opened[split] = together(world, one)[world.rank]
+            opened[split] = on_all_ranks(world, one)[world.rank]
     return opened, known
 
 
@@ -214,7 +214,7 @@ def _extents(paths: list[Path], mode: Mode, world: World) -> dict[Path, npt.NDAr
     """The records of every shard; ranks that see the same shards read the headers of a part each."""
     ranks, place = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
     mine = paths[place::ranks]
-    parts = together(world, lambda: [(path, record_extents(path)) for path in mine])
+    parts = on_all_ranks(world, lambda: [(path, record_extents(path)) for path in mine])
     found = {path: extents for part in parts for path, extents in part}
     empty = np.empty((0, 2), np.int64)
     return {path: found[path] for path in paths} or {Path("no shard"): empty}

@@ -107,6 +107,6 @@ class Loader:
                     yield x.permute(0, 3, 1, 2), y
 
 
-def blank(images: int, sample_shape: Sequence[int]) -> Batch:
+def zeros_batch(images: int, sample_shape: Sequence[int]) -> Batch:
     """A batch of zeros, to warm up with."""
     return torch.zeros((images, *sample_shape)).permute(0, 3, 1, 2), torch.zeros(images, dtype=torch.int64)

@@ -20,10 +20,18 @@ from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import agree, attempt, first, together
+from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import StagingReport, identity, remove, report_of
-from mlhpc.common.staging.target import Need, Team, alone, blame, check_room, team_of, unlink
+from mlhpc.common.staging.target import (
+    Need,
+    StagingGroup,
+    as_user_error,
+    check_room,
+    exclusive,
+    staging_group,
+    unlink,
+)
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.convert import Shard, in_threads, shards_of, write_shard
 from mlhpc.resnet50.data.dataset import SPLITS, Split, open_splits
@@ -50,7 +58,10 @@ class _Checked(Files):
             self._own.block = np.empty(2 * file.size + 1, np.uint8)
         data: Bytes = self._own.block[: file.size]
         count = 0
-        with blame(Path(path), "cannot be read", self._remedy), open(path, "rb", buffering=0) as reader:
+        with (
+            as_user_error(Path(path), "cannot be read", self._remedy),
+            open(path, "rb", buffering=0) as reader,
+        ):
             found = os.fstat(reader.fileno()).st_size
             while more := reader.readinto(data.data[count:]):
                 count += more
@@ -79,7 +90,7 @@ def pack(
     facts = dataset.facts | {"format": "tfrecord", "classes": names}
     files = tuple(sorted(File(shard.name, 0) for _, shard in shards))
     made = replace(dataset, root=target, files=files, facts=facts)  # sizes are known afterwards
-    team = team_of(dataset.root, target, world, "replicate")
+    team = staging_group(dataset.root, target, world, "replicate")
     mine = shards[team.members.index(world.rank) :: len(team.members)]
     sources = [images[split].files[index] for split, shard in mine for index in shard.images]
     size = sum(file.size for file in sources)
@@ -99,21 +110,21 @@ def pack(
 
     ended = False
     try:
-        with alone(target, world, team) as in_use:
-            there = together(world, lambda: _make_way(made, of, team, in_use))[team.members[0]]
-            check_room(together(world, need))
+        with exclusive(target, world, team) as in_use:
+            there = on_all_ranks(world, lambda: _make_way(made, of, team, in_use))[team.members[0]]
+            check_room(on_all_ranks(world, need))
             # First, so that whatever has a name in it was put there by us.
-            together(world, lambda: None if there else _record(made, of, team))
+            on_all_ranks(world, lambda: None if there else _record(made, of, team))
             written, error = attempt(write)
             world.barrier()
             ended = True
-            done = agree(world, written, error)
-            together(world, lambda: _record(_measured(made), of, team))
+            done = gather_or_raise(world, written, error)
+            on_all_ranks(world, lambda: _record(_measured(made), of, team))
     except UserError:
         if ended and team.leads:  # before, others of this node may be writing yet
             remove(target)
         raise
-    packed = first(world, lambda: manifests.load(target))
+    packed = on_rank0(world, lambda: manifests.load(target))
     return packed, report_of(done, dataset, target, world, "replicate")
 
 
@@ -130,7 +141,7 @@ def _open(dataset: Manifest, world: World, classes: int) -> tuple[dict[Split, _C
     return opened, names
 
 
-def _make_way(made: Manifest, of: str, team: Team, in_use: bool) -> bool:
+def _make_way(made: Manifest, of: str, team: StagingGroup, in_use: bool) -> bool:
     """By the first of a team: whether another run has packed this data set there, and uses it. What an
     interrupted run staged of it, packed or not, is taken away; anything else is refused."""
     if not team.leads:
@@ -162,7 +173,7 @@ def _make_way(made: Manifest, of: str, team: Team, in_use: bool) -> bool:
     return False
 
 
-def _record(made: Manifest, of: str, team: Team) -> None:
+def _record(made: Manifest, of: str, team: StagingGroup) -> None:
     """By the first of a team: write the manifest of the target, by which ``staging.remove`` knows it."""
     if not team.leads:
         return
@@ -193,7 +204,7 @@ def _write(
     remedy = "free some space or choose another --stage"
     with (
         progress(count, "staging", "images", show) as advance,
-        blame(target, "cannot be written", remedy),
+        as_user_error(target, "cannot be written", remedy),
     ):
         for split in SPLITS:
             (target / split).mkdir(exist_ok=True)

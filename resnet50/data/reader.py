@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.errors import UserError
-from mlhpc.resnet50.data.augment import View, evaluation_view, normalise, seen, training_view
+from mlhpc.resnet50.data.augment import View, crop_resize, evaluation_view, normalise, training_view
 from mlhpc.resnet50.data.formats import Images
 from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode, size_of
 
@@ -54,7 +54,7 @@ class Reader:
             try:
                 pixels = decode(data)
                 view = self._view(index, pixels.shape[1], pixels.shape[2])
-                normalise(seen(pixels, view, self.size).numpy(), view.mirrored, x)
+                normalise(crop_resize(pixels, view, self.size).numpy(), view.mirrored, x)
                 return Sample(label, total, tuple(broken))
             except BrokenImage as error:
                 if self.broken == "stop":

@@ -11,7 +11,7 @@ from mlhpc.benchmarks.resnet50 import Data, Simulation
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import first
+from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.synthetic.drawing import draw
@@ -39,13 +39,13 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
 
     def prepare() -> list[str]:
         settings = {**counts, "simulation": simulation.model_dump(mode="json")}
-        generate.settle(out, settings)
+        generate.claim_folder(out, settings)
         for folder in counts:
             (out / folder).mkdir(exist_ok=True)
         return generate.missing(out, names)
 
     # One rank looks what is there, before any writes: the others would see files of a moment later.
-    missing = first(world, prepare)
+    missing = on_rank0(world, prepare)
     todo = missing[world.rank :: world.size]
 
     def make_mine() -> None:

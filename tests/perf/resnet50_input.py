@@ -39,7 +39,7 @@ from mlhpc.common.files.pagecache import evict, resident_fraction
 from mlhpc.common.ranks.world import Solo
 from mlhpc.resnet50.data.augment import MEAN, STD
 from mlhpc.resnet50.data.convert import convert
-from mlhpc.resnet50.data.dataset import select, share_of
+from mlhpc.resnet50.data.dataset import assign_samples, select
 from mlhpc.resnet50.data.loader import Loader
 from mlhpc.resnet50.synthetic.drawing import draw
 
@@ -84,7 +84,7 @@ def ours(root: Path, data: Data, batch: int, workers: int, way: str) -> Callable
     world = Solo()
     counts = {"train_samples": data.train_samples, "eval_samples": data.eval_samples}
     dataset = select(manifest.describe(root, world), data)
-    share = share_of(dataset, None, "replicate", world, classes=CLASSES, **counts)
+    share = assign_samples(dataset, None, "replicate", world, classes=CLASSES, **counts)
     loader = Loader(
         share.train,
         share.evaluation,
@@ -173,7 +173,9 @@ def main() -> None:
                     dataset = select(manifest.describe(roots[kind], world), data)
                     counts = {"train_samples": data.train_samples, "eval_samples": data.eval_samples}
                     files = [roots[kind] / file.path for file in dataset.files]
-                    images = share_of(dataset, None, "replicate", world, classes=CLASSES, **counts).train
+                    images = assign_samples(
+                        dataset, None, "replicate", world, classes=CLASSES, **counts
+                    ).train
                     if state == "cold":
                         evict(files)
                         if (left := statistics.mean(map(resident_fraction, files))) > 0.2:

@@ -6,7 +6,7 @@ from copy import deepcopy
 import torch
 
 from mlhpc.benchmarks.deepcam import Network
-from mlhpc.common.pytorch.step import average_statistics, share
+from mlhpc.common.pytorch.step import average_statistics, wrap_ddp
 from mlhpc.common.ranks import launch
 from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.model import build_model
@@ -25,7 +25,7 @@ def main() -> None:
     # A loss that is no mean over equal terms: every sample weighs otherwise.
     weights = torch.linspace(1, 2, len(x), dtype=torch.float64).view(-1, 1, 1, 1)
     (whole(x).square() * weights).mean().backward()
-    networks = [share(part, world) for part in parts]
+    networks = [wrap_ddp(part, world) for part in parts]
     networks[1].compile(backend="aot_eager")  # type: ignore[no-untyped-call]
     for part, network in zip(parts, networks, strict=True):
         (network(mine).square() * weights[2 * world.rank : 2 * world.rank + 2]).mean().backward()

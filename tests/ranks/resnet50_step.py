@@ -12,7 +12,7 @@ from mlhpc.common.pytorch.step import (
     make_eval_step,
     make_scaler,
     make_train_step,
-    share,
+    wrap_ddp,
 )
 from mlhpc.common.ranks import launch
 from mlhpc.resnet50.metric import cross_entropy, right_answers
@@ -33,7 +33,7 @@ def main() -> None:
             module.train = lambda mode=True: None  # type: ignore[method-assign, assignment, misc]
     part = deepcopy(whole)
     scaler = make_scaler("float32", torch.device("cpu"))
-    for model, network, inputs in ((whole, whole, slice(None)), (part, share(part, world), mine)):
+    for model, network, inputs in ((whole, whole, slice(None)), (part, wrap_ddp(part, world), mine)):
         step = make_train_step(network, cross_entropy, torch.optim.SGD(model.parameters(), 0.5), scaler)
         for _ in range(3):
             step(x[inputs], y[inputs])
@@ -43,7 +43,7 @@ def main() -> None:
     # An evaluation between two steps leaves training what it was.
     trained = build_model(Network(classes=7, width=0.125, blocks=(1, 1, 1, 1)))
     sgd = torch.optim.SGD(trained.parameters(), 0.1)
-    step = make_train_step(share(trained, world), cross_entropy, sgd, scaler)
+    step = make_train_step(wrap_ddp(trained, world), cross_entropy, sgd, scaler)
     for updates in (1, 2, 3):
         step(x[mine].float(), y[mine])
         assert all(

@@ -8,7 +8,7 @@ import torch
 
 from mlhpc.benchmarks.deepcam import Network
 from mlhpc.common.ranks.world import Solo
-from mlhpc.deepcam.freeze import blocks, freeze, frozen, still, weights_of
+from mlhpc.deepcam.freeze import blocks, count_converged_blocks, freeze, frozen_blocks, weights_of
 from mlhpc.deepcam.model import build_model
 
 
@@ -35,9 +35,9 @@ def test_blocks_that_hardly_moved_count_up_to_the_first_that_did(model):
     before = weights_of(model)
     for block, share in zip(blocks(model), [0.009, 0.002, 0.011, 0.001], strict=False):
         move(block, share)
-    assert still(model, before, 0.01, Solo()) == 2
-    assert still(model, before, 0.001, Solo()) == 0
-    assert still(model, before, math.inf, Solo()) == len(blocks(model))
+    assert count_converged_blocks(model, before, 0.01, Solo()) == 2
+    assert count_converged_blocks(model, before, 0.001, Solo()) == 0
+    assert count_converged_blocks(model, before, math.inf, Solo()) == len(blocks(model))
 
 
 def test_the_rest_has_the_gradients_it_would_have_had_and_the_frozen_none(model):
@@ -50,7 +50,7 @@ def test_the_rest_has_the_gradients_it_would_have_had_and_the_frozen_none(model)
     model.train()  # as the training step does after an evaluation
     rest = gradients(model)
     cold = {id(p) for block in blocks(model)[:3] for p in block.parameters()}
-    assert rest and len(rest) + len(cold) == len(expected) and frozen(model) == 3
+    assert rest and len(rest) + len(cold) == len(expected) and frozen_blocks(model) == 3
     for name, parameter in model.named_parameters():
         assert (name in rest) == (id(parameter) not in cold)
         if name in rest:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from mlhpc.benchmarks.deepcam import Network
-from mlhpc.deepcam.cpu.convolution import Deconvolution, Dense, Depthwise, Pointwise, Separable
+from mlhpc.deepcam.cpu.convolution import Conv3x3, Deconvolution, Depthwise, Pointwise, Separable
 from mlhpc.deepcam.cpu.winograd import winograd
 from mlhpc.deepcam.model import build_model
 
@@ -187,7 +187,7 @@ def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype
         layer = Deconvolution(24, 16)
     elif "dense" in case:
         dilation = 6 if "odd" in case else dilation  # further apart than some of the sides are long
-        layer = Dense(24, 16, dilation=dilation)
+        layer = Conv3x3(24, 16, dilation=dilation)
     elif "pointwise" in case:
         layer = Pointwise(24, 16, stride=2)
     else:
@@ -252,7 +252,7 @@ def test_minimal_filtering_is_the_convolution_and_its_gradients(batch, rows, col
 def test_minimal_filtering_in_float32_rounds_a_few_times_as_much_as_the_direct_sum():
     """And it is what a decoder layer of the real network is computed by."""
     torch.manual_seed(5)
-    layer = Dense(128, 128).to(memory_format=torch.channels_last)
+    layer = Conv3x3(128, 128).to(memory_format=torch.channels_last)
     x = torch.rand(1, 48, 72, 128).permute(0, 3, 1, 2).requires_grad_()
     target = torch.randn(1, 48, 72, 128).permute(0, 3, 1, 2)
 

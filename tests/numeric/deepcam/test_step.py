@@ -12,7 +12,7 @@ from torch import nn
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.pytorch.step import make_eval_step, make_scaler, make_train_step, pick_device, warm_up
-from mlhpc.deepcam.data.loader import blank
+from mlhpc.deepcam.data.loader import zeros_batch
 from mlhpc.deepcam.metric import iou, summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optim.optimizer import make_optimizer, set_rate
@@ -109,7 +109,7 @@ def test_warming_up_leaves_no_trace(name):
         if warm:
             before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
             sizes = {"train_batch": 2, "eval_batch": 3, "accumulate": 2}
-            zeros = partial(blank, sample_shape=(32, 48, 16))
+            zeros = partial(zeros_batch, sample_shape=(32, 48, 16))
             warm_up(model, optimizer, NO_SCALE, step, make_eval_step(model, summed_iou), zeros, **sizes)
             torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
             assert torch.equal(torch.get_rng_state(), random)

@@ -16,7 +16,13 @@ from timm.optim.lars import Lars as TimmLars
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import Network
-from mlhpc.common.pytorch.step import kept, make_eval_step, make_scaler, make_train_step, pick_device
+from mlhpc.common.pytorch.step import (
+    make_eval_step,
+    make_scaler,
+    make_train_step,
+    pick_device,
+    preserve_state,
+)
 from mlhpc.common.training.schedules import polynomial_learning_rate
 from mlhpc.errors import UserError
 from mlhpc.resnet50.metric import cross_entropy, right_answers
@@ -248,7 +254,7 @@ def test_warm_up_leaves_no_trace(name):
         step = make_train_step(model, cross_entropy, optimizer, NONE)
         evaluate = make_eval_step(model, right_answers)
         if warm:
-            with kept(model, optimizer, NONE):
+            with preserve_state(model, optimizer, NONE):
                 step(x, y), evaluate(x, y), torch.randn(3)
         for _ in range(3):
             step(x, y)

@@ -9,7 +9,7 @@ import pytest
 
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.formats.tfrecord import encode_example, write_records
-from mlhpc.cosmoflow.data.augment import SYMMETRIES, draw, turned
+from mlhpc.cosmoflow.data.augment import SYMMETRIES, apply_symmetry, draw
 from mlhpc.cosmoflow.data.loader import Loader, list_samples, read_sample
 from mlhpc.errors import UserError
 
@@ -200,15 +200,15 @@ CUBE = np.random.default_rng(0).integers(0, 1000, (4, 4, 4, 2)).astype(np.int16)
 
 
 def test_there_are_48_different_symmetries_and_the_first_changes_nothing():
-    images = {turned(CUBE, symmetry).tobytes() for symmetry in range(len(SYMMETRIES))}
+    images = {apply_symmetry(CUBE, symmetry).tobytes() for symmetry in range(len(SYMMETRIES))}
     assert len(images) == 48
-    np.testing.assert_array_equal(turned(CUBE, 0), CUBE)
+    np.testing.assert_array_equal(apply_symmetry(CUBE, 0), CUBE)
 
 
 def test_the_symmetries_are_a_group():
-    images = {turned(CUBE, symmetry).tobytes() for symmetry in range(48)}
+    images = {apply_symmetry(CUBE, symmetry).tobytes() for symmetry in range(48)}
     for first in range(48):
-        twice = {turned(turned(CUBE, first), second).tobytes() for second in range(48)}
+        twice = {apply_symmetry(apply_symmetry(CUBE, first), second).tobytes() for second in range(48)}
         assert twice == images  # closed, and each has an inverse: the identity's image is among them
 
 
@@ -217,7 +217,7 @@ def test_a_symmetry_keeps_the_distances_between_voxels_and_their_channels():
     rng = np.random.default_rng(1)
     pairs = rng.integers(0, 4, (20, 2, 3))
     for symmetry in range(48):
-        image = turned(places, symmetry)  # each voxel holds where it came from
+        image = apply_symmetry(places, symmetry)  # each voxel holds where it came from
         for a, b in pairs:
             before = np.linalg.norm(image[tuple(a)] - image[tuple(b)])
             assert before == pytest.approx(np.linalg.norm(a - b))
@@ -230,7 +230,7 @@ def test_a_sample_is_turned_while_it_is_read(tmp_path, symmetry):
     write(path, x, y)
     out_x, out_y = np.empty_like(x), np.empty_like(y)
     assert read_sample(path, out_x, out_y, symmetry) == path.stat().st_size
-    np.testing.assert_array_equal(out_x, turned(x, symmetry))
+    np.testing.assert_array_equal(out_x, apply_symmetry(x, symmetry))
     np.testing.assert_array_equal(out_y, y)
 
 
@@ -248,7 +248,7 @@ def test_augmentation_turns_training_samples_and_no_others(folder):
 def turn_of(voxels, index):
     """Which symmetry made ``voxels`` of the sample: None when none did."""
     x = sample(index)[0]
-    return next((s for s in range(48) if np.array_equal(turned(x, s), voxels)), None)
+    return next((s for s in range(48) if np.array_equal(apply_symmetry(x, s), voxels)), None)
 
 
 def test_symmetries_are_drawn_evenly_and_by_seed_and_epoch():

@@ -27,7 +27,7 @@ FIXED = [(b, key) for b in BENCHMARKS for key in load.definition_of(b)["closed_f
 def of(benchmark, settings=(), preset="closed", **known):
     """The names of the rules that speak against a run."""
     run = load.load(benchmark, preset, settings)
-    return [f.rule.removeprefix("rules/") for f in rules.findings(rules.Known(run, **known))]
+    return [f.rule.removeprefix("rules/") for f in rules.findings(rules.RunContext(run, **known))]
 
 
 def edited(benchmark, key):
@@ -54,11 +54,11 @@ def test_nothing_speaks_against_a_closed_preset(benchmark, preset):
 
 @pytest.mark.parametrize(("benchmark", "key"), FIXED)
 def test_every_fixed_setting_is_held_by_a_rule_that_names_it(benchmark, key):
-    found = rules.findings(rules.Known(edited(benchmark, key)))
+    found = rules.findings(rules.RunContext(edited(benchmark, key)))
     assert [(f.where, f.severity) for f in found] == [(key, "error")]
     assert found[0].expected and found[0].actual and "division=open" in found[0].remedy
     with pytest.raises(UserError, match=key):
-        rules.hold(rules.Known(edited(benchmark, key)))
+        rules.enforce(rules.RunContext(edited(benchmark, key)))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_is_free_is_what_the_official_checker_passes(benchmark, at_least):
         value = getattr(run.hyperparameters, name)
         for other in TRIED[type(value)]:
             facts = run.hyperparameters.model_copy(update={name: other})
-            found = rules.findings(rules.Known(run.model_copy(update={"hyperparameters": facts})))
+            found = rules.findings(rules.RunContext(run.model_copy(update={"hyperparameters": facts})))
             names = {"math": math, "is_integer": mlp_compliance.is_integer, "v": {"value": other}}
             try:
                 passes = eval(conditions[name], names)
@@ -149,7 +149,7 @@ def test_of_decay_factors_the_checker_asks_nothing_and_the_rules_do(factors, fou
     run = load.load("cosmoflow", "closed")
     update = {"opt_learning_rate_decay_factor": tuple(json.loads(factors))}
     facts = run.hyperparameters.model_copy(update=update)
-    known = rules.Known(run.model_copy(update={"hyperparameters": facts}))
+    known = rules.RunContext(run.model_copy(update={"hyperparameters": facts}))
     assert [f.rule for f in rules.findings(known)] == [f"rules/{name}" for name in found]
 
 
@@ -168,7 +168,7 @@ def test_a_hyperparameter_that_the_rules_do_not_name_is_no_free_one(monkeypatch)
 
 def test_a_small_preset_cannot_be_called_closed():
     with pytest.raises(UserError, match="not a closed run"):
-        rules.hold(rules.Known(load.load("cosmoflow", "smoke", ["division=closed"])))
+        rules.enforce(rules.RunContext(load.load("cosmoflow", "smoke", ["division=closed"])))
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,11 @@ def test_deepcam_needs_five_runs():
 
 def test_warnings_let_a_run_start_and_errors_do_not():
     run = load.load("cosmoflow", "closed")
-    assert [f.severity for f in rules.hold(rules.Known(run, evicted=False, runs=3, data_on="xfs"))] == [
-        "warning"
-    ] * 3
+    assert [
+        f.severity for f in rules.enforce(rules.RunContext(run, evicted=False, runs=3, data_on="xfs"))
+    ] == ["warning"] * 3
     with pytest.raises(UserError) as error:
-        rules.hold(rules.Known(run, resumed=True, staged_before=True))
+        rules.enforce(rules.RunContext(run, resumed=True, staged_before=True))
     assert "\n" not in str(error.value) and "and 1 more" in str(error.value)
 
 

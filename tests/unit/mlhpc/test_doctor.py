@@ -15,10 +15,10 @@ import pytest
 
 from mlhpc import cli
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rollcall import Line as Wire
+from mlhpc.common.ranks.rollcall import Connection as Wire
 from mlhpc.doctor import node
 from mlhpc.doctor import nodes as of_nodes
-from mlhpc.doctor.checks import GIB, clocks, judge
+from mlhpc.doctor.checks import GIB, check_nodes, clocks
 
 FOLDER = {"path": "/scratch", "type": "xfs", "is_ram": False, "shared": False, "free": 900 * GIB,
           "exists": True, "writable": True}  # fmt: skip
@@ -49,7 +49,7 @@ def spoiled(**changes):
 
 
 def lines(node, place=RankInfo(), backend="horovod", benchmark="cosmoflow", env=()):  # noqa: B008
-    return list(judge([node], place, benchmark, backend, dict(env)))
+    return list(check_nodes([node], place, benchmark, backend, dict(env)))
 
 
 def worst(found, what):
@@ -79,10 +79,12 @@ def test_under_mpirun_the_nodes_meet_wherever_rank_0_can_be_known(env, leader):
 def test_the_nodes_that_were_looked_at_are_named():
     nodes = [spoiled(host="n0"), spoiled(host="n1")]
     place = RankInfo("srun", 0, 2, 0, 1, 0, 2, leader="n0")
-    found = [line.found for line in judge(nodes, place, None, "none", {}) if line.what == "launcher"]
+    found = [line.found for line in check_nodes(nodes, place, None, "none", {}) if line.what == "launcher"]
     assert found == ["srun: 2 ranks on 2 nodes: n0, n1"]
     alone = RankInfo("mpirun", 0, 4, 0, 1, None, None)
-    found = [line.found for line in judge(nodes[:1], alone, None, "none", {}) if line.what == "launcher"]
+    found = [
+        line.found for line in check_nodes(nodes[:1], alone, None, "none", {}) if line.what == "launcher"
+    ]
     assert found == ["mpirun: 4 ranks, examined on n0 alone"]
 
 
@@ -164,7 +166,7 @@ def test_nodes_that_differ_are_named():
     other = spoiled(
         host="n1", packages__tensorflow="2.15.1", data__digest=2, stage__type="tmpfs", stage__is_ram=True
     )
-    found = list(judge([NODE, other], SRUN, "cosmoflow", "horovod", {}))
+    found = list(check_nodes([NODE, other], SRUN, "cosmoflow", "horovod", {}))
     said = {(line.status, line.what): line.found for line in found}
     assert "2.15.1 on n1" in said["fail", "versions"] and "tensorflow" in said["fail", "versions"]
     assert ("warn", "staging on n1") in said and ("pass", "staging on n0") in said
@@ -175,13 +177,13 @@ def test_nodes_that_differ_are_named():
 def test_one_node_with_fewer_gpus_is_named():
     nodes = [spoiled(host=f"n{i}", **GPU | {"tensorflow__gpus": 4}) for i in range(3)]
     nodes[2]["gpus"] = nodes[2]["gpus"][:3]
-    found = list(judge(nodes, SRUN, "cosmoflow", "horovod", {}))
+    found = list(check_nodes(nodes, SRUN, "cosmoflow", "horovod", {}))
     assert any(line.status == "warn" and "n2 is unlike n0" in line.found for line in found)
 
 
 def test_results_on_a_disk_of_one_node_are_suspected():
     nodes = [spoiled(out__shared=False, out__type="ext4"), spoiled(host="n1", out__shared=False)]
-    assert worst(judge(nodes, SRUN, "cosmoflow", "horovod", {}), "results") == "warn"
+    assert worst(check_nodes(nodes, SRUN, "cosmoflow", "horovod", {}), "results") == "warn"
 
 
 @pytest.mark.parametrize(("offset", "status"), [(0.004, "pass"), (-0.4, "warn"), (5.0, "fail")])
@@ -308,8 +310,8 @@ def test_the_facts_of_a_node_can_be_sent(bare):
 
 def test_looking_imports_no_framework():
     code = (
-        "import sys; from mlhpc.doctor import command, node; from mlhpc.common.ranks.launch import Place\n"
-        "node.packages = dict; node.examine(Place(), 'none', node.Folders(None, None, None), {})\n"
+        "import sys; from mlhpc.doctor import command, node; from mlhpc.common.ranks.environment import RankInfo\n"
+        "node.packages = dict; node.examine(RankInfo(), 'none', node.Folders(None, None, None), {})\n"
         "print({'tensorflow', 'torch', 'horovod'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

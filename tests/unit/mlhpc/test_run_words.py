@@ -31,9 +31,9 @@ def saved(folder: Path, *settings: str) -> Path:
 
 def test_a_refused_resume_says_which_settings_differ(tmp_path: Path) -> None:
     saved(tmp_path, "training.max_epochs=4")
-    assert module._seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=4"])) == 7
+    assert module.seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=4"])) == 7
     with pytest.raises(UserError) as said:
-        module._seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=9"]))
+        module.seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=9"]))
     assert str(said.value) == (
         f"{tmp_path} was run with other settings: training.max_epochs was 4, now 9; resume with those in "
         f"{tmp_path}/config.toml"
@@ -51,16 +51,16 @@ def test_of_many_settings_that_differ_three_are_told(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"other settings: ([^;]* was [^;]*, now [^;]*; ){3}and 1 more; resume"
     ):
-        module._seed_of(tmp_path, load.load("deepcam", "smoke", other))
+        module.seed_of(tmp_path, load.load("deepcam", "smoke", other))
 
 
 def test_the_division_alone_is_no_other_setting(tmp_path: Path) -> None:
     saved(tmp_path)
     other = load.load("deepcam", "smoke").model_copy(update={"division": "closed"})
-    assert module._seed_of(tmp_path, other) == 7
+    assert module.seed_of(tmp_path, other) == 7
 
 
 def test_another_benchmark_is_named(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(UserError, match=r"benchmark was deepcam, now cosmoflow; .* more; resume with"):
-        module._seed_of(tmp_path, load.load("cosmoflow", "smoke"))
+        module.seed_of(tmp_path, load.load("cosmoflow", "smoke"))

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from mlhpc.deepcam.cpu.convolution import Deconvolution, Dense, Separable
-from mlhpc.deepcam.cpu.recompute import Chain
+from mlhpc.deepcam.cpu.convolution import Conv3x3, Deconvolution, Separable
+from mlhpc.deepcam.cpu.recompute import RecomputeSequential
 from mlhpc.deepcam.layers.batchnorm import BatchNorm
 from mlhpc.deepcam.model import Block
 
@@ -23,9 +23,9 @@ def modules():
         Block(16, [24, 24], stride=2),
         Separable(24, 32, dilation=2),
         BatchNorm(32, relu=True),
-        Dense(32, 32, dilation=6),
+        Conv3x3(32, 32, dilation=6),
         BatchNorm(32),
-        Dense(32, 16),
+        Conv3x3(32, 16),
         BatchNorm(16, relu=True),
         Deconvolution(16, 16),
         BatchNorm(16, relu=True),
@@ -45,7 +45,7 @@ def passed(network, bfloat16):
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_gradients_are_the_same_bits(bfloat16):
     kept = nn.Sequential(*modules())
-    made_again = Chain(*copy.deepcopy(list(kept)))
+    made_again = RecomputeSequential(*copy.deepcopy(list(kept)))
     for ours, theirs in zip(passed(made_again, bfloat16), passed(kept, bfloat16), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
@@ -63,7 +63,7 @@ def test_what_the_next_module_changes_or_turns_is_not_mistaken_for_what_it_got(m
     layers = [nn.Conv2d(8, 8, 1), BatchNorm(8), module, nn.Conv2d(8, 4, 1)]
     x = torch.randn(2, 8, 8, 8)
     gradients = []
-    for container in (Chain, nn.Sequential):
+    for container in (RecomputeSequential, nn.Sequential):
         network = container(*copy.deepcopy(layers))
         network(x).square().sum().backward()
         gradients.append([weight.grad for weight in network.parameters()])
@@ -95,7 +95,7 @@ def test_batch_norm_is_pytorchs(relu):
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize(("container", "freed"), [(Chain, 5), (nn.Sequential, 1)])
+@pytest.mark.parametrize(("container", "freed"), [(RecomputeSequential, 5), (nn.Sequential, 1)])
 def test_what_a_batch_norm_gives_is_freed_when_the_next_module_has_it(container, freed):
     network = container(*modules())  # within the block there are chains, whatever is around it
     outputs = []

@@ -21,7 +21,7 @@ from mlhpc.errors import UserError
 from mlhpc.resnet50.data import bench as bench_module
 from mlhpc.resnet50.data.augment import MEAN, STD, training_view
 from mlhpc.resnet50.data.convert import convert
-from mlhpc.resnet50.data.dataset import select, share_of
+from mlhpc.resnet50.data.dataset import assign_samples, select
 from mlhpc.resnet50.data.image import decode, size_of
 from mlhpc.resnet50.data.loader import Loader
 from mlhpc.resnet50.data.reader import Reader
@@ -57,7 +57,7 @@ def own(sets, tmp_path):
 def open_loader(root, loader="threads", ranks=1, place=0, batch=4, **more):
     world = Solo()
     dataset = select(manifest.describe(root, world), FACTS)
-    share = share_of(
+    share = assign_samples(
         dataset, None, "replicate", world, classes=CLASSES, train_samples=TRAIN, eval_samples=EVALUATION
     )
     return Loader(

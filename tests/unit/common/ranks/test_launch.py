@@ -13,7 +13,7 @@ from mlhpc.common.ranks.base_world import with_node_index
 from mlhpc.common.ranks.environment import RankInfo, identify, threads_per_rank
 from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
 from mlhpc.common.ranks.local import run_local
-from mlhpc.common.ranks.rollcall import Caller
+from mlhpc.common.ranks.rollcall import Peer
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 
@@ -144,7 +144,7 @@ def test_tasks_per_node():
 
 
 def test_nodes_are_counted_at_the_roll_call_where_the_launcher_does_not_tell():
-    roll = [Caller(rank, host, 0, 1) for rank, host in enumerate("abab")]
+    roll = [Peer(rank, host, 0, 1) for rank, host in enumerate("abab")]
     place = replace(identify(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "3"}))
     assert (with_node_index(place, roll).node, with_node_index(place, roll).nodes) == (1, 2)
     told = identify(TORCHRUN)

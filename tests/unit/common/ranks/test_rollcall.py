@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.common.ranks.environment import identify
-from mlhpc.common.ranks.rollcall import Caller, Meeting, RollCall, listen
+from mlhpc.common.ranks.rollcall import Peer, Rendezvous, RollCall, listen
 from mlhpc.errors import UserError
 
 PROGRAM = Path(__file__).parents[3] / "ranks" / "roll.py"
@@ -25,14 +25,14 @@ def meeting():
     """A place to meet where nobody else is: the ports of a new token, as launch has it."""
     token = os.urandom(8).hex()
     ports = identify({"MLHPC_RANK": "0", "MLHPC_SIZE": "2", "MLHPC_TOKEN": token}).ports
-    return Meeting(("127.0.0.1",), ports, token)
+    return Rendezvous(("127.0.0.1",), ports, token)
 
 
 def call(meeting, ranks, size, timeout_s=20.0, hosts=()):
     """The roll call on each of ``ranks`` at once: its ``RollCall``, or what it raised."""
 
     def one(rank):
-        me = Caller(rank, f"n{rank}", 0, os.getpid())
+        me = Peer(rank, f"n{rank}", 0, os.getpid())
         try:
             return RollCall.call(me, size, meeting, hosts=hosts, timeout_s=timeout_s)
         except UserError as error:

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlhpc.common.data.manifest import BLOCK, File, Manifest, index, listing, load, save, verify
-from mlhpc.common.data.partition import deal, part, plan
+from mlhpc.common.data.partition import balance, part, plan
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import FileSystem, filesystem_of
 from mlhpc.common.ranks.world import Solo
@@ -66,7 +66,7 @@ def contents(root: Path) -> dict[str, bytes]:
     st.one_of(st.integers(1, 1024), st.sampled_from([1, 2, 3, 1024])),
 )
 def test_hands_differ_by_one_file_and_by_at_most_the_largest(sizes: list[int], parts: int) -> None:
-    hands = deal(sizes, parts)
+    hands = balance(sizes, parts)
     counts = np.bincount(hands, minlength=parts)
     sums = np.bincount(hands, weights=sizes, minlength=parts) if sizes else np.zeros(parts)
     assert len(counts) == parts
@@ -415,7 +415,7 @@ print('staged', *(report.files + report.kept for report in reports), flush=True)
 """
     )
     words = [sys.executable, "-c", program, str(source.root), str(tmp_path)]
-    path = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    path = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     runs = [
         subprocess.Popen([*words, str(n % 2)], stdout=subprocess.PIPE, text=True, env=path) for n in range(4)
     ]

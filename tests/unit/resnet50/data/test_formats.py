@@ -20,7 +20,7 @@ from mlhpc.common.formats import tfrecord
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.convert import convert
-from mlhpc.resnet50.data.dataset import open_splits, select, share_of
+from mlhpc.resnet50.data.dataset import assign_samples, open_splits, select
 from mlhpc.resnet50.synthetic import simulate
 from mlhpc.resnet50.synthetic.drawing import draw
 
@@ -65,7 +65,7 @@ def opened(root: Path, classes=CLASSES, world=None, staged=None, mode="replicate
     data = described(**changes)
     dataset = select(manifest.describe(root, world), data)
     counts = {"train_samples": data.train_samples, "eval_samples": data.eval_samples}
-    return share_of(dataset, staged, mode, world, classes=classes, **counts)
+    return assign_samples(dataset, staged, mode, world, classes=classes, **counts)
 
 
 def images_of(images):

@@ -19,7 +19,7 @@ from mlhpc.common.staging.stage import remove, stage
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data import pack as packing
 from mlhpc.resnet50.data.convert import convert
-from mlhpc.resnet50.data.dataset import select, share_of
+from mlhpc.resnet50.data.dataset import assign_samples, select
 from mlhpc.resnet50.data.pack import pack
 from mlhpc.resnet50.synthetic import simulate
 
@@ -62,7 +62,7 @@ def files_below(root):
 
 def holds_the_images(made, root, world=None) -> bool:
     """Whether a run finds in a packed set what the files of the class folders hold, in order of path."""
-    share = share_of(made, made.root, "replicate", world or Solo(), classes=CLASSES, **COUNTS)
+    share = assign_samples(made, made.root, "replicate", world or Solo(), classes=CLASSES, **COUNTS)
     for split, images in (("train", share.train), ("validation", share.evaluation)):
         paths = sorted((root / split).rglob("*.JPEG"))
         labels = [int(path.parent.name.removeprefix("class")) for path in paths]
@@ -131,9 +131,11 @@ RUN = """\
 import sys, time
 from pathlib import Path
 from mlhpc.benchmarks.resnet50 import Data
-from mlhpc.common.data import atomic, manifest, staging
+from mlhpc.common.data import manifest
+from mlhpc.common.files import atomic
+from mlhpc.common.staging import stage
 from mlhpc.common.ranks.world import Solo
-from mlhpc.resnet50 import convert, pack
+from mlhpc.resnet50.data import convert, pack
 from mlhpc.resnet50.data.dataset import select
 source, target, pause = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 real = convert.write_record
@@ -192,7 +194,7 @@ def test_after_a_killed_packing_the_files_can_be_staged_and_the_other_way_about(
     shutil.copytree(killed, target)
     stage(described(pictures), target, Solo(), "replicate")
     assert not list(target.rglob("*-of-*"))
-    locks.leave(target)  # as the kernel does for a killed run
+    locks.unregister(target)  # as the kernel does for a killed run
     made, _ = packed(pictures, target)
     assert holds_the_images(made, pictures) and not list(target.rglob("*.JPEG"))
 
@@ -214,7 +216,8 @@ def test_of_runs_that_share_a_target_one_packs_and_the_last_removes(pictures, ta
 STAGER = """\
 import sys
 from pathlib import Path
-from mlhpc.common.data import manifest, staging
+from mlhpc.common.data import manifest
+from mlhpc.common.staging.stage import stage
 from mlhpc.common.ranks.world import Solo
 stage(manifest.load(Path(sys.argv[1])), Path(sys.argv[2]), Solo(), "replicate")
 print("staged", flush=True)
@@ -301,7 +304,7 @@ def test_files_of_others_are_refused_and_kept(pictures, own, target):
 
 def test_another_data_set_that_was_staged_is_refused_and_kept(pictures, own, target):
     stage(described(pictures), target, Solo(), "replicate")
-    locks.leave(target)
+    locks.unregister(target)
     before = files_below(target)
     flip_a_byte(sorted((own / "train").rglob("*.JPEG"))[0])
     manifest.index(own, {}, Solo(), 1)
