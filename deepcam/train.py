@@ -269,7 +269,7 @@ def _open_loader(
         mine.eval_files,
         mine.train_pool,
         mine.eval_pool,
-        place=mine.place,
+        place=mine.pool_rank,
         sample_shape=run.data.sample_shape,
         statistics=statistics,
         local_batch=local_batch,

@@ -146,7 +146,7 @@ def _open_loader(
         mine.eval_files,
         mine.train_pool,
         mine.eval_pool,
-        place=mine.place,
+        place=mine.pool_rank,
         sample_shape=run.data.sample_shape,
         targets=run.network.targets,
         local_batch=local_batch,

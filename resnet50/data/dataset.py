@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mlhpc.benchmarks.resnet50 import Data
 from mlhpc.common.data.manifest import Manifest
-from mlhpc.common.data.partition import Mode, part
+from mlhpc.common.data.partition import Mode, files_of_node
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.formats.tfrecord import record_extents
 from mlhpc.common.ranks.collectives import on_all_ranks
@@ -130,7 +130,7 @@ def assign_samples(
     root = staged or dataset.root
     here = None
     if mode == "shard":
-        here = {file.path for file in part(dataset.files, world.node, world.nodes, mode)}
+        here = {file.path for file in files_of_node(dataset.files, world.node, world.nodes, mode)}
     ranks, place = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
     if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
         raise UserError(
