@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from mlhpc.benchmarks import schema
 
 
-class Simulation(schema.Facts):
+class Simulation(schema.FrozenModel):
     """How ``mlhpc data make cosmoflow`` makes the universes of a data set."""
 
     box_mpc_h: PositiveFloat = Field(description="side of the simulated box, Mpc/h")
