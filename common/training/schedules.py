@@ -18,11 +18,12 @@ def learning_rate(
 ) -> float:
     """The rate of the whole of ``epoch``, counted from 0.
 
-    Warm-up, both schedules: epoch 0 has ``peak / warmup_factor``, then equal steps up, so that ``peak`` is
-    reached in epoch ``warmup_epochs``. No decay applies during warm-up.
+    Warm-up, both schedules: epoch 0 has ``peak / warmup_factor``, then equal steps, so that ``peak`` is
+    reached in epoch ``warmup_epochs``. No decay applies during warm-up. A factor below 1 starts above ``peak``.
 
-    ``multistep`` is the closed division's (mlcommons/hpc, rounds 0.7 to 3.0): a decay factor is a
-    share of ``peak``, not of the rate before it, and holds "after" its boundary: in epochs > boundary.
+    ``multistep`` is the closed division's (mlcommons/hpc, cosmoflow, utils/optimizers.py; values recorded in
+    tests/data/reference/cosmoflow.json): a decay factor is a share of ``peak``, not of the rate before it, and
+    holds "after" its boundary: in epochs > boundary.
     ``linear`` (open division; Farrell et al. 2021, section 4.2.1) falls in equal steps an epoch from ``peak``
     in epoch ``warmup_epochs`` to zero in epoch ``max_epochs``, which is the first that is not trained.
 
