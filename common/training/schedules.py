@@ -21,8 +21,9 @@ def learning_rate(
     Warm-up, both schedules: epoch 0 has ``peak / warmup_factor``, then equal steps, so that ``peak`` is
     reached in epoch ``warmup_epochs``. No decay applies during warm-up. A factor below 1 starts above ``peak``.
 
-    ``multistep`` is the closed division's (mlcommons/hpc, utils/optimizers.py; recorded values in tests/data/reference): a decay factor is a share of ``peak``, not of the rate before it, and
-    holds "after" its boundary: in epochs > boundary.
+    ``multistep`` is the closed division's (mlcommons/hpc, utils/optimizers.py; recorded values in
+    tests/data/reference): a decay factor is a share of ``peak``, not of the rate before it, and holds "after"
+    its boundary: in epochs > boundary.
     ``linear`` (open division; Farrell et al. 2021, section 4.2.1) falls in equal steps an epoch from ``peak``
     in epoch ``warmup_epochs`` to zero in epoch ``max_epochs``, which is the first that is not trained.
 
