@@ -91,11 +91,12 @@ def _execute(
     on_rank0(world, lambda: manifest.require_folder(places.data))
     if resume := places.resume:
         seed = on_rank0(world, lambda: seed_of(resume, run))
+    trainer = importlib.import_module(TRAINERS[run.benchmark])
+    on_all_ranks(world, lambda: trainer.check(run, places.stage, world))
     out = world.broadcast(_make_out(run, places.out) if world.rank == 0 else Path())
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
     _write_evidence(run, places.data, out, world)
     evicted = evict and _evict(places.data, world)
-    train = importlib.import_module(TRAINERS[run.benchmark]).train
     with RunLog(out, world) as log, _heeding_signals(world):
         _log_facts(run, places.resume, seed, evicted, world, log)
         conclude = partial(_conclude, run, out, world, threading.Lock())
@@ -106,7 +107,7 @@ def _execute(
 
         world.on_loss(lost)
         try:
-            train(run, places.data, places.stage, seed, places.resume, world, log)
+            trainer.train(run, places.data, places.stage, seed, places.resume, world, log)
         finally:
             events, result = conclude()
     if places.stage:
