@@ -128,6 +128,23 @@ class Run(FrozenModel):
     study: Study = Field(default=Study())
     submission: Submission = Field(default=Submission())
 
+    @property
+    def backward_passes(self) -> int:
+        """Backward passes whose gradients are accumulated for one update."""
+        return 1
+
+    def require_startable(self, ranks: int, *, staged: bool) -> None:
+        """Raise UserError when the run cannot start on so many ``ranks``, or without being ``staged``. Called
+        before anything is made."""
+        batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
+        if batch % (ranks * passes):
+            accumulated = f" in {passes} backward passes each" if passes > 1 else ""
+            raise UserError(
+                f"a global batch of {count(batch, 'sample')} cannot be shared equally by {count(ranks, 'rank')}"
+                f"{accumulated}; use a multiple of {ranks * passes} as hyperparameters.global_batch_size, or "
+                "another number of ranks"
+            )
+
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:
         """The keys of the logging rules that runs of this benchmark choose."""
