@@ -63,7 +63,7 @@ def train(
             raise UserError(f"the network has {parameters} parameters, not {run.network.parameters}")
         layout = torch.channels_last if training.channels_last else torch.contiguous_format
         model = model.to(device).to(memory_format=layout)  # type: ignore[call-overload]
-        optimizer = make_optimizer(hparams, model)
+        optimizer = make_optimizer(hparams, model, training.sgd)
         scaler = make_scaler(training.precision, device)
         last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
         train_step = make_train_step(
@@ -195,6 +195,7 @@ def _open_loader(
         batches_ahead=run.loading.prefetch,
         loader=run.loading.loader,
         broken_images=run.loading.broken_images,
+        preprocessing=run.training.preprocessing,
         ranks_on_node=world.local_size,
         device=device.type,
     )

@@ -6,8 +6,9 @@ its image.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from mlhpc.common.pytorch.dali import Outputs, load
 from mlhpc.errors import UserError
+from mlhpc.resnet50.data import mlperf
 from mlhpc.resnet50.data.augment import MEAN, STD, View
 from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode
 from mlhpc.resnet50.data.reader import Reader, Sample
@@ -44,6 +46,7 @@ def batches(
     if not batches:
         return
     gpu = device != "cpu"
+    geometry = _geometry(reader)
     encoded = reader.images.read(batches[0][0])[0].ndim == 1
     taken: deque[list[_Source]] = deque()  # by DALI, which reads them where they are: kept until it is done
 
@@ -58,21 +61,11 @@ def batches(
                 sources = [future.result() for future in futures]
                 taken.append(sources)
                 views = [one.view for one in sources]
-                boxes = [
-                    [(v.top, v.left) for v in views],
-                    [(v.height, v.width) for v in views],
-                    [(v.rows, v.columns) for v in views],
-                ]
-                places = [
-                    [v.down / max(1, v.rows - reader.size) for v in views],
-                    [v.right / max(1, v.columns - reader.size) for v in views],
-                ]
                 yield (
                     [one.data for one in sources],
-                    *([np.array(pair, np.int32) for pair in kind] for kind in boxes[:2]),
-                    [np.array(pair, np.float32) for pair in boxes[2]],
-                    *([np.array(at, np.float32) for at in kind] for kind in places),
-                    [np.array(v.mirrored, np.int32) for v in views],
+                    [np.array((view.top, view.left), np.int32) for view in views],
+                    [np.array((view.height, view.width), np.int32) for view in views],
+                    *([np.array(kind(view), np.float32) for view in views] for kind, _ in geometry),
                 )
 
         pipeline: Any = dali.Pipeline(
@@ -81,14 +74,13 @@ def batches(
             device_id=torch.cuda.current_device() if gpu else None,
             exec_dynamic=True,  # what it hands out is ours to keep
         )
-        kinds = [types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * 3 + [types.INT32]
         with pipeline:
-            data, start, shape, size, down, right, mirror = fn.external_source(
+            data, start, shape, *where = fn.external_source(
                 source=feed,
-                num_outputs=7,
+                num_outputs=3 + len(geometry),
                 batch=True,
-                dtype=kinds,
-                ndim=[1 if encoded else 3, 1, 1, 1, 0, 0, 0],
+                dtype=[types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * len(geometry),
+                ndim=[1 if encoded else 3, 1, 1, *(dimensions for _, dimensions in geometry)],
             )
             if encoded:
                 box = fn.decoders.image_slice(
@@ -96,20 +88,7 @@ def batches(
                 )
             else:
                 box = fn.slice(data.gpu() if gpu else data, start=start, shape=shape, axes=(0, 1))
-            resized = fn.resize(box, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
-            pipeline.set_outputs(
-                fn.crop_mirror_normalize(
-                    resized,
-                    crop=(reader.size, reader.size),
-                    crop_pos_y=down,
-                    crop_pos_x=right,
-                    mirror=mirror,
-                    mean=[255 * mean for mean in MEAN],
-                    std=[255 * std for std in STD],
-                    dtype=types.FLOAT,
-                    output_layout="HWC",
-                )
-            )
+            pipeline.set_outputs(_render(reader, fn, types, box, where))
         outputs = Outputs()
         try:
             for _ in batches:
@@ -125,6 +104,60 @@ def batches(
             outputs.close()
             pipeline._shutdown()  # what DALI still works on must not be freed under it
             source.close()
+
+
+def _geometry(reader: Reader) -> list[tuple[Callable[[View], Any], int]]:
+    """What DALI is told of each view besides its box: how to make it, and how many dimensions it has."""
+    size = reader.size
+    if reader.preprocessing == "mlperf":
+        return [(partial(_pixels_seen, size=size), 2)]
+    return [
+        (lambda view: (view.rows, view.columns), 1),
+        (lambda view: view.down / max(1, view.rows - size), 0),
+        (lambda view: view.right / max(1, view.columns - size), 0),
+        (lambda view: view.mirrored, 0),
+    ]
+
+
+def _pixels_seen(view: View, size: int) -> list[list[float]]:
+    """The affine map from output to box, columns before rows, that samples where ``mlperf.render`` does. DALI
+    counts from a pixel's corner, half a pixel before its centre."""
+    rows, columns = view.height / view.rows, view.width / view.columns
+    right = columns * (view.right - 0.5) + 0.5
+    across = [-columns, 0, view.width - right] if view.mirrored else [columns, 0, right]
+    return [across, [0, rows, rows * (view.down - 0.5) + 0.5]]
+
+
+def _render(reader: Reader, fn: Any, types: Any, box: Any, where: list[Any]) -> Any:
+    """The operators from a box's pixels to what the network sees."""
+    side = reader.size
+    if reader.preprocessing == "mlperf":
+        (matrix,) = where
+        # Beyond the last pixel's centre the edge is repeated, as in TensorFlow.
+        seen = fn.warp_affine(
+            box,
+            matrix=matrix,
+            size=(side, side),
+            inverse_map=True,
+            dtype=types.FLOAT,
+            interp_type=types.INTERP_LINEAR,
+        )
+        return fn.crop_mirror_normalize(
+            seen, mean=list(mlperf.MEAN), std=[1.0], dtype=types.FLOAT, output_layout="HWC"
+        )
+    size, down, right, mirror = where
+    resized = fn.resize(box, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
+    return fn.crop_mirror_normalize(
+        resized,
+        crop=(side, side),
+        crop_pos_y=down,
+        crop_pos_x=right,
+        mirror=fn.cast(mirror, dtype=types.INT32),
+        mean=[255 * mean for mean in MEAN],
+        std=[255 * std for std in STD],
+        dtype=types.FLOAT,
+        output_layout="HWC",
+    )
 
 
 def _take(reader: Reader, index: int) -> _Source:

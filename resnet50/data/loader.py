@@ -26,8 +26,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass
 class Loader:
-    """What one rank reads: ``x`` float32 ``[b, 3, size, size]``, channels last in memory, normalised with
-    ImageNet's mean and standard deviation; ``y`` int64 ``[b]``.
+    """What one rank reads: ``x`` float32 ``[b, 3, size, size]``, channels last in memory; ``y`` int64 ``[b]``.
+
+    With ``preprocessing`` "torchvision", ``x`` is normalised with ImageNet's mean and standard deviation; with
+    "mlperf" it is the bytes less the reference's means. Crops and resizing differ too (``mlperf.py``).
 
     ``place`` is the rank's place in its pools, ``steps`` the number that ``sharding.steps_per_epoch`` gave
     all ranks. The tensors handed out are the caller's to keep. For ``device`` "cuda" they are in page-locked
@@ -53,6 +55,7 @@ class Loader:
     batches_ahead: int = 2
     loader: Literal["threads", "workers", "dali"] = "threads"
     broken_images: Literal["stop", "skip"] = "stop"
+    preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
     ranks_on_node: int = 1
     device: str = "cpu"
     bytes_read: int = 0  # as stored, of the batches handed out so far, training and evaluation
@@ -67,7 +70,7 @@ class Loader:
 
     def train_epoch(self, epoch: int) -> Iterator[Batch]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
-        reader = Reader(self.train, self.size, (self.seed, self.train_pool.number, epoch), self.broken_images)
+        reader = self._reader(self.train, (self.seed, self.train_pool.number, epoch))
         return self._read(reader, self._batches(epoch).tolist())
 
     def files_of(self, epoch: int, step: int) -> list[str]:
@@ -76,8 +79,11 @@ class Loader:
 
     def evaluation(self) -> Iterator[Batch]:
         """Every evaluation image of this rank once, in order; the last batch may be smaller."""
-        reader = Reader(self.validation, self.size, None, self.broken_images)
+        reader = self._reader(self.validation, None)
         return self._read(reader, eval_batches(self.eval_pool, self.place, self.eval_batch))
+
+    def _reader(self, images: Images, draw: tuple[int, int, int] | None) -> Reader:
+        return Reader(images, self.size, draw, self.broken_images, self.preprocessing)
 
     def _batches(self, epoch: int) -> npt.NDArray[np.int64]:
         return train_batches(self.train_pool, self.place, self.local_batch, self.steps, self.seed, epoch)
