@@ -60,18 +60,22 @@ def render(pixels: torch.Tensor, view: View, size: int, x: npt.NDArray[np.float3
     Bilinear, without antialiasing and without rounding. Output pixel i is sampled at i · input / output, so the
     first pixels of image and output coincide (TensorFlow 1's resize). A mirrored image is mirrored before.
     """
-    box = pixels[:, view.top : view.top + view.height, view.left : view.left + view.width]
     above, below, down = _neighbours(view.down, size, view.height, view.rows)
     before, after, right = _neighbours(view.right, size, view.width, view.columns)
     if view.mirrored:
         before, after = view.width - 1 - before, view.width - 1 - after
-    upper, lower = (
-        _between(rows.index_select(2, before), rows.index_select(2, after), right)
-        for rows in (box.index_select(1, above), box.index_select(1, below))
-    )
-    image = _between(upper, lower, down[:, None])
-    for channel, mean in enumerate(MEAN):
-        np.subtract(image[channel].numpy(), np.float32(mean), out=x[:, :, channel])
+    # A JPEG is decoded to rows of colours side by side; so it is read, along rows first.
+    image = pixels.permute(1, 2, 0)
+    box = image[view.top : view.top + view.height, view.left : view.left + view.width]
+    if view.height <= 2 * size:  # each row of the box once
+        box = box[int(above[0]) : int(below[-1]) + 1]
+        above, below = above - above[0], below - above[0]
+    else:  # only the rows that are looked at
+        box = torch.cat((box.index_select(0, above), box.index_select(0, below)))
+        above, below = torch.arange(size), torch.arange(size, 2 * size)
+    rows = _between(box.index_select(1, before), box.index_select(1, after), right[:, None])
+    seen = _between(rows.index_select(0, above), rows.index_select(0, below), down[:, None, None])
+    torch.sub(seen, torch.tensor(MEAN), out=torch.from_numpy(x))
 
 
 def _neighbours(
@@ -87,5 +91,6 @@ def _neighbours(
 
 
 def _between(one: torch.Tensor, other: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """one + (other - one) · share, in this order of float32 operations."""
     one = one.float()
-    return one + (other.float() - one) * share
+    return other.float().sub_(one).mul_(share).add_(one)
