@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mlhpc.common.ranks import wire
 from mlhpc.common.ranks.world import Solo
 
 T = TypeVar("T")
@@ -31,9 +32,9 @@ class ThreadWorld(Solo):
         self.meeting.barrier.wait()
 
     def gather(self, obj: T) -> list[T]:
-        self.meeting.slots[self.rank] = obj
+        self.meeting.slots[self.rank] = wire.encode(obj)  # as between processes: no object is shared
         self.meeting.barrier.wait()
-        everything = list(self.meeting.slots)
+        everything = [wire.decode(data) for data in self.meeting.slots]
         self.meeting.barrier.wait()
         return everything
 
