@@ -7,18 +7,18 @@ its image.
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from mlhpc.common.pytorch.dali import Outputs, load
+from mlhpc.common.data.prefetch import read_batches
+from mlhpc.common.pytorch.buffers import single_threaded_readers
+from mlhpc.common.pytorch.dali import load, new_pipeline, outputs_of
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.augment import MEAN, STD, View
 from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode
-from mlhpc.resnet50.data.reader import Reader, Sample
-from mlhpc.resnet50.data.threads import Item, ahead_of, finish, reading
+from mlhpc.resnet50.data.reader import Batch, Reader, Sample, finish
 
 _END = b"\xff\xd9"  # of a JPEG
 
@@ -33,9 +33,9 @@ class _Source(NamedTuple):
 
 
 def batches(
-    reader: Reader, batches: Sequence[Sequence[int]], readers: int, ahead: int, device: str
-) -> Generator[Item, None, None]:
-    """``batches`` of image numbers in order, read by ``readers`` threads and decoded by as many of DALI's; by
+    batches: Sequence[Sequence[int]], reader: Reader, *, workers: int, prefetch: int, device: str
+) -> Generator[Batch, None, None]:
+    """``batches`` of image numbers in order, read by ``workers`` threads and decoded by as many of DALI's; by
     the GPU, and handed out there, when ``device`` is not "cpu".
 
     Raises UserError when DALI is not installed, and naming the image when one cannot be read or decoded.
@@ -45,86 +45,75 @@ def batches(
         return
     gpu = device != "cpu"
     encoded = reader.images.read(batches[0][0])[0].ndim == 1
-    taken: deque[list[_Source]] = deque()  # by DALI, which reads them where they are: kept until it is done
+    taken: deque[list[_Source]] = deque()  # by DALI, which reads them in place: kept until it is done
+    source = read_batches(
+        batches,
+        allocate=lambda samples: (None, [()] * samples),
+        read=partial(_take, reader),
+        finish=lambda _, sources: sources,
+        workers=workers,
+        prefetch=prefetch,
+        threads=single_threaded_readers,
+    )
 
-    def begin(indices: Sequence[int]) -> list[Future[_Source]]:
-        return [pool.submit(_take, reader, index) for index in indices]
+    def feed() -> Iterator[tuple[list[Any], ...]]:
+        for sources in source:
+            taken.append(sources)
+            yield _columns(sources, reader.size)
 
-    with reading(readers) as pool:
-        source = ahead_of(batches, begin, ahead)
-
-        def feed() -> Iterator[tuple[list[Any], ...]]:
-            for futures in source:
-                sources = [future.result() for future in futures]
-                taken.append(sources)
-                views = [one.view for one in sources]
-                boxes = [
-                    [(v.top, v.left) for v in views],
-                    [(v.height, v.width) for v in views],
-                    [(v.rows, v.columns) for v in views],
-                ]
-                places = [
-                    [v.down / max(1, v.rows - reader.size) for v in views],
-                    [v.right / max(1, v.columns - reader.size) for v in views],
-                ]
-                yield (
-                    [one.data for one in sources],
-                    *([np.array(pair, np.int32) for pair in kind] for kind in boxes[:2]),
-                    [np.array(pair, np.float32) for pair in boxes[2]],
-                    *([np.array(at, np.float32) for at in kind] for kind in places),
-                    [np.array(v.mirrored, np.int32) for v in views],
-                )
-
-        pipeline: Any = dali.Pipeline(
-            batch_size=max(map(len, batches)),
-            num_threads=readers,
-            device_id=torch.cuda.current_device() if gpu else None,
-            exec_dynamic=True,  # what it hands out is ours to keep
+    pipeline = new_pipeline(dali, max(map(len, batches)), workers, device)
+    with pipeline:
+        data, start, shape, size, down, right, mirror = fn.external_source(
+            source=feed,
+            num_outputs=7,
+            batch=True,
+            dtype=[types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * 3 + [types.INT32],
+            ndim=[1 if encoded else 3, 1, 1, 1, 0, 0, 0],
         )
-        kinds = [types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * 3 + [types.INT32]
-        with pipeline:
-            data, start, shape, size, down, right, mirror = fn.external_source(
-                source=feed,
-                num_outputs=7,
-                batch=True,
-                dtype=kinds,
-                ndim=[1 if encoded else 3, 1, 1, 1, 0, 0, 0],
+        if encoded:
+            box = fn.decoders.image_slice(
+                data, start=start, shape=shape, axes=(0, 1), device="mixed" if gpu else "cpu"
             )
-            if encoded:
-                box = fn.decoders.image_slice(
-                    data, start=start, shape=shape, axes=(0, 1), device="mixed" if gpu else "cpu"
-                )
-            else:
-                box = fn.slice(data.gpu() if gpu else data, start=start, shape=shape, axes=(0, 1))
-            resized = fn.resize(box, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
-            pipeline.set_outputs(
-                fn.crop_mirror_normalize(
-                    resized,
-                    crop=(reader.size, reader.size),
-                    crop_pos_y=down,
-                    crop_pos_x=right,
-                    mirror=mirror,
-                    mean=[255 * mean for mean in MEAN],
-                    std=[255 * std for std in STD],
-                    dtype=types.FLOAT,
-                    output_layout="HWC",
-                )
+        else:
+            box = fn.slice(data.gpu() if gpu else data, start=start, shape=shape, axes=(0, 1))
+        resized = fn.resize(box, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
+        pipeline.set_outputs(
+            fn.crop_mirror_normalize(
+                resized,
+                crop=(reader.size, reader.size),
+                crop_pos_y=down,
+                crop_pos_x=right,
+                mirror=mirror,
+                mean=[255 * mean for mean in MEAN],
+                std=[255 * std for std in STD],
+                dtype=types.FLOAT,
+                output_layout="HWC",
             )
-        outputs = Outputs()
-        try:
-            for _ in batches:
-                try:
-                    (images,) = pipeline.run()
-                except RuntimeError as error:
-                    raise _blame(reader, taken, error) from error
-                x = outputs.tensor(images)
-                sources = taken.popleft()
-                _, y, total, _ = finish(x, [Sample(one.label, one.data.nbytes) for one in sources], gpu)
-                yield x, y.to(x.device, non_blocking=True), total, ()
-        finally:
-            outputs.close()
-            pipeline._shutdown()  # what DALI still works on must not be freed under it
-            source.close()
+        )
+    with outputs_of(pipeline, source) as next_output:
+        for _ in batches:
+            try:
+                x = next_output()
+            except RuntimeError as error:
+                raise _as_user_error(reader, taken, error) from error
+            sources = taken.popleft()
+            _, y, total, _ = finish(x, [Sample(one.label, one.data.nbytes) for one in sources], gpu)
+            yield x, y.to(x.device, non_blocking=True), total, ()
+
+
+def _columns(sources: Sequence[_Source], size: int) -> tuple[list[Any], ...]:
+    """What the pipeline takes for each image: its bytes; the box that is seen, its top left corner and its extent;
+    the size it is scaled to; where in that, from 0 to 1, the crop lies; whether it is mirrored."""
+    views = [one.view for one in sources]
+    return (
+        [one.data for one in sources],
+        [np.array((v.top, v.left), np.int32) for v in views],
+        [np.array((v.height, v.width), np.int32) for v in views],
+        [np.array((v.rows, v.columns), np.float32) for v in views],
+        [np.array(v.down / max(1, v.rows - size), np.float32) for v in views],
+        [np.array(v.right / max(1, v.columns - size), np.float32) for v in views],
+        [np.array(v.mirrored, np.int32) for v in views],
+    )
 
 
 def _take(reader: Reader, index: int) -> _Source:
@@ -138,7 +127,7 @@ def _take(reader: Reader, index: int) -> _Source:
         raise reader.named(index, error) from error
 
 
-def _blame(reader: Reader, taken: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
+def _as_user_error(reader: Reader, taken: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
     """The image that DALI could not decode, where ours cannot either."""
     for one in (one for sources in taken for one in sources):
         try:

@@ -1,10 +1,12 @@
 """One image from where it lies into a row of a batch: decoded, cropped, mirrored, normalised."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.augment import View, crop_resize, evaluation_view, normalise, training_view
@@ -20,6 +22,16 @@ class Sample(NamedTuple):
     label: int
     size: int
     broken: tuple[str, ...] = ()
+
+
+Batch = tuple[torch.Tensor, torch.Tensor, int, tuple[str, ...]]
+"""``x`` [b, size, size, 3] and ``y`` [b] as they lie in memory; the bytes read; the images skipped, and why."""
+
+
+def finish(x: torch.Tensor, samples: Sequence[Sample], pinned: bool = False) -> Batch:
+    """The batch whose rows ``x`` are read; its labels are in page-locked memory if ``pinned``."""
+    y = torch.tensor([sample.label for sample in samples], dtype=torch.int64, pin_memory=pinned)
+    return x, y, sum(sample.size for sample in samples), tuple(b for sample in samples for b in sample.broken)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,12 @@ from pathlib import Path
 
 from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 
+from mlhpc.benchmarks import registry
 from mlhpc.submission.check.official_guard import guarded
 from mlhpc.submission.check.official_messages import (
     checker_findings,
     crash_finding,
+    not_in_mlperf,
     package_crash,
     package_message_findings,
     target_in,
@@ -32,7 +34,7 @@ from mlhpc.submission.logs.result_sets import BYPASS, PRUNED, ResultSet
 
 __all__ = [
     "RULESETS",
-    "TRAINING",
+    "in_mlperf",
     "official_findings",
     "package_findings",
     "rcp_verdict",
@@ -45,9 +47,6 @@ __all__ = [
 RULESETS = ("1.0.0", "2.0.0", "3.0.0")
 """The HPC rulesets in mlperf-logging 4.1.68. There is none for round 0.7."""
 
-TRAINING = {"resnet": "4.0.0"}
-"""Benchmarks of MLPerf Training, each with the last ruleset that has it. No HPC ruleset knows them."""
-
 LONGEST = 10_000
 """Bytes of an MLLOG line that the official parser reads in 0.1 s; its time grows with their square (100 000
 bytes: 6 to 10 s). Logs with longer lines are not passed to it."""
@@ -57,14 +56,24 @@ bytes have this."""
 
 
 def rules_of(benchmark: str, ruleset: str) -> str:
-    """``hpc_<ruleset>``, or the training ruleset of a benchmark that belongs to MLPerf Training."""
-    return f"training_{TRAINING[benchmark]}" if benchmark in TRAINING else f"hpc_{ruleset}"
+    """``hpc_<ruleset>``, or the one training ruleset of a benchmark of MLPerf Training."""
+    entry = registry.find_logged(benchmark)
+    return f"training_{entry.training_ruleset}" if entry and entry.training_ruleset else f"hpc_{ruleset}"
+
+
+def in_mlperf(benchmark: str) -> bool:
+    """Whether MLPerf has rules for ``benchmark``. True for unknown names: the official checker reports these."""
+    entry = registry.find_logged(benchmark)
+    return entry is None or entry.mlperf_name is not None
 
 
 def official_findings(log: Log, ruleset: str) -> list[Finding]:
     """The findings of the official compliance checker on ``log`` under the HPC ``ruleset``, or under the
     training ruleset of its benchmark; its verdict is SUCCESS if and only if no finding is an ``error``."""
-    rules = rules_of(str(log.value("submission_benchmark")), ruleset)
+    benchmark = str(log.value("submission_benchmark"))
+    rules = rules_of(benchmark, ruleset)
+    if not in_mlperf(benchmark):
+        return [not_in_mlperf(log, benchmark)]
     usage, version = rules.split("_")
     if not _is_readable(log):
         return [too_long(log, rules, LONGEST)]

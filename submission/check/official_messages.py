@@ -70,6 +70,18 @@ def too_long(log: Log, rules: str, longest: int) -> Finding:
     )
 
 
+def not_in_mlperf(log: Log, benchmark: str) -> Finding:
+    """The official checker was not run: MLPerf has no such benchmark."""
+    return Finding(
+        "run/rules",
+        "expected",
+        log.path.name,
+        "a benchmark of MLPerf",
+        benchmark,
+        "MLPerf has no rules for it: only the checks of this suite were made",
+    )
+
+
 def target_in(finding: Finding) -> float | None:
     """The quality target that a finding of the official checker asks for; None for any other finding."""
     match = re.fullmatch(r"an evaluation with eval_\w+ [<>]= ([0-9.]+) and .*", finding.expected)
@@ -180,7 +192,7 @@ _REMEDIES = {
     "eval_error": "train until an evaluation meets the target, then log run_stop",
     "eval_accuracy": "train until an evaluation meets the target, then log run_stop",
     "opt_name": "use the optimizer that the closed division requires, or submit to the open division",
-    "submission_benchmark": "an HPC ruleset has only these benchmarks",
+    "submission_benchmark": "an HPC ruleset covers only these benchmarks",
     "log": "give the log that the run wrote (run.log, result_N.txt)",
     "line": "see the end of the log and the job's output",
     "other": "see the rules in mlperf_logging/compliance_checker",

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from mlhpc.benchmarks.registry import logged_name
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log, parse
@@ -328,10 +329,6 @@ def _kind(run: Path) -> _Kind:
     return _Kind()
 
 
-MLPERF_NAMES = {"resnet50": "resnet"}
-"""Where MLPerf calls a benchmark otherwise than this suite does."""
-
-
 def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
     logs = tuple(run / "run.log" for run in runs if (run / "run.log").is_file())
     log = parse(logs[0]) if logs else None
@@ -347,7 +344,7 @@ def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
         None if org in (None, "unnamed") else str(org),
         None,
         None,
-        MLPERF_NAMES.get(benchmark, benchmark),
+        logged_name(benchmark),
         metric,
         logs,
         runs=tuple(runs),

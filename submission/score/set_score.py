@@ -5,19 +5,20 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from mlhpc.benchmarks.load import BENCHMARKS, load
+from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.load import load, presets
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, Severity
 from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_sets import MLPERF_NAMES, SETTINGS, SIZES, ResultSet
+from mlhpc.submission.logs.result_sets import SETTINGS, SIZES, ResultSet
 from mlhpc.submission.logs.run_directory import Target
 from mlhpc.submission.score.rcp import Comparison, compare, reference_points
 from mlhpc.submission.score.score import (
-    OFFICIAL,
     Strong,
     Weak,
     instance_scale,
     most_at_once,
+    score_rules,
     score_strong,
     score_weak,
 )
@@ -32,7 +33,7 @@ TEXTS = (
 def target_of(results: ResultSet) -> tuple[Target, int] | None:
     """The target and the number of runs of a score: the set's own target, or the official one. None for an unknown
     benchmark."""
-    official = OFFICIAL.get(results.benchmark)
+    official = score_rules(results.benchmark)
     if official is None:
         return None
     return (results.target or official[0]), official[1]
@@ -40,7 +41,7 @@ def target_of(results: ResultSet) -> tuple[Target, int] | None:
 
 def has_own_target(results: ResultSet) -> bool:
     """Whether the runs were run to another target than MLPerf's: a small preset, not an MLPerf result."""
-    official = OFFICIAL.get(results.benchmark)
+    official = score_rules(results.benchmark)
     return bool(official and results.target and results.target.value != official[0].value)
 
 
@@ -93,10 +94,10 @@ def _other_problem(results: ResultSet) -> tuple[int, int] | None:
 
 def official_samples(benchmark: str) -> int:
     """Training samples of the official data set by MLPerf's name of the benchmark; 0 where it is not known."""
-    name = {mlperf: ours for ours, mlperf in MLPERF_NAMES.items()}.get(benchmark, benchmark)
-    if benchmark not in OFFICIAL or name not in BENCHMARKS:
+    entry = registry.find_logged(benchmark)
+    if entry is None or "closed" not in presets(entry.name):
         return 0
-    data = load(name, "closed").data
+    data = load(entry.name, "closed").data
     return data.train_samples if data.official else 0
 
 
@@ -133,7 +134,8 @@ def _system_name(results: ResultSet) -> Iterator[Finding]:
 def _number_of_runs(results: ResultSet) -> Iterator[Finding]:
     rule = target_of(results)
     if rule is None:
-        expected = f"a benchmark that can be scored: {', '.join(OFFICIAL)}"
+        names = ", ".join(benchmark.logged_name for benchmark in registry.benchmarks().values())
+        expected = f"a benchmark that can be scored: {names}"
         actual = repr(results.benchmark) if results.benchmark else "no submission_benchmark"
         remedy = "its logs are checked, but not scored"
         yield _finding("benchmark", "warning", f"{results.path}", expected, actual, remedy)
