@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from mlhpc.benchmarks import rules
+from mlhpc.benchmarks import load, rules
 from mlhpc.campaign_checks import check_options, check_settings, rule_context
 from mlhpc.campaign_placement import cores_of, gpu_environment, srun_options
 from mlhpc.campaign_record import Campaign, RunState, attempts, read_run, save, score_of, show
@@ -60,7 +60,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     if number is not None:
         return 0 if states[number - 1].state == "converged" else 1
     # Too few runs for a score: they were asked for, so that is no failure.
-    if campaign.runs < rules.runs_needed(campaign.run.benchmark):
+    if campaign.runs < load.runs_of_a_score(campaign.run.benchmark):
         return 0 if all(state.state == "converged" for state in states) else 1
     return 0 if score.minutes is not None else 1
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 import mlhpc
-from mlhpc.benchmarks import rules
+from mlhpc.benchmarks import load, rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
@@ -136,7 +136,7 @@ def score_of(campaign: Campaign, states: Sequence[RunState]) -> Strong | Weak:
         label=campaign.run.target.label,
         value=campaign.run.target.value,
     )
-    needed = rules.runs_needed(campaign.run.benchmark)
+    needed = load.runs_of_a_score(campaign.run.benchmark)
     logs = [parse(campaign.out / s.name / "run.log") for s in states if s.state in ("converged", "missed")]
     if campaign.metric == "strong":
         return score_strong(logs, target, needed)
@@ -165,7 +165,7 @@ def save(campaign: Campaign, states: Sequence[RunState], score: Strong | Weak, w
         "division": run.division,
         "metric": campaign.metric,
         "runs": campaign.runs,
-        "runs_needed": rules.runs_needed(run.benchmark),
+        "runs_needed": load.runs_of_a_score(run.benchmark),
         "instances": campaign.instances,
         "stopped": why,
         "run_states": [asdict(state) for state in states],

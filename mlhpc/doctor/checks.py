@@ -16,7 +16,11 @@ compared only in the throughput metric (last run_stop minus first run_start), in
 
 
 def check_nodes(
-    nodes: Sequence[Node], rank_info: RankInfo, benchmark: str | None, framework: Framework, env: Mapping[str, str]
+    nodes: Sequence[Node],
+    rank_info: RankInfo,
+    benchmark: str | None,
+    framework: Framework,
+    env: Mapping[str, str],
 ) -> Iterator[CheckResult]:
     """All checks of all nodes; a result that all nodes share is one line."""
     results = [list(_check_node(node, rank_info, benchmark, framework)) for node in nodes]

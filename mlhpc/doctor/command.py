@@ -1,5 +1,5 @@
-"""``mlhpc doctor``: the first rank of every node examines it (``node.py``), rank 0 gathers the facts (``nodes.py``),
-checks them (``checks.py``) and prints."""
+"""``mlhpc doctor``: the first rank of every node examines it (``node.py``); rank 0 gathers the facts
+(``nodes.py``), checks them (``checks.py``) and prints."""
 
 import os
 import shlex
@@ -94,7 +94,9 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
 def _start_framework(rank_info: RankInfo, framework: Framework, console: Console) -> bool:
     """Start the framework on all ranks and print on rank 0 whether it counts as many as the launcher; returns
     whether that failed. When a rank is lost meanwhile, this process ends and names it."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its build would hide the results
+    os.environ.setdefault(
+        "TF_CPP_MIN_LOG_LEVEL", "2"
+    )  # TensorFlow's notes on its build would hide the results
     start = time.monotonic()
     try:
         with launch.joined(framework) as world:
@@ -108,7 +110,9 @@ def _start_framework(rank_info: RankInfo, framework: Framework, console: Console
     complete = total == rank_info.size
     if rank_info.rank == 0:
         seconds = time.monotonic() - start
-        detail = f"{framework} counts {count(total, 'rank')} on {count(hosts, 'node')}; started in {seconds:.1f} s"
+        detail = (
+            f"{framework} counts {count(total, 'rank')} on {count(hosts, 'node')}; started in {seconds:.1f} s"
+        )
         remedy = "" if complete else f"{rank_info.launcher} started {rank_info.size}: see docs/sites.md"
         _print([CheckResult("pass" if complete else "fail", "framework", detail, remedy)], console)
     return not complete

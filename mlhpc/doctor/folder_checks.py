@@ -42,7 +42,9 @@ def stage(folder: Folder, dataset_bytes: int | None) -> Iterator[CheckResult]:
         yield CheckResult("fail", "staging", f"{label}, not writable", "give --stage a writable folder")
     elif dataset_bytes and dataset_bytes > folder["free"]:
         remedy = "choose another --stage, or --set staging.mode=shard, which gives each node only its part"
-        yield CheckResult("fail", "staging", f"{label}; the data set has {dataset_bytes / GIB:.3g} GiB", remedy)
+        yield CheckResult(
+            "fail", "staging", f"{label}; the data set has {dataset_bytes / GIB:.3g} GiB", remedy
+        )
     elif folder["is_ram"]:
         yield CheckResult("warn", "staging", label, "files there use memory: leave enough for the training")
     elif folder["shared"]:
@@ -68,7 +70,9 @@ def out(folder: Folder) -> Iterator[CheckResult]:
 def shm(folder: Folder) -> Iterator[CheckResult]:
     """``/dev/shm``."""
     if folder.get("error") or not folder["exists"]:
-        yield CheckResult("warn", "/dev/shm", "does not exist", "mount it (tmpfs): data loaders and NCCL use it")
+        yield CheckResult(
+            "warn", "/dev/shm", "does not exist", "mount it (tmpfs): data loaders and NCCL use it"
+        )
     elif folder["free"] < SHM_WARN:
         remedy = "data loaders and NCCL use it: in a container, --shm-size=8g or --ipc=host"
         yield CheckResult("warn", "/dev/shm", f"{folder['free'] / (1 << 20):.0f} MiB free", remedy)

@@ -8,8 +8,8 @@ from mlhpc.common.ranks.launch import Framework
 from mlhpc.doctor.check_result import CheckResult, Node, Status
 
 MIN_DRIVER = {13: 580, 12: 525, 11: 450}
-"""The oldest Linux driver branch for a major version of CUDA (CUDA Toolkit release notes, "CUDA Toolkit and Minimum
-Required Driver Version for CUDA Minor Version Compatibility")."""
+"""The oldest Linux driver branch for a major version of CUDA (CUDA Toolkit release notes, "CUDA Toolkit and
+Minimum Required Driver Version for CUDA Minor Version Compatibility")."""
 
 
 def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterator[CheckResult]:
@@ -69,7 +69,9 @@ def _driver(name: str, facts: Mapping[str, Any], node: Node, bad: Status) -> Ite
     if minimum is None or _major(driver) >= minimum:
         yield CheckResult("pass", "GPU driver", detail)
     elif facts.get("usable"):
-        remedy = f"works by the forward-compatibility package; CUDA {_major(cuda)} expects R{minimum} or later"
+        remedy = (
+            f"works by the forward-compatibility package; CUDA {_major(cuda)} expects R{minimum} or later"
+        )
         yield CheckResult("warn", "GPU driver", detail, remedy)
     else:
         remedy = f"update the driver to R{minimum} or later, or install a build for an older CUDA"
@@ -95,7 +97,9 @@ def _horovod(node: Node, rank_info: RankInfo, needed: bool) -> Iterator[CheckRes
         return  # reported above
     built_for = node["horovod_built_for"]
     if built_for is not None and built_for != tensorflow["version"]:
-        detail = f"{version} built for TensorFlow {built_for or '(none)'}, installed is {tensorflow['version']}"
+        detail = (
+            f"{version} built for TensorFlow {built_for or '(none)'}, installed is {tensorflow['version']}"
+        )
         yield CheckResult(bad, "Horovod", detail, rebuild)
         return
     if error := tensorflow.get("horovod_error"):

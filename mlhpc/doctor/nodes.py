@@ -57,9 +57,7 @@ def gather_nodes(
     return [facts[rank] for rank in sorted(facts)]
 
 
-def _send_facts(
-    connection: Connection, token: str, rank: int, examine: Callable[[], dict[str, Any]]
-) -> None:
+def _send_facts(connection: Connection, token: str, rank: int, examine: Callable[[], dict[str, Any]]) -> None:
     connection.send(token=token, rank=rank)
     connection.send(facts=examine())
     while "ping" in connection.answer(EXAMINE_S):

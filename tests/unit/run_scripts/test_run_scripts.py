@@ -16,7 +16,7 @@ import pytest
 from ranks.need import need
 
 from mlhpc import cli
-from mlhpc.benchmarks import load
+from mlhpc.benchmarks import load, registry
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "run_scripts"
@@ -63,7 +63,7 @@ def test_every_benchmark_and_preset_that_is_named_exists(path):
     pairs = list(named(text))
     here = {benchmark for benchmark, _ in pairs if benchmark} or {"cosmoflow"}
     for benchmark, preset in pairs:
-        assert benchmark is None or benchmark in load.BENCHMARKS, f"{path}: {benchmark}"
+        assert benchmark is None or benchmark in registry.benchmarks(), f"{path}: {benchmark}"
         if preset:
             of = [benchmark] if benchmark else here
             assert any(preset in load.presets(b) for b in of), f"{path}: {preset} is no preset of {of}"
@@ -129,7 +129,7 @@ SLURM_SITES = [site for site in SITES if site.stem != "summit"]
 
 
 @pytest.mark.parametrize("site", SLURM_SITES, ids=name)
-@pytest.mark.parametrize("benchmark", sorted(load.BENCHMARKS))
+@pytest.mark.parametrize("benchmark", sorted(registry.benchmarks()))
 def test_the_batch_script_starts_one_run_of_any_benchmark_at_every_site(run, benchmark, site):
     more = {"MLHPC_SITE": site.stem, "PRESET": "closed-test", "SLURM_CPUS_PER_TASK": "8"}
     [call] = run(FOLDER / "run.sbatch", "--evict", BENCHMARK=benchmark, **more)
@@ -215,7 +215,7 @@ def test_a_rank_closes_its_log_before_its_stage_is_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("benchmark", sorted(load.BENCHMARKS))
+@pytest.mark.parametrize("benchmark", sorted(registry.benchmarks()))
 def test_jsrun_starts_one_set_a_node_on_the_compute_nodes(run, benchmark, tmp_path):
     [call] = run(FOLDER / "summit.lsf", BENCHMARK=benchmark, PRESET="closed")
     told = dict(zip(call[1::2], call[2::2], strict=False))
