@@ -13,7 +13,7 @@ SHARED=${SHARED:-${SCRATCH:-$PWD}}
 export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}
 export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
 
-# EDIT: the disk of a node. mlhpc doctor says whether it is a disk or memory, and what is free.
+# EDIT: the disk of a node. See "mlhpc doctor": is it a disk or memory, and how much is free?
 export STAGE=${STAGE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/mlhpc-$SLURM_JOB_ID}
 
 # A rank takes the GPU of its local rank, so it has to see all GPUs of its node.

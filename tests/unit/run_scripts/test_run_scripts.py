@@ -243,23 +243,44 @@ def test_the_laptop_makes_data_once_runs_and_reports(run, tmp_path):
 # Containers: they cannot be built here. What they name can be looked at.
 
 
-def test_both_images_have_one_base_and_one_recipe():
+def test_both_recipes_build_the_same_images():
     docker = (FOLDER / "containers" / "Dockerfile").read_text()
     apptainer = (FOLDER / "containers" / "mlhpc.def").read_text()
-    base = re.search(r"^FROM (\S+)$", docker, re.MULTILINE)[1]
-    assert f"Bootstrap: docker\nFrom: {base}\n" in apptainer
+    base = dict(re.findall(r"^FROM (\S+) AS (\w+)$", docker, re.MULTILINE))
+    assert sorted(base.values()) == ["pytorch", "tensorflow"]
+    bases = {framework: image for image, framework in base.items()}
+    assert f"FRAMEWORK=pytorch\n    BASE={bases['pytorch']}\n" in apptainer
+    assert f"FRAMEWORK=tensorflow --build-arg BASE={bases['tensorflow']} " in apptainer
     for text in (docker, apptainer):
         assert "bash run_scripts/containers/install.sh" in text
 
 
-def test_what_the_images_install_exists():
+def installed_extras(framework):
+    """The extras that install.sh installs for a framework."""
     text = (FOLDER / "containers" / "install.sh").read_text()
+    branch = re.search(rf"^  {framework}\)(.*?);;$", text, re.MULTILINE | re.DOTALL)[1]
+    return {extra for extras in re.findall(r"'\.\[([\w,-]+)\]'", branch) for extra in extras.split(",")}
+
+
+def test_an_image_has_one_framework_and_one_cuda():
+    """TensorFlow's wheels bring cuDNN and NCCL of CUDA 12, PyTorch's those of CUDA 13, to the same paths."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    extras = re.findall(r"\.\[([\w-]+)\]", text)
-    assert extras and set(extras) <= set(setup["options.extras_require"])
+    requirements = setup["options.extras_require"]
+    for framework, other in (("tensorflow", "torch"), ("pytorch", "tensorflow")):
+        extras = installed_extras(framework)
+        assert extras and extras <= set(requirements)
+        assert not any(other in requirements[extra] for extra in extras)
     pinned = (ROOT / "constraints.txt").read_text()
-    assert "constraints.txt" in text and re.search(r"^horovod==", pinned, re.MULTILINE)
+    assert re.search(r"^horovod==", pinned, re.MULTILINE)
+
+
+def test_the_recipe_does_nothing_without_a_framework(tmp_path):
+    env = {"PATH": str(tmp_path)}  # nothing that it calls is found there
+    script = FOLDER / "containers" / "install.sh"
+    for words in ([], ["jax"]):
+        done = subprocess.run(["/bin/bash", script, *words], env=env, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (2, "install.sh: give tensorflow or pytorch\n")
 
 
 def test_scripts_that_are_called_can_be():
