@@ -420,7 +420,9 @@ def test_raw_files_appear_complete_and_hold_no_time_of_writing(tmp_path: Path) -
     end = time.time()
     assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
     assert times_in(tmp_path / "a.hdf5", begin, end) == []
-    assert times_in(tmp_path / "dated.hdf5", begin, end), "HDF5 stores times otherwise: this test sees nothing"
+    assert times_in(tmp_path / "dated.hdf5", begin, end), (
+        "HDF5 stores times otherwise: this test sees nothing"
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.hdf5", "b.hdf5", "dated.hdf5"]
 
 
