@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from mlhpc.benchmarks import schema
 
 
-class Simulation(schema.Facts):
+class Simulation(schema.FrozenModel):
     """How ``mlhpc data make resnet50`` draws the images of a data set."""
 
     seed: NonNegativeInt = 2021

@@ -1,4 +1,4 @@
-"""DeepCAM, trained to target. The clock runs inside ``with log.span("run")``, and nowhere else."""
+"""DeepCAM, trained to target. The clock runs inside ``with log.span("run", sync=True)``, and nowhere else."""
 
 from contextlib import closing
 from dataclasses import asdict
@@ -75,7 +75,7 @@ def train(
     local_batch = local_batch_size(hparams.global_batch_size // accumulated, world.size)
 
     # Before the clock: network, optimizer, compilation on synthetic samples. The data set is not touched.
-    with log.span("init"):
+    with log.span("init", sync=True):
         device = pick_device(training.device, world.local_rank)
         if device.type == "cpu":
             keep_memory()
@@ -139,9 +139,9 @@ def train(
             eta_min=hparams.scheduler_eta_min,
         )
 
-    with log.span("run"):
+    with log.span("run", sync=True):
         if staged:
-            with log.span("staging"):
+            with log.span("staging", sync=True):
                 dataset, statistics = _dataset(run, data, world)
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
             log.note("staging", **asdict(report))

@@ -1,4 +1,4 @@
-"""ResNet-50, trained to target. The clock runs inside ``with log.span("run")``, and nowhere else."""
+"""ResNet-50, trained to target. The clock runs inside ``with log.span("run", sync=True)``, and nowhere else."""
 
 from dataclasses import asdict
 from functools import partial
@@ -54,7 +54,7 @@ def train(
     log.hyperparameters({"model_bn_span": local_batch})
 
     # Before the clock: network, optimizer, compilation on synthetic samples. The data set is not touched.
-    with log.span("init"):
+    with log.span("init", sync=True):
         device = pick_device(training.device, world.local_rank)
         torch.manual_seed(seed)
         model = build_model(run.network)
@@ -93,9 +93,9 @@ def train(
         zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
         warm_up(model, optimizer, scaler, train_step, eval_step, zeros, **sizes)
 
-    with log.span("run"):
+    with log.span("run", sync=True):
         if staged:
-            with log.span("staging"):
+            with log.span("staging", sync=True):
                 dataset = select(describe(data, world, run.benchmark), run.data)
                 if run.staging.pack:
                     classes = run.network.classes

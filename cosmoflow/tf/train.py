@@ -1,4 +1,4 @@
-"""CosmoFlow, trained to target. The clock runs inside ``with log.span("run")``, and nowhere else."""
+"""CosmoFlow, trained to target. The clock runs inside ``with log.span("run", sync=True)``, and nowhere else."""
 
 from dataclasses import asdict
 from functools import partial
@@ -35,7 +35,7 @@ def train(
     local_batch = local_batch_size(hparams.global_batch_size, world.size)
 
     # Before the clock: network, optimizer, compilation on synthetic samples. The data set is not touched.
-    with log.span("init"):
+    with log.span("init", sync=True):
         model = build_model(
             run.network,
             run.data.sample_shape,
@@ -66,9 +66,9 @@ def train(
             max_epochs=training.max_epochs,
         )
 
-    with log.span("run"):
+    with log.span("run", sync=True):
         if staged:
-            with log.span("staging"):
+            with log.span("staging", sync=True):
                 dataset = _dataset(run, data, world)
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
             log.note("staging", **asdict(report))
