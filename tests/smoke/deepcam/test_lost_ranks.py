@@ -16,7 +16,7 @@ PROGRAM = """
 import json, os, signal, sys
 from contextlib import contextmanager
 from mlhpc.cli import main
-from mlhpc.common.data import atomic
+from mlhpc.common.files import atomic
 from mlhpc.common.timing.runlog import RunLog
 
 words, phase, epoch = json.loads(sys.argv[1])

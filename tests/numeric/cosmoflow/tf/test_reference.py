@@ -61,8 +61,8 @@ def test_predictions_and_metric_are_the_references(case):
 def test_three_steps_of_sgd_at_changing_rates_are_the_references(case):
     """Momentum, L2 losses of the dense layers but the last, and how the rate enters the momentum.
 
-    Each tensor within 0.5% of the distance that it moved: where two voxels are equal but for rounding, the gradient
-    flows to one or the other.
+    Each tensor within 0.5% of the distance that it moved: where two voxels are equal but for rounding, the
+    gradient flows to one or the other.
     """
     model = filled(case)
     start = [weight.astype(np.float64) for weight in model.get_weights()]

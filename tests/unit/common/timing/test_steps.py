@@ -100,7 +100,9 @@ def test_a_slow_launch_is_step_time():
     machine = Machine(step_s=0.010, loader_s=0.001, launch_s=0.050)
     timer = on_device(machine, 20)
     assert sum(timer.waits[1:]) == pytest.approx(0.0, abs=1e-9)
-    assert timer.steps[1:] == pytest.approx([0.050] * 19)  # the device computes while the next one is launched
+    assert timer.steps[1:] == pytest.approx(
+        [0.050] * 19
+    )  # the device computes while the next one is launched
 
 
 @pytest.mark.parametrize(("step_s", "loader_s"), [(0.1, 0.098), (0.1, 0.13), (0.01, 0.02)])

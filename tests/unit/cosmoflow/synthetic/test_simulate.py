@@ -404,7 +404,7 @@ def test_raw_universes_cut_to_the_same_samples(tmp_path: Path) -> None:
 
 
 def times_in(path: Path, first: float, last: float) -> list[int]:
-    """The times from ``first`` to ``last`` found in the file, encoded as in HDF5: four bytes, little-endian."""
+    """The seconds from ``first`` to ``last`` in the file, as HDF5 stores times: four bytes, little-endian."""
     content = path.read_bytes()
     return [t for t in range(int(first), int(last) + 1) if t.to_bytes(4, "little") in content]
 
