@@ -1,4 +1,4 @@
-"""``mlhpc`` commands in forks of a process that has loaded their framework: loading it costs more than a tiny run."""
+"""``mlhpc`` in forks of a process that has loaded its framework: loading it takes longer than a tiny run."""
 
 import json
 import os
