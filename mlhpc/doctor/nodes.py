@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mlhpc.common.ranks import environment, launch
+from mlhpc.common.ranks.connection import Connection as Wire
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rollcall import Connection as Wire
 from mlhpc.doctor.node import EXAMINED_S
 from mlhpc.errors import UserError
 
@@ -37,13 +37,13 @@ def of_all_nodes(
     heard = []
     if place.rank == 0:
         with socket.create_server(("", 0), backlog=1024) as door:
-            ranks.share({"host": ranks.my_address(), "port": door.getsockname()[1]})
+            ranks.broadcast({"host": ranks.my_address(), "port": door.getsockname()[1]})
             heard = [
                 (0, look() | {"offset_s": 0.0}),
                 *_hear(door, sum(c.local_rank == 0 for c in ranks.roll) - 1),
             ]
     else:
-        where = ranks.share({})
+        where = ranks.broadcast({})
         if place.local_rank == 0:
             _tell(
                 Wire(socket.create_connection((where["host"], where["port"]), timeout=60)), place.rank, look()

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mlhpc.common.ranks import wire
 from mlhpc.common.ranks.world import Solo
 
 T = TypeVar("T")
@@ -31,9 +32,9 @@ class ThreadWorld(Solo):
         self.rendezvous.barrier.wait()
 
     def gather(self, obj: T) -> list[T]:
-        self.rendezvous.slots[self.rank] = obj
+        self.rendezvous.slots[self.rank] = wire.encode(obj)  # as between processes: no object is shared
         self.rendezvous.barrier.wait()
-        gathered = list(self.rendezvous.slots)
+        gathered = [wire.decode(data) for data in self.rendezvous.slots]
         self.rendezvous.barrier.wait()
         return gathered
 

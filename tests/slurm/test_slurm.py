@@ -74,7 +74,7 @@ def test_the_batch_script_itself_is_one_rank(slurm, tmp_path):
 def test_a_missing_rank_is_named_with_its_node(slurm):
     done = slurm.run("srun", "-N2", "-n2", sys.executable, PROGRAM, "absent", ROLL_CALL_S="5")
     assert done.returncode != 0
-    assert "mlhpc: rank 1 of 2 did not come within 5 s; nobody came from n1" in done.stderr
+    assert "mlhpc: rank 1 of 2 did not connect within 5 s; no rank on n1 connected" in done.stderr
 
 
 @pytest.mark.parametrize(

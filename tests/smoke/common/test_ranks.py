@@ -66,7 +66,7 @@ def test_a_lost_rank_ends_the_other_and_is_named(framework, how, who, reason):
 
 def test_a_missing_rank_is_named():
     done = run(LOCAL, "absent", env={"ROLL_CALL_S": "3"})
-    assert done.returncode == 2 and "rank 1 of 2 did not come within 3 s" in done.stderr
+    assert done.returncode == 2 and "rank 1 of 2 did not connect within 3 s" in done.stderr
 
 
 def test_horovod_does_not_run_as_one_rank_if_it_does_not_recognise_the_launcher():
