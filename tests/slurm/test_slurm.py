@@ -12,7 +12,7 @@ import pytest
 from smoke.conftest import climate_settings, result, settings
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "ranks" / "program.py"

@@ -45,9 +45,9 @@ def test_a_campaign_that_is_ended_closes_the_log_of_its_run(tiny_data, tmp_path)
         assert time.monotonic() < deadline and campaign.poll() is None, campaign.communicate()[0]
         time.sleep(0.05)
     campaign.send_signal(signal.SIGTERM)
-    told = campaign.communicate(timeout=90)[0]
-    assert campaign.returncode == 130, told
-    assert "Traceback" not in told
+    output = campaign.communicate(timeout=90)[0]
+    assert campaign.returncode == 130, output
+    assert "Traceback" not in output
     stops = [line for line in log.read_text().splitlines() if '"run_stop"' in line]
     assert len(stops) == 1 and '"aborted"' in stops[0]
     assert [m["state"] for m in record(out)["run_states"]] == ["aborted", "to do"]
