@@ -9,7 +9,7 @@ from mlhpc.benchmarks import schema
 from mlhpc.errors import UserError
 
 
-class Simulation(schema.Facts):
+class Simulation(schema.FrozenModel):
     """How ``mlhpc data make deepcam`` makes the weather of a data set."""
 
     seed: NonNegativeInt = 2021
@@ -63,9 +63,11 @@ class Hyperparameters(schema.Hyperparameters):
     scheduler_lr_warmup_factor: float = Field(
         1.0, ge=1, description="1: warm-up from zero to opt_lr; more: from opt_lr to opt_lr times this"
     )
-    scheduler_milestones: tuple[PositiveInt, ...] = Field((), description="updates, for multistep")
+    scheduler_milestones: tuple[PositiveInt, ...] = Field(
+        (), description="updates after warm-up, for multistep"
+    )
     scheduler_decay_rate: float = Field(0.1, gt=0, le=1, description="for multistep")
-    scheduler_t_max: PositiveInt = Field(1, description="updates, for cosine_annealing")
+    scheduler_t_max: PositiveInt = Field(1, description="updates after warm-up, for cosine_annealing")
     scheduler_eta_min: float = Field(0.0, ge=0, description="for cosine_annealing")
 
     @model_validator(mode="after")

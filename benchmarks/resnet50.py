@@ -8,7 +8,7 @@ from mlhpc.benchmarks import schema
 from mlhpc.errors import UserError
 
 
-class Simulation(schema.Facts):
+class Simulation(schema.FrozenModel):
     """How ``mlhpc data make resnet50`` draws the images of a data set."""
 
     seed: NonNegativeInt = 2021

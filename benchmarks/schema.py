@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 from mlhpc.errors import UserError, count
 
 
-class Facts(BaseModel):
+class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Target(Facts):
+class Target(FrozenModel):
     """The quality that ends a run (MLPerf HPC training rules, section 3)."""
 
     metric: Literal["eval_error", "eval_accuracy"]
@@ -30,7 +30,7 @@ class Target(Facts):
         return value >= self.value if self.higher_is_better else value <= self.value
 
 
-class Data(Facts):
+class Data(FrozenModel):
     """The data set that a preset needs."""
 
     train_samples: PositiveInt
@@ -39,11 +39,11 @@ class Data(Facts):
     official: bool = Field(False, description="the published data set, which cannot be made here")
 
 
-class Network(Facts):
+class Network(FrozenModel):
     parameters: PositiveInt | None = Field(None, description="trainable parameters, checked before a run")
 
 
-class Hyperparameters(Facts):
+class Hyperparameters(FrozenModel):
     """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
 
     global_batch_size: PositiveInt = Field(description="samples of all ranks that one update is made from")
@@ -53,9 +53,10 @@ class Hyperparameters(Facts):
         return self.model_dump(mode="json")
 
 
-class Training(Facts):
+class Training(FrozenModel):
     """Choices that are neither the rules' hyperparameters nor the network."""
 
+    framework: str = Field("", description="the implementation; empty: the first that the benchmark has")
     max_epochs: PositiveInt
     eval_batch_size: PositiveInt = Field(
         description="samples a rank evaluates at once; no effect on the metric"
@@ -66,7 +67,7 @@ class Training(Facts):
     )
 
 
-class Staging(Facts):
+class Staging(FrozenModel):
     """How the data set gets to node-local storage when ``--stage`` names a place for it."""
 
     mode: Literal["replicate", "shard"] = Field(
@@ -75,14 +76,14 @@ class Staging(Facts):
     workers: PositiveInt = Field(4, description="files that a rank copies at once")
 
 
-class Loading(Facts):
+class Loading(FrozenModel):
     """How a rank reads its samples while training."""
 
     workers: PositiveInt = Field(2, description="threads or processes that read ahead of the training loop")
     prefetch: PositiveInt = Field(4, description="batches ready and waiting at most")
 
 
-class Study(Facts):
+class Study(FrozenModel):
     """A run of ``mlhpc study``: it ends after some steps of its first epoch, and evaluates nothing."""
 
     warmup_steps: NonNegativeInt = Field(0, description="steps before what is measured")
@@ -102,7 +103,7 @@ class Study(Facts):
         return wanted
 
 
-class Submission(Facts):
+class Submission(FrozenModel):
     """Who runs it; goes into the log's submission_* records."""
 
     org: str = "unnamed"
@@ -110,7 +111,7 @@ class Submission(Facts):
     status: Literal["cloud", "onprem", "preview", "research"] = "research"
 
 
-class Run(Facts):
+class Run(FrozenModel):
     """One training to target: everything that was decided before it starts."""
 
     benchmark: str

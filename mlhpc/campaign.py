@@ -66,7 +66,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     if number is not None:
         return 0 if made[number - 1].state == "converged" else 1
     # Of fewer runs than a score needs nobody expects one.
-    few = campaign.runs < rules.runs_needed(campaign.run.benchmark)
+    few = campaign.runs < load.runs_of_a_score(campaign.run.benchmark)
     asked_for = all(m.state == "converged" for m in made) if few else score.minutes is not None
     return 0 if asked_for else 1
 

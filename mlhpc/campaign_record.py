@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 import mlhpc
-from mlhpc.benchmarks import rules
+from mlhpc.benchmarks import load, rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
@@ -133,7 +133,7 @@ def score_of(campaign: Campaign, made: Sequence[Made]) -> Strong | Weak:
         label=campaign.run.target.label,
         value=campaign.run.target.value,
     )
-    needed = rules.runs_needed(campaign.run.benchmark)
+    needed = load.runs_of_a_score(campaign.run.benchmark)
     logs = [parse(campaign.out / m.name / "run.log") for m in made if m.state in ("converged", "missed")]
     if campaign.metric == "strong":
         return score_strong(logs, target, needed)
@@ -162,7 +162,7 @@ def save(campaign: Campaign, made: Sequence[Made], score: Strong | Weak, why: st
         "division": run.division,
         "metric": campaign.metric,
         "runs": campaign.runs,
-        "runs_needed": rules.runs_needed(run.benchmark),
+        "runs_needed": load.runs_of_a_score(run.benchmark),
         "instances": campaign.instances,
         "stopped": why,
         "made": [asdict(each) for each in made],

@@ -25,8 +25,8 @@ def run_local(ranks: int, argv: Sequence[str]) -> int:
 
     Rank 0 has this process's standard streams. What the others print goes to standard error, each line
     after ``[rank 1]``. When one ends with an error the rest are ended; its status is returned, 128 plus the
-    signal where a signal ended it (as a shell has it), 130 after Ctrl-C. Raises ``UserError`` inside
-    another launcher: its ranks would each start all of these.
+    signal where a signal ended it (as a shell has it), 130 after Ctrl-C, 143 after SIGTERM. Raises
+    ``UserError`` inside another launcher: its ranks would each start all of these.
     """
     around = identify(os.environ)
     if around.launcher != "none" and around.size > 1:
@@ -44,8 +44,8 @@ def run_local(ranks: int, argv: Sequence[str]) -> int:
                 processes.append(_start(rank, argv, env))
                 forwarders += _look_after(rank, processes[rank], ended)
             return _wait(processes, ended)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as interrupt:
+        return 128 + (signal.SIGTERM if isinstance(interrupt, SigtermInterrupt) else signal.SIGINT)
     finally:
         end(processes, GRACE_S / 2)
         for thread in forwarders:
@@ -99,9 +99,8 @@ def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -
             deadline = time.monotonic() + GRACE_S
             if code < 0:
                 sys.stderr.write(f"mlhpc: rank {rank} was ended by {signal.Signals(-code).name}\n")
-            elif (
-                code > 2
-            ):  # 1 has its traceback or the roll call's line, 2 is an error of the user in one line
+            # 1 has its traceback or the roll call's line, 2 and 128 plus a signal their own line.
+            elif 2 < code < 128:
                 sys.stderr.write(f"mlhpc: rank {rank} ended with exit status {code}\n")
     return status
 
@@ -119,13 +118,17 @@ def end(processes: Sequence[subprocess.Popen[AnyStr]], patience_s: float) -> Non
                 continue
 
 
+class SigtermInterrupt(KeyboardInterrupt):
+    """SIGTERM, raised where Ctrl-C is."""
+
+
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
     """SIGTERM raises KeyboardInterrupt, as Ctrl-C does: a batch system or ``timeout`` ends a process so, and
     those that it started must not stay behind."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise SigtermInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

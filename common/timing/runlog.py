@@ -23,7 +23,7 @@ from mlperf_logging.mllog.mllog import MLLogger
 from mlhpc.common.files.atomic import write_all
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.steps import RecordEvent, StepTimer, percentiles
-from mlhpc.errors import Ended, UserError
+from mlhpc.errors import Terminated, UserError
 
 T = TypeVar("T")
 Status = Literal["success", "failed", "aborted"]
@@ -261,7 +261,7 @@ def _has_run_stop(path: Path, patience_s: float) -> bool:
 
 
 def _reason(raised: BaseException) -> str:
-    if isinstance(raised, UserError | Ended):
+    if isinstance(raised, UserError | Terminated):
         return str(raised)
     return "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from mlhpc.benchmarks import registry
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework as Backend
 from mlhpc.doctor.checks import CheckResult, Status, check_nodes, clocks
 from mlhpc.doctor.node import Folders, examine
 from mlhpc.doctor.nodes import of_all_nodes, place_of
-from mlhpc.errors import UserError, count, did_you_mean
-from mlhpc.run import BACKENDS
+from mlhpc.errors import UserError, count
 from mlhpc.submission.system import description as system_description
 from mlhpc.submission.system.node import node_facts
 
@@ -28,9 +28,8 @@ def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
 
     Raises UserError when there is no such benchmark, or a rank does not come.
     """
-    if benchmark is not None and benchmark not in BACKENDS:
-        raise UserError(f"no benchmark {benchmark!r}; {did_you_mean(benchmark, BACKENDS)}")
-    backend: Backend = BACKENDS[benchmark] if benchmark else "none"
+    chosen = registry.find(benchmark) if benchmark else None
+    backend: Backend = chosen.frameworks[chosen.default_framework].collectives if chosen else "none"
     env = os.environ
     try:
         place = place_of(env)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 
+from mlhpc.benchmarks import registry
 from mlhpc.submission.logs.findings import Finding, Severity
 from mlhpc.submission.logs.mllog import TOKEN, Log, Record
 from mlhpc.submission.logs.result_sets import BYPASS, PRUNED, ResultSet
@@ -26,24 +27,31 @@ from mlhpc.submission.logs.result_sets import BYPASS, PRUNED, ResultSet
 RULESETS = ("1.0.0", "2.0.0", "3.0.0")
 """The HPC rulesets in mlperf-logging 4.1.68. There is none for round 0.7."""
 
-TRAINING = {"resnet": "4.0.0"}
-"""Benchmarks of MLPerf Training, each with the last ruleset that has it. No HPC ruleset knows them."""
-
-
 LONGEST = 10_000
 """Characters of an MLLOG line that the official parser still reads in a moment; its time grows with their
 square (100 000 characters: more than a minute). Logs with longer lines are not given to it."""
 
 
 def rules_of(benchmark: str, ruleset: str) -> str:
-    """``hpc_<ruleset>``, or the one training ruleset of a benchmark that is none of HPC."""
-    return f"training_{TRAINING[benchmark]}" if benchmark in TRAINING else f"hpc_{ruleset}"
+    """``hpc_<ruleset>``, or the one training ruleset of a benchmark of MLPerf Training."""
+    known = registry.find_logged(benchmark)
+    return f"training_{known.training_ruleset}" if known and known.training_ruleset else f"hpc_{ruleset}"
+
+
+def in_mlperf(benchmark: str) -> bool:
+    """Whether MLPerf has rules for ``benchmark``. True for names that are not known here: the official checker
+    then says so itself."""
+    known = registry.find_logged(benchmark)
+    return known is None or known.mlperf_name is not None
 
 
 def official_findings(log: Log, ruleset: str) -> list[Finding]:
     """What the official compliance checker has against ``log`` under the HPC ``ruleset``, or under the
     training ruleset of its benchmark; its verdict is SUCCESS if and only if no finding is an ``error``."""
-    rules = rules_of(str(log.value("submission_benchmark")), ruleset)
+    benchmark = str(log.value("submission_benchmark"))
+    rules = rules_of(benchmark, ruleset)
+    if not in_mlperf(benchmark):
+        return [_not_in_mlperf(log, benchmark)]
     usage, version = rules.split("_")
     if log.longest > LONGEST:
         return [_too_long(log, rules)]
@@ -86,6 +94,17 @@ def official_findings(log: Log, ruleset: str) -> list[Finding]:
             )
 
     return [replace(finding, source=source) for finding in findings()]
+
+
+def _not_in_mlperf(log: Log, benchmark: str) -> Finding:
+    return Finding(
+        "run/rules",
+        "expected",
+        log.path.name,
+        "a benchmark of MLPerf",
+        benchmark,
+        "MLPerf has no rules for it: only the checks of this suite were made",
+    )
 
 
 def target_in(finding: Finding) -> float | None:
@@ -195,7 +214,7 @@ _REMEDIES = {
     "eval_error": "train until an evaluation meets the target, then log run_stop",
     "eval_accuracy": "train until an evaluation meets the target, then log run_stop",
     "opt_name": "use the optimizer that the closed division asks for, or submit to the open division",
-    "submission_benchmark": "an HPC ruleset knows these benchmarks alone",
+    "submission_benchmark": "an HPC ruleset covers only these benchmarks",
     "log": "give the log that the run wrote (run.log, result_N.txt)",
     "line": "see the end of the log and of the job's output",
     "other": "see the rules in mlperf_logging/compliance_checker",

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from mlhpc.benchmarks.registry import logged_name
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log, parse
@@ -298,10 +299,6 @@ def _what(run: Path) -> _What:
     return _What()
 
 
-MLPERF_NAMES = {"resnet50": "resnet"}
-"""Where MLPerf calls a benchmark otherwise than this suite does."""
-
-
 def _runs(folder: Path, runs: list[Path], what: _What) -> ResultSet:
     logs = tuple(run / "run.log" for run in runs if (run / "run.log").is_file())
     log = parse(logs[0]) if logs else None
@@ -316,7 +313,7 @@ def _runs(folder: Path, runs: list[Path], what: _What) -> ResultSet:
         None if org in (None, "unnamed") else str(org),
         None,
         None,
-        MLPERF_NAMES.get(benchmark, benchmark),
+        logged_name(benchmark),
         metric,
         logs,
         runs=tuple(runs),

@@ -14,7 +14,7 @@ from mlhpc.submission.logs.result_sets import ResultSet
 from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.leaks import Names
-from mlhpc.submission.score.score import OFFICIAL
+from mlhpc.submission.score.score import score_rules
 from mlhpc.submission.score.set_score import has_own_target
 from mlhpc.submission.system.description import OPTIONAL, REQUIRED
 
@@ -73,8 +73,9 @@ def one_configuration(results: ResultSet) -> Iterator[Finding]:
 def own_target(results: ResultSet) -> Iterator[Finding]:
     """In the tree a run is held to the official target, which the official checker does not ask of every
     benchmark in the open division."""
-    if has_own_target(results) and results.target:
-        official = OFFICIAL[results.benchmark][0]
+    rules = score_rules(results.benchmark)
+    if has_own_target(results) and results.target and rules:
+        official = rules[0]
         yield Finding(
             "pack/target",
             "error",

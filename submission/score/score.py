@@ -11,16 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mlhpc.benchmarks import load, registry
 from mlhpc.submission.logs.mllog import Interval, Log
 from mlhpc.submission.logs.run_directory import Target
 
-OFFICIAL = {
-    "cosmoflow": (Target(metric="eval_error", label="mean absolute error", value=0.124), 10),
-    "deepcam": (Target(metric="eval_accuracy", label="IoU", value=0.82), 5),
-    "resnet": (Target(metric="eval_accuracy", label="top-1 accuracy", value=0.759), 5),
-}
-"""Target and number of runs by MLPerf's name of the benchmark (MLPerf HPC training rules 3.0, "Benchmarks"
-and "Benchmark Results"; MLPerf training rules 4.0 for resnet)."""
+
+def score_rules(logged_name: str) -> tuple[Target, int] | None:
+    """Target and number of runs of a score of the benchmark whose logs say ``logged_name``, from its TOML file;
+    None where no benchmark is called so."""
+    benchmark = registry.find_logged(logged_name)
+    if benchmark is None:
+        return None
+    target = load.official_target(benchmark.name)
+    read = Target(metric=target.metric, label=target.label, value=target.value)
+    return read, load.runs_of_a_score(benchmark.name)
 
 
 @dataclass(frozen=True)

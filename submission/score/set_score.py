@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mlhpc.benchmarks import registry
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.result_sets import ResultSet
 from mlhpc.submission.logs.run_directory import Target
 from mlhpc.submission.score.rcp import Comparison, compare
-from mlhpc.submission.score.score import OFFICIAL, Strong, Weak, instance_scale, score_strong, score_weak
+from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_rules, score_strong, score_weak
 
 SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
 """How the keys of hyperparameters begin (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
@@ -26,16 +27,16 @@ TEXTS = (
 def target_of(results: ResultSet) -> tuple[Target, int] | None:
     """The target and the number of runs of a score: the set's own target, or the official one. None where the
     benchmark is not known here."""
-    official = OFFICIAL.get(results.benchmark)
-    if official is None:
+    rules = score_rules(results.benchmark)
+    if rules is None:
         return None
-    return (results.target or official[0]), official[1]
+    return (results.target or rules[0]), rules[1]
 
 
 def has_own_target(results: ResultSet) -> bool:
     """Whether the runs were run to another target than MLPerf's: a small preset, no MLPerf result."""
-    official = OFFICIAL.get(results.benchmark)
-    return bool(official and results.target and results.target.value != official[0].value)
+    rules = score_rules(results.benchmark)
+    return bool(rules and results.target and results.target.value != rules[0].value)
 
 
 def score_set(results: ResultSet) -> Strong | Weak:
@@ -111,7 +112,7 @@ def _number(results: ResultSet) -> Iterator[Finding]:
             "benchmark",
             "warning",
             f"{results.path}",
-            f"a benchmark that can be scored: {', '.join(OFFICIAL)}",
+            f"a benchmark that can be scored: {', '.join(b.logged_name for b in registry.benchmarks().values())}",
             repr(results.benchmark) if results.benchmark else "no submission_benchmark",
             "its logs are checked, but not scored",
         )

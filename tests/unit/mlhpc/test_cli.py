@@ -9,7 +9,10 @@ import pytest
 from mlhpc import cli
 
 OPTIONS = {
-    "run": ["--preset", "--set", "--data", "--stage", "--out", "--ranks", "--seed", "--evict", "--resume"],
+    "run": [
+        *("--preset", "--set", "--data", "--stage", "--out", "--config", "--ranks", "--seed"),
+        *("--evict", "--resume"),
+    ],
     "campaign": [
         *("--preset", "--set", "--data", "--stage", "--out", "--ranks"),
         *("--runs", "--instances", "--number"),
@@ -18,7 +21,7 @@ OPTIONS = {
         *("--preset", "--set", "--vary", "--data", "--stage", "--out"),
         *("--repeats", "--steps", "--warmup", "--number"),
     ],
-    "data make": ["--preset", "--set", "--out", "--raw", "--workers"],
+    "data make": ["--preset", "--set", "--out", "--workers", "--raw"],
     "data convert": ["--workers", "--sample", "--plain", "--validation", "--float16", "--to"],
     "data bench": ["--samples", "--batch", "--workers", "--rounds", "--evict"],
     "data index": ["--workers"],
@@ -84,7 +87,7 @@ def test_the_options_are_these_and_no_more():
         (["data", "convert", "deepcam", "nowhere", "out", "--sample", "32"], "--sample is for cosmoflow"),
         (["data", "convert", "cosmoflow", "nowhere", "out", "--float16"], "--float16 is for deepcam"),
         (["data", "convert", "deepcam", "nowhere", "out", "--to", "lmdb"], "--to is for resnet50"),
-        (["data", "convert", "resnet50", "nowhere", "out"], "give --to tfrecord, lmdb or raw"),
+        (["data", "convert", "resnet50", "nowhere", "out"], "needs --to tfrecord, lmdb, raw"),
         (["data", "convert", "resnet50", "nowhere", "out", "--to", "lmdb"], "nowhere"),
         (["data", "make", "resnet50", "--preset", "closed"], "ImageNet"),
         (["data", "bench", "cosmoflow", "nowhere"], "data bench is for deepcam and resnet50"),

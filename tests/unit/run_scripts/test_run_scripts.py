@@ -15,7 +15,7 @@ import pytest
 from ranks.need import need
 
 from mlhpc import cli
-from mlhpc.benchmarks import load
+from mlhpc.benchmarks import load, registry
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "run_scripts"
@@ -23,7 +23,7 @@ FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
 SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch", ".lsf")]
 SITES = sorted(FOLDER.glob("sites/*.sh"))
 # Those of one benchmark; what is for any has tests of its own.
-SBATCH = [path for path in sorted(FOLDER.glob("*.sbatch")) if path.stem in load.BENCHMARKS]
+SBATCH = [path for path in sorted(FOLDER.glob("*.sbatch")) if path.stem in registry.benchmarks()]
 TEXTS = [*FILES, ROOT / "docs" / "sites.md", ROOT / "docs" / "packing.md"]
 
 
@@ -64,7 +64,7 @@ def test_every_benchmark_and_preset_that_is_named_exists(path):
     pairs = list(named(text))
     here = {benchmark for benchmark, _ in pairs if benchmark} or {"cosmoflow"}
     for benchmark, preset in pairs:
-        assert benchmark is None or benchmark in load.BENCHMARKS, f"{path}: {benchmark}"
+        assert benchmark is None or benchmark in registry.benchmarks(), f"{path}: {benchmark}"
         if preset:
             of = [benchmark] if benchmark else here
             assert any(preset in load.presets(b) for b in of), f"{path}: {preset} is no preset of {of}"
@@ -143,7 +143,7 @@ def test_what_the_user_sets_counts_at_every_site(run, site):
     assert (str(options.data), str(options.stage), str(options.out)) == ("/d", "/s", "/o")
 
 
-@pytest.mark.parametrize("benchmark", sorted(load.BENCHMARKS))
+@pytest.mark.parametrize("benchmark", sorted(registry.benchmarks()))
 def test_jsrun_starts_one_set_a_node_on_the_compute_nodes(run, benchmark, tmp_path):
     [call] = run(FOLDER / "summit.lsf", BENCHMARK=benchmark, PRESET="closed")
     told = dict(zip(call[1::2], call[2::2], strict=False))

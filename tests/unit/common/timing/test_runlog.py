@@ -10,8 +10,8 @@ from mlperf_logging.mllog import mllog as mllog_module
 from mlhpc.common.ranks.world import Loss, Solo
 from mlhpc.common.timing.breakdown import read_events
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.errors import UserError
-from mlhpc.run import _heeding_signals
+from mlhpc.errors import Terminated, UserError
+from mlhpc.run_signals import closing_in_order
 
 
 class Watched(Solo):
@@ -205,9 +205,9 @@ def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, 
     )  # tests in the background are deaf to it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with (
-        pytest.raises((UserError, KeyboardInterrupt)),
+        pytest.raises((Terminated, KeyboardInterrupt)),
         RunLog(tmp_path, Solo()) as log,
-        _heeding_signals(Solo()),
+        closing_in_order(Solo(), tmp_path),
         log.span("run"),
     ):
         with log.span("epoch", epoch=1), log.span("eval", epoch=1):
