@@ -15,7 +15,7 @@ from mlhpc.common.ranks.environment import RankInfo, identify, with_leader
 from mlhpc.common.ranks.rendezvous import LOOPBACK, Rendezvous
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.world import Solo, World
-from mlhpc.errors import AlreadyReported, UserError
+from mlhpc.errors import AlreadyReported, Terminated, UserError
 
 Framework = Literal["horovod", "torch", "none"]
 """What carries the collectives of several ranks; ``none``: there can be only one."""
@@ -65,13 +65,19 @@ def joined(framework: Framework) -> Iterator[World]:
         yield world
         world.close()
     except BaseException as error:
-        world.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        plain = isinstance(error, UserError | Terminated)
+        world.fail(str(error) if plain else f"{type(error).__name__}: {error}")
         if world.size > 1:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            end_with(130 if interrupted else 2 if isinstance(error, UserError) else 1)
+            end_with(_status(error))
         if isinstance(error, UserError) and world.same_failure_on_rank0():
             raise AlreadyReported(str(error)) from error
         raise
+
+
+def _status(error: BaseException) -> int:
+    if isinstance(error, Terminated):
+        return error.status
+    return 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, UserError) else 1
 
 
 def end_with(status: int) -> None:

@@ -25,8 +25,8 @@ def run_local(ranks: int, argv: Sequence[str]) -> int:
 
     Rank 0 has this process's standard streams. What the others print goes to standard error, each line
     prefixed with ``[rank 1]``. When one ends with an error the rest are terminated; its status is returned, 128
-    plus the signal where a signal ended it (as in a shell), 130 after Ctrl-C. Raises ``UserError`` inside another
-    launcher, whose ranks would each start all of these.
+    plus the signal where a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. Raises
+    ``UserError`` inside another launcher, whose ranks would each start all of these.
     """
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
@@ -44,8 +44,8 @@ def run_local(ranks: int, argv: Sequence[str]) -> int:
                 processes.append(_start(rank, argv, env))
                 forwarders += _watch(rank, processes[rank], ended)
             return _wait(processes, ended)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as interrupt:
+        return 128 + (signal.SIGTERM if isinstance(interrupt, SigtermInterrupt) else signal.SIGINT)
     finally:
         end(processes, GRACE_S / 2)
         for thread in forwarders:
@@ -97,7 +97,8 @@ def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -
             deadline = time.monotonic() + GRACE_S
             if code < 0:
                 sys.stderr.write(f"mlhpc: rank {rank} was terminated by {signal.Signals(-code).name}\n")
-            elif code > 2:  # 1 comes with a traceback or the roll call's line, 2 with one line for the user
+            # 1 comes with a traceback or the roll call's line, 2 and 128 plus a signal with a line of their own.
+            elif 2 < code < 128:
                 sys.stderr.write(f"mlhpc: rank {rank} exited with status {code}\n")
     return status
 
@@ -115,13 +116,17 @@ def end(processes: Sequence[subprocess.Popen[AnyStr]], grace_s: float) -> None:
                 continue
 
 
+class SigtermInterrupt(KeyboardInterrupt):
+    """SIGTERM, raised where Ctrl-C is."""
+
+
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
     """SIGTERM raises KeyboardInterrupt, as Ctrl-C does: a batch system or ``timeout`` sends it, and the processes
     started here must not outlive this one."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise SigtermInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError, count
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_sets import MLPERF_NAMES, Metric
+from mlhpc.submission.logs.result_sets import Metric
 from mlhpc.submission.logs.run_directory import Result, RunDirectory
 
 
@@ -127,7 +128,7 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
         ("run/samples", "train_samples", result.samples.train),
         ("run/samples", "eval_samples", result.samples.eval),
         ("run/division", "submission_division", result.division),
-        ("run/division", "submission_benchmark", MLPERF_NAMES.get(result.benchmark, result.benchmark)),
+        ("run/division", "submission_benchmark", logged_name(result.benchmark)),
     ):
         logged_value = log.value(key)
         if value is not None and logged_value != value:

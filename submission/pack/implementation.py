@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mlhpc
+from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import dumps
 from mlhpc.submission.logs.run_directory import RunDirectory
 
@@ -56,7 +57,7 @@ def write_scripts(to: Path, benchmark: str, system: str, runs: Sequence[RunDirec
     to.mkdir(parents=True)
     run = next((r for r in runs if r.config), None)
     preset = run.preset if run and run.preset else "closed"
-    ours = run.benchmark if run else {"resnet": "resnet50"}.get(benchmark, benchmark)
+    ours = run.benchmark if run else registry.our_name(benchmark)
     if run and run.config:
         (to / "config.toml").write_text(dumps(run.config), "utf-8")
     official = bool(run and run.config and run.config.data.official)

@@ -14,7 +14,7 @@ from mlhpc.submission.logs.result_sets import ResultSet
 from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.leaks import Names
-from mlhpc.submission.score.score import OFFICIAL
+from mlhpc.submission.score.score import score_rules
 from mlhpc.submission.score.set_score import has_own_target
 from mlhpc.submission.system.description import OPTIONAL, REQUIRED
 
@@ -47,13 +47,13 @@ def about_system(
     if fields.get("submitter") not in (org, None, ""):
         remedy = "give one name: --org, or in the file"
         yield finding("warning", f"submitter {org}", str(fields["submitter"]), remedy)
-    orgs = {str(log.value("submission_org")) for results in given for log in results.logs} - {org}
+    orgs = {str(log.value("submission_org")) for results in given for log in results.condensed} - {org}
     if orgs:
         remedy = "run with --set submission.org; the logs are not edited, and a reviewer sees both names"
         actual = ", ".join(sorted(orgs))
         yield Finding("pack/org", "warning", "logs", f"submission_org {org}", actual, remedy)
     for results in given:
-        divisions = sorted({str(log.value("submission_division")) for log in results.logs})
+        divisions = sorted({str(log.value("submission_division")) for log in results.condensed})
         if divisions != [fields.get("division")]:
             expected = f"division {' and '.join(divisions)}, as the logs of {results.benchmark} say"
             remedy = "closed and open are submitted apart, each with its description"
@@ -73,8 +73,9 @@ def one_configuration(results: ResultSet) -> Iterator[Finding]:
 def own_target(results: ResultSet) -> Iterator[Finding]:
     """In the tree a run is held to the official target, which the official checker does not ask of every
     benchmark in the open division."""
-    if has_own_target(results) and results.target:
-        official = OFFICIAL[results.benchmark][0]
+    rules = score_rules(results.benchmark)
+    if has_own_target(results) and results.target and rules:
+        official = rules[0]
         yield Finding(
             "pack/target",
             "error",

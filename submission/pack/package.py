@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlhpc.benchmarks import registry
 from mlhpc.errors import UserError
 from mlhpc.submission.check import official
 from mlhpc.submission.check.check import check_set
@@ -37,7 +38,7 @@ from mlhpc.submission.pack.pack_rules import (
     runs_of,
     said_once,
 )
-from mlhpc.submission.score.score import OFFICIAL, Weak
+from mlhpc.submission.score.score import Weak
 from mlhpc.submission.score.set_score import has_own_target, score_set
 from mlhpc.submission.system.description import read
 
@@ -208,14 +209,17 @@ def _system_name(fields: dict[str, Any], path: Path) -> str:
 def _require_one_usage(given: Sequence[ResultSet], ruleset: str) -> None:
     benchmarks = sorted({results.benchmark for results in given})
     for benchmark in benchmarks:
-        if benchmark not in OFFICIAL:
-            known = ", ".join(OFFICIAL)
-            raise UserError(f"the logs are of {benchmark or 'no'} benchmark: a submission is of {known}")
+        known = registry.find_logged(benchmark)
+        if known is None or known.mlperf_name is None:
+            names = ", ".join(b.mlperf_name for b in registry.benchmarks().values() if b.mlperf_name)
+            raise UserError(f"the logs are of {benchmark or 'no'} benchmark: a submission is of {names}")
     if len({official.rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
         raise UserError(
             f"{' and '.join(benchmarks)} are of different submissions (HPC, Training): pack each on its own"
         )
-    if any(r.metric == "weak" and r.benchmark in official.TRAINING for r in given):
+    if any(
+        r.metric == "weak" and official.rules_of(r.benchmark, ruleset).startswith("training_") for r in given
+    ):
         raise UserError("Training has no throughput metric: pack without --weak")
 
 

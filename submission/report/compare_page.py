@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from html import escape
 
+from mlhpc.benchmarks import registry
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
 from mlhpc.submission.logs.phases import PARTS
@@ -13,7 +14,7 @@ from mlhpc.submission.report.compare import Comparison, Predicted
 from mlhpc.submission.report.compare_planes import planes
 from mlhpc.submission.report.entry import OVER_ENDED, Entry, Spread
 from mlhpc.submission.report.html import document, section, table
-from mlhpc.submission.report.summary import TITLES, decimals, duration, plain, whole
+from mlhpc.submission.report.summary import decimals, duration, plain, whole
 from mlhpc.submission.score.score import Weak
 
 
@@ -39,7 +40,7 @@ def _problem(group: Sequence[Entry], comparison: Comparison) -> str:
     first = group[0]
     banner = ""
     if first.official is False:
-        benchmark = escape(TITLES.get(first.benchmark, first.benchmark))
+        benchmark = escape(registry.title(first.benchmark))
         banner = (
             '<p class="banner bad"><strong>Not the official data set.</strong> Nothing below is a result of '
             f"{benchmark}; compare it with itself alone.</p>"

@@ -15,14 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlhpc.benchmarks import load
+from mlhpc.benchmarks import load, registry
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Measured
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.phases import Phases, phases
 from mlhpc.submission.logs.result_sets import ResultSet
 from mlhpc.submission.logs.run_directory import Target
-from mlhpc.submission.report.summary import TITLES, framework_of, whole
+from mlhpc.submission.report.summary import framework_of, whole
 from mlhpc.submission.score.score import Strong, Weak, score_strong, score_weak
 from mlhpc.submission.score.set_score import target_of
 
@@ -106,7 +106,7 @@ class Entry:
         """What was solved: benchmark, size of the data set, and the preset where it is no official one."""
         samples = f"{whole(self.train_samples)} training samples" if self.train_samples else ""
         preset = f"preset {self.problem[3]}" if self.problem[3] else ""
-        return " · ".join(t for t in (TITLES.get(self.benchmark, self.benchmark), samples, preset) if t)
+        return " · ".join(t for t in (registry.title(self.benchmark), samples, preset) if t)
 
     @property
     def made_from(self) -> str:
@@ -381,7 +381,7 @@ def _units(log: Log, said: dict[str, Any], own: _Own) -> tuple[str, str, int | N
 def _official_sizes() -> dict[str, set[tuple[int, int]]]:
     """(training, evaluation) samples of the published data sets, by benchmark."""
     sizes: dict[str, set[tuple[int, int]]] = {}
-    for benchmark in load.BENCHMARKS:
+    for benchmark in registry.benchmarks():
         for preset in load.presets(benchmark):
             data = getattr(load.load(benchmark, preset), "data")  # noqa: B009
             if data.official:
@@ -391,7 +391,7 @@ def _official_sizes() -> dict[str, set[tuple[int, int]]]:
 
 def _is_official(benchmark: str, train: int | None, evaluate: int | None) -> bool | None:
     sizes = _official_sizes()
-    known = sizes.get(benchmark) or sizes.get({"resnet": "resnet50"}.get(benchmark, ""))
+    known = sizes.get(registry.our_name(benchmark))
     if known is None or train is None:
         return None
     return any(train == a and evaluate in (b, None) for a, b in known)

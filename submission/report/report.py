@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mlhpc.benchmarks import registry
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.errors import UserError, count
 from mlhpc.submission.check.check import check_run
@@ -17,7 +18,6 @@ from mlhpc.submission.report.compare import Comparison, compare
 from mlhpc.submission.report.compare_page import page as comparison_page
 from mlhpc.submission.report.run_page import page
 from mlhpc.submission.report.summary import (
-    TITLES,
     data_rates,
     duration,
     no_score,
@@ -102,7 +102,7 @@ def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
 def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console: Console) -> None:
     result = run.result
     reasons = no_score(run, findings)
-    title = TITLES.get(run.benchmark, run.benchmark) + (f", preset {run.preset}" if run.preset else "")
+    title = registry.title(run.benchmark) + (f", preset {run.preset}" if run.preset else "")
     console.print(Text(title, style="bold"))
     console.print(Text(standing(run)))
     for name, what in run.problems:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from html import escape
 
+from mlhpc.benchmarks import registry
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, passes, verdict
 from mlhpc.submission.logs.run_directory import RunDirectory
 from mlhpc.submission.report import run_charts, run_sections
 from mlhpc.submission.report.html import document, pair, section
 from mlhpc.submission.report.summary import (
-    TITLES,
     data_rates,
     duration,
     no_score,
@@ -44,7 +44,7 @@ def page(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
 
 
 def _title(run: RunDirectory) -> str:
-    return TITLES.get(run.benchmark, run.benchmark) + (f", preset {run.preset}" if run.preset else "")
+    return registry.title(run.benchmark) + (f", preset {run.preset}" if run.preset else "")
 
 
 def _header(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
@@ -74,7 +74,7 @@ def _header(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str
         banner += f'<p class="banner bad" role="alert"><strong>No score:</strong> {escape(why)}.</p>'
     return f"""<header>
 <p class="eyebrow">mlhpc training benchmark</p>
-<h1>{escape(TITLES.get(run.benchmark, run.benchmark))}{preset}</h1>
+<h1>{escape(registry.title(run.benchmark))}{preset}</h1>
 <p class="meta">{escape(" · ".join(meta))}</p>
 <ul class="pills">{"".join(pills)}</ul>
 {banner}

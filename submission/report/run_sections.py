@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from mlhpc.benchmarks.load import BENCHMARKS
+from mlhpc.benchmarks import load, registry
 from mlhpc.errors import count
 from mlhpc.submission.logs.run_directory import RunDirectory, Staging
 from mlhpc.submission.report.html import definitions, section, table
@@ -67,7 +67,7 @@ def hyperparameters(run: RunDirectory) -> str:
         training = run.config.training.model_dump()
     elif run.log:
         # The union of all benchmarks' keys: what this log's has no record of is left out below.
-        keys = [key for known in BENCHMARKS.values() for key in known.hyperparameter_keys()]
+        keys = [key for known in registry.benchmarks() for key in load.hyperparameter_keys(known)]
         values = {key: run.log.value(key) for key in dict.fromkeys(keys)}
         training = {}
     else:

@@ -7,13 +7,14 @@ After Han et al. 2019 (paper 003): throughput by network and storage and its var
 from collections.abc import Sequence
 from html import escape
 
+from mlhpc.benchmarks import registry
 from mlhpc.errors import count
 from mlhpc.submission.report import charts
 from mlhpc.submission.report.charts import Column, Mark
 from mlhpc.submission.report.entry import Spread
 from mlhpc.submission.report.html import document, section, table
 from mlhpc.submission.report.study import GLOBAL_BATCH, Cell, Study, Value, grouped, is_numeric
-from mlhpc.submission.report.summary import TITLES, plain
+from mlhpc.submission.report.summary import plain
 
 COLOURS = 6
 PANELS = 12
@@ -44,7 +45,7 @@ def page(study: Study) -> str:
         if len({cell.settings.get(key) for cell in study.cells}) == 1:
             meta += f" · {_title(key).lower()} {first.get(key)}"
     meta += f" · {_machines(study)}"
-    title = escape(TITLES.get(benchmark, benchmark))
+    title = escape(registry.title(benchmark))
     header = f"""<header>
 <p class="eyebrow">mlhpc training benchmarks</p>
 <h1>{title} <small>study of training throughput, preset {escape(presets)}</small></h1>
