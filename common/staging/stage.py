@@ -20,7 +20,7 @@ import contextlib
 import hashlib
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from mlhpc.common.staging.target import (
     StagingGroup,
     check_room,
     exclusive,
+    names_job,
     require_own,
     staging_group,
     unlink,
@@ -175,6 +176,13 @@ def remove(target: Path) -> None:
     if made_folder:
         with contextlib.suppress(OSError):  # it has other files of the user, or the next run's
             target.rmdir()
+
+
+def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:
+    """After an aborted run: ``remove``, where the name of ``target`` contains the batch job's identifier, since no
+    later job could use it. Elsewhere the files stay, for the next run to resume. Called by one rank per node."""
+    if names_job(target, env) and (target / manifests.NAME).exists():
+        remove(target)
 
 
 def record_of(manifest: Manifest) -> dict[str, Any] | None:

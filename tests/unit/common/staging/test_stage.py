@@ -29,7 +29,7 @@ from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging import copier
 from mlhpc.common.staging import stage as module
 from mlhpc.common.staging.copier import BLOCK
-from mlhpc.common.staging.stage import StagingReport, remove, stage
+from mlhpc.common.staging.stage import StagingReport, remove, remove_after_abort, stage
 from mlhpc.common.staging.target import names_job
 from mlhpc.errors import UserError
 
@@ -721,6 +721,18 @@ def test_a_temporary_file_that_was_planted_is_not_opened(
 def test_a_target_named_by_the_job_is_recognised(path: str, names: bool) -> None:
     assert names_job(Path(path), {"SLURM_JOB_ID": "4711"}) is names
     assert not names_job(Path(path), {})
+
+
+@pytest.mark.parametrize(("env", "kept"), [({"SLURM_JOB_ID": "4711"}, False), ({}, True)])
+def test_an_aborted_run_removes_its_files_where_no_other_job_can_use_them(
+    source: Manifest, tmp_path: Path, env: dict[str, str], kept: bool
+) -> None:
+    """Terabytes leaked: the next job has another number, and stages to another folder."""
+    target = tmp_path / "mlhpc-4711"
+    stage(source, target, Solo(), "replicate")
+    remove_after_abort(target, env)
+    assert target.exists() is kept
+    assert contents(target) == (contents(source.root) if kept else {})
 
 
 def test_the_targets_manifest_is_a_data_sets(source: Manifest, target: Path) -> None:
