@@ -69,7 +69,7 @@ class Loader:
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation image of this rank once, in order; the last batch may be smaller."""
         reader = self._reader(self.samples.evaluation, None)
-        batches = eval_batches(self.samples.eval_pool, self.samples.place, self.eval_batch)
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
         return self._hand_out(self._source(reader)(batches))
 
     def _reader(self, images: Images, draw: tuple[int, int, int] | None) -> Reader:
@@ -82,7 +82,7 @@ class Loader:
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
         samples = self.samples
         return train_batches(
-            samples.train_pool, samples.place, self.local_batch, self.steps, self.seed, epoch
+            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
         )
 
     def _source(self, reader: Reader) -> Source:

@@ -39,7 +39,7 @@ def train(run, data, staged, seed, resume, world, log):
         for epoch in range(1, run.training.max_epochs + 1):
             with log.span("epoch", epoch=epoch, step=(epoch - 1) * steps) as span:
                 with log.span("train", epoch=epoch):
-                    indices = train_batches(mine.train_pool, mine.place, local_batch, steps, seed, epoch)
+                    indices = train_batches(mine.train_pool, mine.pool_rank, local_batch, steps, seed, epoch)
                     batches = (read(mine.train_files, batch) for batch in indices)
                     losses = []
                     for x, y in log.timed(batches, "data_wait", epoch=epoch):
@@ -53,7 +53,9 @@ def train(run, data, staged, seed, resume, world, log):
                     accuracy = 0.0  # a study evaluates nothing
                     break
                 with log.span("eval", epoch=epoch):
-                    results = [read(mine.eval_files, b) for b in eval_batches(mine.eval_pool, mine.place, 16)]
+                    results = [
+                        read(mine.eval_files, b) for b in eval_batches(mine.eval_pool, mine.pool_rank, 16)
+                    ]
                     right = sum((np.argmax(x @ weights, axis=1) == y).sum() for x, y in results)
                     accuracy = float(world.sum(right)) / run.data.eval_samples
                 log.metric(run.target.metric, accuracy, epoch=epoch)
