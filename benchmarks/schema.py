@@ -26,8 +26,19 @@ class Target(FrozenModel):
     higher_is_better: bool = False
 
     def met_by(self, value: float) -> bool:
-        """Whether an evaluation of ``value`` meets the target. NaN never does."""
-        return value >= self.value if self.higher_is_better else value <= self.value
+        """Whether an evaluation of ``value`` meets the target: see :func:`meets`."""
+        return meets(value, self.value, higher_is_better=self.higher_is_better)
+
+
+def meets(value: float, target: float, *, higher_is_better: bool) -> bool:
+    """Whether ``value`` meets ``target``: an accuracy reaches it, an error falls to it. NaN never does.
+
+    An error of zero or less does not count, nor an accuracy above 1 where the target is at most 1 (mlperf-logging
+    4.1.68, hpc_2.0.0/closed_*.yaml): some published logs hold the error twice, the second time negated.
+    """
+    if higher_is_better:
+        return target <= value and (value <= 1 or target > 1)
+    return 0 < value <= target
 
 
 class Data(FrozenModel):
@@ -127,6 +138,23 @@ class Run(FrozenModel):
     loading: Loading = Field(default=Loading())
     study: Study = Field(default=Study())
     submission: Submission = Field(default=Submission())
+
+    @property
+    def backward_passes(self) -> int:
+        """Backward passes whose gradients are accumulated for one update."""
+        return 1
+
+    def require_startable(self, ranks: int, *, staged: bool) -> None:
+        """Raise UserError when the run cannot start on so many ``ranks``, or without being ``staged``. Called
+        before anything is made."""
+        batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
+        if batch % (ranks * passes):
+            accumulated = f" in {passes} backward passes each" if passes > 1 else ""
+            raise UserError(
+                f"a global batch of {count(batch, 'sample')} cannot be shared equally by {count(ranks, 'rank')}"
+                f"{accumulated}; use a multiple of {ranks * passes} as hyperparameters.global_batch_size, or "
+                "another number of ranks"
+            )
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:

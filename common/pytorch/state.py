@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from mlhpc.benchmarks import load
-from mlhpc.benchmarks.schema import Run
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training import checkpoint
 from mlhpc.errors import UserError, count
@@ -19,7 +17,7 @@ from mlhpc.errors import UserError, count
 
 def save(
     directory: Path,
-    run: Run,
+    config: str,
     seed: int,
     epoch: int,
     model: torch.nn.Module,
@@ -28,8 +26,8 @@ def save(
     world: World,
     **numbers: int,
 ) -> None:
-    """Write a checkpoint after ``epoch``, with ``numbers`` of the benchmark's own. All ranks call it; rank 0
-    writes."""
+    """Write a checkpoint after ``epoch``, with the benchmark's own ``numbers``. ``config`` is the run's resolved
+    configuration, as TOML text. Called by all ranks; rank 0 writes."""
     # Batch norm's running statistics and the random states are each rank's own.
     random = [state().numpy() for state, _ in _random_states(model)]
     of_rank = world.gather([*random, *(b.cpu().numpy() for b in model.buffers())])
@@ -45,7 +43,7 @@ def save(
             buffer,
         )
         shared = [np.frombuffer(buffer.getbuffer(), np.uint8)]
-        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, load.dumps(run), shared, of_rank))
+        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, config, shared, of_rank))
     world.barrier()
 
 

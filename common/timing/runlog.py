@@ -119,11 +119,16 @@ class RunLog:
                 self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
 
     def timed(
-        self, batches: Iterable[T], name: str, record_event: RecordEvent | None = None, **tags: Any
+        self,
+        batches: Iterable[T],
+        name: str,
+        record_event: RecordEvent | None = None,
+        phase: str = "train",
+        **tags: Any,
     ) -> Generator[T, None, None]:
-        """Yield ``batches``, and record how long the loop waited for them and how long its steps took, also when
-        it leaves before their end and closes this. ``record_event`` records events in the queue of the device
-        that the steps run on (None: they run on the host), which the loop then stays close to: ``StepTimer``."""
+        """Yield ``batches``, and record how long the loop waited for them (``name``) and how long its steps took
+        (``phase``), also when it leaves before their end and closes this. ``record_event`` records events in the
+        queue of the device that the steps run on (None: they run on the host): ``StepTimer``."""
         timer = self._timers[name] = StepTimer(record_event)
         iterator = iter(batches)
         try:
@@ -141,14 +146,14 @@ class RunLog:
             self._timers.pop(name, None)
             self._waited[name] = self._waited.get(name, 0.0) + timer.total_wait
             if not self._events.closed:  # an iterator that an error left behind may end after the log
-                self._record_times(timer, name, tags)
+                self._record_times(timer, name, phase, tags)
 
-    def _record_times(self, timer: StepTimer, name: str, tags: dict[str, Any]) -> None:
+    def _record_times(self, timer: StepTimer, name: str, phase: str, tags: dict[str, Any]) -> None:
         waits, steps = timer.waits, timer.steps
         waited = {"count": len(waits), "seconds": timer.total_wait, "max": 0.0}
         self._event("timed", name, **waited | percentiles(waits), **tags)
         if steps:
-            self._event("steps", "train", count=len(steps), seconds=sum(steps), **percentiles(steps), **tags)
+            self._event("steps", phase, count=len(steps), seconds=sum(steps), **percentiles(steps), **tags)
 
     def mark(self, name: str, **tags: Any) -> None:
         """A moment inside the clock, and the seconds that each kind of loop had waited until then."""

@@ -39,9 +39,8 @@ def build_model(
             f"sample shape {list(sample_shape)} does not suit a network of {network.conv_layers} blocks: "
             f"it needs three sides that are multiples of {2**network.conv_layers}, then channels"
         )
+    require_precision(precision)
     has_gpu = bool(tf.config.list_physical_devices("GPU"))
-    if precision == "mixed_float16" and not has_gpu:
-        raise UserError("training.precision mixed_float16 needs a GPU; on a CPU take mixed_bfloat16")
     seeds = iter(np.random.SeedSequence(seed).generate_state(32).tolist())
     dropout_seeds = iter(np.random.SeedSequence([seed, dropout_seed]).generate_state(32).tolist())
 
@@ -80,6 +79,12 @@ def build_model(
     last = keras.initializers.GlorotUniform(next(seeds))
     x = layers.Dense(network.targets, activation="tanh", kernel_initializer=last, dtype="float32")(x)
     return keras.Model(voxels, layers.Rescaling(SCALE, dtype="float32")(x), name="cosmoflow")
+
+
+def require_precision(precision: str) -> None:
+    """Raise UserError for float16 without a GPU: TensorFlow's CPU pooling has no float16."""
+    if precision == "mixed_float16" and not tf.config.list_physical_devices("GPU"):
+        raise UserError("training.precision=mixed_float16 needs a GPU; on a CPU use mixed_bfloat16")
 
 
 class Bias(layers.Layer):  # type: ignore[misc]

@@ -5,8 +5,6 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from mlhpc.benchmarks import load
-from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training import checkpoint
 from mlhpc.errors import UserError, count
@@ -22,18 +20,19 @@ def broadcast_weights(model: keras.Model, optimizer: keras.optimizers.Optimizer,
 
 def save(
     directory: Path,
-    run: CosmoFlow,
+    config: str,
     seed: int,
     epoch: int,
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     world: World,
 ) -> None:
-    """Write a checkpoint after ``epoch``. All ranks call it; rank 0 writes."""
+    """Write a checkpoint after ``epoch``. ``config`` is the run's resolved configuration, as TOML text. Called by
+    all ranks; rank 0 writes."""
     of_rank = world.gather([np.array(v) for v in _random_state(model)])
     if world.rank == 0:
         shared = [np.array(v) for v in [*model.weights, *optimizer.variables]]
-        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, load.dumps(run), shared, of_rank))
+        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, config, shared, of_rank))
     world.barrier()
 
 

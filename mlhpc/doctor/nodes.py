@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlhpc.common.ranks import environment, launch
+from mlhpc.common.ranks.connection import Connection
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rollcall import Connection
 from mlhpc.doctor.node import EXAMINE_S
 from mlhpc.errors import UserError
 
@@ -44,12 +44,12 @@ def gather_nodes(
         with socket.create_server((ranks.my_address(), 0), backlog=1024) as listener:
             host, port = listener.getsockname()[:2]
             token = secrets.token_hex(16)
-            ranks.share({"host": host, "port": port, "token": token})
+            ranks.broadcast({"host": host, "port": port, "token": token})
             facts[0] = examine() | {"offset_s": 0.0}
             first_ranks = [peer.rank for peer in ranks.roll if peer.local_rank == 0 and peer.rank != 0]
             facts |= receive_facts(listener, token, first_ranks)
     else:
-        address = ranks.share({})
+        address = ranks.broadcast({})
         if rank_info.local_rank == 0:
             sock = socket.create_connection((address["host"], address["port"]), timeout=60)
             _send_facts(Connection(sock), address["token"], rank_info.rank, examine)

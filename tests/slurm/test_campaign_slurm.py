@@ -12,7 +12,7 @@ from smoke.conftest import result, settings
 from mlhpc.submission.report.study import read
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 

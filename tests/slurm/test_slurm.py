@@ -12,7 +12,7 @@ import pytest
 from smoke.conftest import climate_settings, result, settings
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "ranks" / "program.py"
@@ -85,7 +85,7 @@ def test_the_batch_script_itself_is_one_rank(slurm, tmp_path):
 def test_a_missing_rank_is_named_with_its_node(slurm):
     done = slurm.run("srun", "-N2", "-n2", sys.executable, PROGRAM, "absent", ROLL_CALL_S="5")
     assert done.returncode != 0
-    assert "mlhpc: rank 1 of 2 did not come within 5 s; nobody came from n1" in done.stderr
+    assert "mlhpc: rank 1 of 2 did not connect within 5 s; no rank on n1 connected" in done.stderr
 
 
 @pytest.mark.parametrize(

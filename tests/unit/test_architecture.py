@@ -16,9 +16,10 @@ TOP = ("benchmarks", "common", "cosmoflow", "deepcam", "mlhpc", "perf", "resnet5
 FLOORS = (
     {"mlhpc/errors", "mlhpc/__init__", "common"},
     {"benchmarks", "common/files", "common/ranks"},
-    {"common/formats", "common/host", "common/timing", "common/training"},
+    {"common/formats", "common/host", "common/timing"},
     {"common/data"},
     {"common/staging"},
+    {"common/training"},
     {"common/pytorch"},
     {"cosmoflow/data", "deepcam/data", "deepcam/layers", "resnet50/data"},
     {"cosmoflow/cpu", "deepcam/cpu", "deepcam/optim", "resnet50/optim"},
