@@ -164,7 +164,7 @@ def when(key, log):
     return next(record["time_ms"] for record in records if record["key"] == key)
 
 
-def wait_for(arrived, folder, seconds=120):
+def wait_for(arrived, folder, seconds=300):
     deadline = time.monotonic() + seconds
     while not arrived():
         assert time.monotonic() < deadline, outputs(folder) or "the job did not start"
