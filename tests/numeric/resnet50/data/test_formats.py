@@ -414,7 +414,7 @@ def test_an_image_without_a_size_is_not_packed(own, tmp_path, kind):
     root = own("jpeg")
     broken = sorted((root / "train").rglob("*.JPEG"))[7]
     broken.write_bytes(b"\xff\xd8\xff\xe0 nothing")
-    with pytest.raises(UserError, match=rf"{broken.name}: 12 bytes, the manifest says \d+; see: mlhpc data"):
+    with pytest.raises(UserError, match=rf"{broken.name}: 12 bytes, expected \d+; see: mlhpc data"):
         convert(root, tmp_path / "out", kind, Solo(), 2)
     assert not (tmp_path / "out").exists(), "found before anything was written"
     (root / "manifest.json").unlink()

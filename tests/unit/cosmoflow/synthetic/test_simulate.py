@@ -472,7 +472,7 @@ def _die(task: tuple[int, list[str]]) -> None:
 
 
 def test_a_worker_that_is_killed_is_reported_not_waited_for() -> None:
-    with pytest.raises(UserError, match="killed, most likely for want of memory"):
+    with pytest.raises(UserError, match="killed, probably out of memory"):
         in_processes(_die, [(0, []), (1, [])], 2, lambda count: None)
 
 
