@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlhpc.common.files.untrusted import printable
 from mlhpc.submission.logs.findings import Finding
-from mlhpc.submission.logs.untrusted import printable
 
 _VALUE = r"[^\s\"'$<{(\[]"
 _WITH_DIGIT = rf"(?={_VALUE}{{0,200}}\d)"

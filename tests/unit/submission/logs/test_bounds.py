@@ -11,12 +11,12 @@ from golden.make_run import make_run
 from golden.make_tree import make_set, records, write_log
 from rich.console import Console
 
+from mlhpc.common.files.untrusted import clean, printable
 from mlhpc.submission.check.check import check
 from mlhpc.submission.check.console import print_check, print_score
 from mlhpc.submission.logs.mllog import parse
 from mlhpc.submission.logs.result_sets import result_sets
 from mlhpc.submission.logs.run_directory import read
-from mlhpc.submission.logs.untrusted import clean, printable
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
