@@ -100,9 +100,11 @@ def broadcast_variables(variables: Sequence[Any]) -> None:
 
 
 def _take_one_gpu(local_rank: int) -> None:
-    """TensorFlow takes the memory of every GPU that it sees: let a rank see its own."""
+    """TensorFlow takes all memory of every GPU that it sees: let a rank see its own, and take what it needs."""
     if gpus := tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices(gpus[local_rank % len(gpus)], "GPU")
+        gpu = gpus[local_rank % len(gpus)]
+        tf.config.set_visible_devices(gpu, "GPU")
+        tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def _mpi_is_there() -> bool:
