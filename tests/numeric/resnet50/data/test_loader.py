@@ -65,7 +65,7 @@ def open_loader(root, loader="threads", ranks=1, place=0, batch=4, **more):
     settings = {key: more.pop(key) for key in ("workers", "broken_images") if key in more}
     return Loader(
         samples,
-        Loading.model_validate({"loader": loader, "prefetch": 2} | settings),
+        Loading.model_validate({"loader": loader, "workers": 2, "prefetch": 2} | settings),
         sample_shape=FACTS.sample_shape,
         local_batch=batch,
         eval_batch=3,
