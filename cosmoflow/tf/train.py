@@ -5,6 +5,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -20,6 +21,7 @@ from mlhpc.common.timing.runlog import RunLog, Status
 from mlhpc.common.training.dataset import open_dataset
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
+from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.loader import Loader
 from mlhpc.cosmoflow.tf.device import LaunchEvents, peak_memory, to_device, use_one_gpu
 from mlhpc.cosmoflow.tf.model import build_model, require_precision
@@ -50,6 +52,9 @@ def train(
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
         device = use_one_gpu(world.local_rank)
+        cpu_kernels = device is None and training.cpu_kernels
+        if cpu_kernels:
+            start_xla()
         model = build_model(
             run.network,
             run.data.sample_shape,
@@ -58,6 +63,7 @@ def train(
             precision=training.precision,
             seed=seed,
             dropout_seed=seed + 1 + world.rank,
+            conv3d=MinimalConv3D if cpu_kernels else keras.layers.Conv3D,
         )
         require_parameters(model.count_params(), run.network.parameters)
         optimizer = make_optimizer(hparams, training.precision)

@@ -31,7 +31,7 @@ OPTIONS = {
     "check": ["--ruleset"],
     "score": ["--ruleset"],
     "report": ["--out", "--predict"],
-    "doctor": ["--data", "--stage", "--out", "--ranks", "--system", "--set"],
+    "doctor": ["--data", "--stage", "--out", "--ranks", "--site", "--system", "--set"],
     "pack": ["--org", "--system", "--out", "--ruleset", "--weak", "--prune", "--despite-errors"],
     "unpack": [],
     "presets": [],

@@ -13,7 +13,8 @@ from rich.console import Console
 from scipy.stats import ks_2samp
 from torchvision.transforms import v2
 
-from mlhpc.benchmarks.resnet50 import Data
+from mlhpc.benchmarks import load
+from mlhpc.benchmarks.resnet50 import Data, Loading
 from mlhpc.common.data import manifest
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.ranks.world import Solo
@@ -21,7 +22,7 @@ from mlhpc.errors import UserError
 from mlhpc.resnet50.data import bench as bench_module
 from mlhpc.resnet50.data.augment import MEAN, STD, training_view
 from mlhpc.resnet50.data.convert import convert
-from mlhpc.resnet50.data.dataset import assign_samples, select
+from mlhpc.resnet50.data.dataset import RankSamples, assign_samples, select
 from mlhpc.resnet50.data.image import decode, size_of
 from mlhpc.resnet50.data.loader import Loader
 from mlhpc.resnet50.data.reader import Reader
@@ -60,18 +61,21 @@ def open_loader(root, loader="threads", ranks=1, place=0, batch=4, **more):
     share = assign_samples(
         dataset, None, "replicate", world, classes=CLASSES, train_samples=TRAIN, eval_samples=EVALUATION
     )
+    loading = {
+        "loader": loader,
+        "broken_images": more.pop("broken_images", "stop"),
+        "workers": more.pop("readers", 2),
+        "prefetch": more.pop("batches_ahead", 2),
+    }
+    pools = Pool(TRAIN, ranks), Pool(EVALUATION, ranks)
     return Loader(
-        share.train,
-        share.evaluation,
-        Pool(TRAIN, ranks),
-        Pool(EVALUATION, ranks),
-        place=place,
-        size=SIZE,
+        RankSamples(share.train, share.evaluation, *pools, place),
+        Loading(**loading),
+        sample_shape=(SIZE, SIZE, 3),
         local_batch=batch,
         eval_batch=3,
         steps=TRAIN // (ranks * batch),
         seed=11,
-        loader=loader,
         **more,
     )
 
@@ -341,9 +345,9 @@ def test_broken_images_are_passed_over_where_that_is_asked_for(own, sets, loader
     assert len(told) == 2 and all(name in line for name, line in zip(names, told, strict=True))
 
 
-def test_dali_is_not_asked_to_pass_over(sets):
+def test_dali_is_not_asked_to_skip_images():
     with pytest.raises(UserError, match=r"loading\.loader=threads or workers"):
-        open_loader(sets["jpeg"], "dali", broken_images="skip")
+        load.load("resnet50", "smoke", ["loading.loader=dali", "loading.broken_images=skip"])
 
 
 def test_nothing_but_broken_images_is_an_end(own):
