@@ -4,7 +4,6 @@ import io
 import math
 import os
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -32,9 +31,8 @@ def locate(fd: int, path: Path) -> Extent:
         shape, fortran, dtype = read(start)
         if any(n < 0 for n in shape):
             raise ValueError(f"shape {shape}")
-    # A damaged header is Python source that does not parse, and raises more than ValueError.
-    except (ValueError, SyntaxError, TokenError, TypeError, RecursionError, MemoryError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # NumPy parses a header as Python source: a damaged one raises nearly anything
+        reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not a .npy file ({reason}); convert the data set again") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
         what = "holds Python objects" if dtype.hasobject else "is in Fortran order"
