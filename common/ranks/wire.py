@@ -17,6 +17,7 @@ import numpy as np
 
 _SCALARS = frozenset({type(None), bool, int, float, str})
 _PACKAGE = __name__.partition(".")[0]
+_DTYPES = "biufcSUmM"  # not objects, nor structures, whose names dtype.str does not have
 _HEADER = 8  # bytes that hold the length of the JSON
 
 
@@ -32,6 +33,8 @@ def decode(data: bytes | memoryview) -> Any:
     view = memoryview(data)
     end = _HEADER + int.from_bytes(view[:_HEADER], "little")
     try:
+        if len(view) < end:
+            raise ValueError(f"{len(view)} bytes of {end}")
         return json.loads(bytes(view[_HEADER:end]), object_hook=lambda tagged: _from_tag(tagged, view[end:]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a message between ranks: {error}") from error
@@ -54,7 +57,7 @@ def _plain(value: Any, blobs: list[bytes]) -> Any:
         return {"path": str(value)}
     if isinstance(value, bytes):
         return {"bytes": _append(value, blobs)}
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _DTYPES:
         tag = "array" if isinstance(value, np.ndarray) else "scalar"
         return {tag: [value.dtype.str, value.shape, *_append(value.tobytes(), blobs)]}
     if _is_record(kind):

@@ -1,5 +1,6 @@
 """What ranks send each other: everything that they need, and nothing that runs code."""
 
+import contextlib
 import pickle
 import struct
 import threading
@@ -55,7 +56,9 @@ def test_what_is_sent_in_a_run_arrives():
     assert np.isnan(decode(encode(float("nan"))))
 
 
-@pytest.mark.parametrize("value", [object(), threading.Lock(), print, int, ValueError("x"), np.array([None])])
+@pytest.mark.parametrize(
+    "value", [object(), threading.Lock(), print, int, ValueError("x"), np.array([None]), np.zeros(2, "i4,i4")]
+)
 def test_what_cannot_be_sent_is_an_error_that_names_its_type(value):
     with pytest.raises(TypeError, match=f"a {type(value).__name__} cannot be sent"):
         encode(value)
@@ -84,9 +87,16 @@ def test_what_is_not_ours_is_refused(text):
 
 
 @given(st.binary(max_size=200))
-def test_foreign_bytes_are_refused(data):
+def test_foreign_bytes_are_refused_or_plain_values(data):
+    with contextlib.suppress(ValueError):
+        assert isinstance(decode(data), int | float | str | list | None)
+
+
+@given(values, st.data())
+def test_a_message_cut_short_is_refused(value, data):
+    message = encode(value)
     with pytest.raises(ValueError, match="not a message"):
-        decode(data)
+        decode(message[: data.draw(st.integers(0, len(message) - 1))])
 
 
 def test_a_pickle_is_not_loaded():
