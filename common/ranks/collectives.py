@@ -38,6 +38,14 @@ def on_all_ranks(world: World, work: Callable[[], T]) -> list[T]:
     return gather_or_raise(world, *attempt(work))
 
 
+def on_each_rank(world: World, work: Callable[[], T]) -> T:
+    """This rank's own result, which is not sent: for what cannot be, such as open files. Raises as
+    ``gather_or_raise``."""
+    result, error = attempt(work)
+    gather_or_raise(world, None, error)
+    return result  # type: ignore[return-value]
+
+
 def on_rank0(world: World, work: Callable[[], T]) -> T:
     """The result of ``work`` on rank 0 only, on every rank; UserError on every rank if it fails."""
     result, error = attempt(work) if world.rank == 0 else (None, None)

@@ -19,7 +19,7 @@ from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.partition import Mode, files_of_node
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.formats.tfrecord import record_extents
-from mlhpc.common.ranks.collectives import on_all_ranks
+from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.data.formats import INDEX, LMDB, PIXELS, SHARD, SUFFIXES, Files, Images, Lmdb, Raw, Shards
@@ -190,7 +190,7 @@ def open_splits(
             )
         else:
             one = partial(_open_one, kinds[split], Path(paths[0]).parent, classes)
-            opened[split] = on_all_ranks(world, one)[world.rank]
+            opened[split] = on_each_rank(world, one)
     return opened, known
 
 
