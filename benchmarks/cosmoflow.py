@@ -81,6 +81,9 @@ class Hyperparameters(schema.Hyperparameters):
 
 
 class Training(schema.Training):
+    cpu_kernels: bool = Field(
+        True, description="on a CPU, this suite's own convolutions in place of the framework's; same function"
+    )
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
 
 

@@ -92,6 +92,9 @@ class Hyperparameters(schema.Hyperparameters):
 
 
 class Training(schema.Training):
+    cpu_kernels: bool = Field(
+        True, description="on a CPU, this suite's own convolutions in place of the framework's; same function"
+    )
     eval_steps: NonNegativeInt = Field(
         0, description="evaluate also after every so many updates of an epoch; 0: at its end alone"
     )

@@ -6,7 +6,7 @@ classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unk
 what the rules check have one name.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
@@ -90,8 +90,17 @@ class Staging(FrozenModel):
 class Loading(FrozenModel):
     """How a rank reads its samples while training."""
 
-    workers: PositiveInt = Field(2, description="threads or processes that read ahead of the training loop")
+    workers: NonNegativeInt = Field(
+        0,
+        description="threads or processes per rank that read ahead of the training loop; 0: with a GPU as many "
+        "as the rank has cores, 16 at most, otherwise 2",
+    )
     prefetch: PositiveInt = Field(4, description="batches ready and waiting at most")
+
+    def resolved(self, *, gpu: bool, cores: int) -> Self:
+        """With the number of workers that a rank with so many ``cores`` uses."""
+        workers = self.workers or (max(1, min(16, cores)) if gpu else 2)
+        return self.model_copy(update={"workers": workers})
 
 
 class Study(FrozenModel):

@@ -52,7 +52,7 @@ class Freezer:
 def blocks(model: nn.Module) -> list[nn.Module]:
     """What may be frozen, from the input on: the stem and the blocks of the encoder."""
     assert isinstance(model, DeepLab)
-    return [model.stem, model.fine, *model.coarse]
+    return [model.stem, model.entry_block1, *model.encoder]
 
 
 def weights_of(model: nn.Module) -> Weights:

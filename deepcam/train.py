@@ -15,7 +15,7 @@ from mlhpc.common.data.manifest import Manifest, take
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
-from mlhpc.common.pytorch.device import device_events, peak_memory, pick_device, place
+from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
 from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scaler, make_steps, warm_up
@@ -23,16 +23,17 @@ from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import open_dataset
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
+from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
 from mlhpc.deepcam.data.loader import Loader, zeros_batch
 from mlhpc.deepcam.data.sample import is_sample, require_layout
 from mlhpc.deepcam.freeze import Freezer
 from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
-from mlhpc.deepcam.model import build_model
+from mlhpc.deepcam.model import build_model, current_name
 from mlhpc.deepcam.optim.optimizer import make_optimizer, rate_at, set_rate
 
 ADVICE = "look at them with mlhpc data show deepcam, or lower hyperparameters.opt_lr"
@@ -45,6 +46,7 @@ def check(run: DeepCam, staged: Path | None, world: World) -> None:
     make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
 
 
+@oom_as_user_error()
 def train(
     run: DeepCam, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
@@ -60,16 +62,19 @@ def train(
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
         device = pick_device(training.device, world.local_rank)
-        if device.type == "cpu":
-            keep_memory()
         torch.manual_seed(seed)
         model = build_model(run.network, channels=run.data.sample_shape[-1])
+        if device.type == "cpu":
+            keep_memory()
+            if training.cpu_kernels:
+                use_cpu_kernels(model)
         require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
         group_batchnorm(model, world, hparams.batchnorm_group_size)
         place(model, device, channels_last=training.channels_last)
         optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
         scaler = make_scaler(training.precision, device)
-        last_epoch, numbers = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
+        state = (model, optimizer, scaler, world)
+        last_epoch, numbers = restore(resume, *state, current_name) if resume else (0, {})
         freezer = Freezer(model, training.freeze_below, frozen=numbers.get("frozen", 0))
         make = partial(make_steps, model, training, world, optimizer, scaler)
         make = partial(make, loss_of=weighted_cross_entropy, measure=summed_iou, accumulate=accumulate)
@@ -141,7 +146,6 @@ def train(
                 steps = make()
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
-                    state = (model, optimizer, scaler, world)
                     save(log.out, load.dumps(run), seed, epoch, *state, frozen=freezer.frozen)
         log.finish(status, peak_memory(device))
 
@@ -182,7 +186,7 @@ def _open_loader(
     updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch * accumulate))
     return Loader(
         samples,
-        run.loading,
+        run.loading.resolved(gpu=device.type != "cpu", cores=cores_per_rank()),
         sample_shape=run.data.sample_shape,
         statistics=statistics,
         local_batch=local_batch,

@@ -24,7 +24,7 @@ from mlhpc.common.ranks.local import end, sigterm_as_ctrl_c
 from mlhpc.run_processes import GRACE_S, in_slurm, is_locked, locked, start_run
 
 ABORTS_IN_A_ROW = 2
-"""After so many consecutive aborted runs the next one is expected to abort too."""
+"""Consecutive aborted runs after which the next one is expected to abort too."""
 
 
 def make(campaign: Campaign, number: int | None, console: Console) -> int:

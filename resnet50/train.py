@@ -12,14 +12,14 @@ from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
 from mlhpc.common.host.progress import track
-from mlhpc.common.pytorch.device import device_events, peak_memory, pick_device, place
+from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
 from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scaler, make_steps, warm_up
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import open_dataset
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.resnet50.data.dataset import assign_samples, select
@@ -39,6 +39,7 @@ def check(run: ResNet50, staged: Path | None, world: World) -> None:
     make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
 
 
+@oom_as_user_error()
 def train(
     run: ResNet50, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
@@ -159,7 +160,7 @@ def _open_loader(
     updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch * accumulate))
     return Loader(
         samples,
-        run.loading,
+        run.loading.resolved(gpu=device.type != "cpu", cores=cores_per_rank()),
         sample_shape=run.data.sample_shape,
         local_batch=local_batch,
         eval_batch=run.training.eval_batch_size,

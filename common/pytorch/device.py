@@ -1,5 +1,9 @@
 """The device that a rank trains on: which one, its events, its memory."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -12,9 +16,15 @@ from mlhpc.errors import UserError
 def pick_device(choice: str, local_rank: int) -> torch.device:
     """``training.device``: "cpu", "cuda" (the rank's own GPU of its node), or "auto", the GPU where there is one.
 
-    Raises ``UserError`` when "cuda" is asked for and PyTorch sees no GPU.
+    Raises ``UserError`` when "cuda" is asked for and PyTorch sees no GPU, or for "auto" when the machine has one.
     """
     gpus = torch.cuda.device_count()
+    if choice == "auto" and not gpus and _has_hidden_gpu():
+        raise UserError(
+            "training.device=auto: this machine has an NVIDIA GPU that PyTorch does not see; check its driver "
+            "and the "
+            "build of PyTorch, or set training.device=cpu"
+        )
     if choice == "cpu" or (choice == "auto" and not gpus):
         return torch.device("cpu")
     if not gpus:
@@ -52,3 +62,24 @@ def device_events(device: torch.device) -> RecordEvent | None:
 def peak_memory(device: torch.device) -> int | None:
     """Bytes of device memory that PyTorch's tensors have taken at most; None for a CPU."""
     return None if device.type == "cpu" else torch.cuda.max_memory_allocated(device)
+
+
+@contextmanager
+def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
+    """Raise UserError where a GPU has too little memory for ``what``. Also a decorator."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError, and what CUDA's libraries raise
+        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error).lower():
+            raise
+        reason = " ".join(" ".join(str(error).split()).split(". ")[:2])
+        raise UserError(
+            f"a GPU has too little memory for {what} ({reason}); use training.precision=mixed_bfloat16, {advice}, "
+            "or more GPUs"
+        ) from error
+
+
+def _has_hidden_gpu() -> bool:
+    """Whether the driver knows a GPU that nobody has hidden from PyTorch on purpose."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and any(Path("/proc/driver/nvidia/gpus").glob("*"))

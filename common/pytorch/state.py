@@ -1,7 +1,7 @@
-"""A run's weights, optimizer and random state: saved, and brought back."""
+"""A run's weights, optimizer and random state: saved, and restored."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -53,10 +53,12 @@ def restore(
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler,
     world: World,
+    rename: Callable[[str], str] = lambda name: name,
 ) -> tuple[int, dict[str, int]]:
-    """Bring back the checkpoint in ``directory``; the epoch it was written after, and its ``numbers``.
+    """Restore the checkpoint in ``directory``; returns the epoch it was written after, and its ``numbers``.
+    ``rename`` gives today's name of a weight that an older version saved under another.
 
-    Raises UserError when it is missing or damaged, or was written by another number of ranks.
+    Raises UserError when it is missing, damaged or of another network, or was written by another number of ranks.
     """
     saved = checkpoint.load(directory)
     if len(saved.of_rank) != world.size:
@@ -64,21 +66,29 @@ def restore(
             f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with as many, not "
             f"{world.size}"
         )
-    (packed,) = saved.shared
-    state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    scaler.load_state_dict(state["scaler"])
-    own = [torch.from_numpy(np.array(value)) for value in saved.of_rank[world.rank]]
+    with checkpoint.reading(directory / "checkpoint.npz"):
+        (packed,) = saved.shared
+        state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
+        model.load_state_dict({rename(name): value for name, value in state["model"].items()})
+        optimizer.load_state_dict(state["optimizer"])
+        scaler.load_state_dict(state["scaler"])
+        _restore_own(model, [torch.from_numpy(np.array(value)) for value in saved.of_rank[world.rank]])
+        return saved.epoch, dict(state["numbers"])
+
+
+def _restore_own(model: torch.nn.Module, own: Sequence[Tensor]) -> None:
+    """Random states and buffers. The random state of a GPU is left alone where only one of both runs has a GPU."""
     buffers = list(model.buffers())
-    first = len(own) - len(buffers)
-    # A GPU may be new since, or gone: then that state is left as it is.
-    for (_, set_state), value in zip(_random_states(model), own[:first], strict=False):
+    states = len(own) - len(buffers)
+    if states not in (1, 2):
+        raise ValueError(f"{len(own)} arrays of this rank, {len(buffers) + 1} or one more expected")
+    for (_, set_state), value in zip(_random_states(model), own[:states], strict=False):
         set_state(value)
     with torch.no_grad():
-        for buffer, value in zip(buffers, own[first:], strict=True):
+        for buffer, value in zip(buffers, own[states:], strict=True):
+            if buffer.shape != value.shape:
+                raise ValueError(f"a buffer of shape {list(value.shape)}, {list(buffer.shape)} expected")
             buffer.copy_(value)
-    return saved.epoch, state["numbers"]
 
 
 def _random_states(model: torch.nn.Module) -> list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]]:

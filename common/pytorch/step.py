@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from mlhpc.common.pytorch.device import oom_as_user_error
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.errors import UserError
 
@@ -141,15 +142,16 @@ def make_train_step(
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         x, y = move(x), move(y)
-        with _enough_memory(len(x), "more gradient accumulation"), _unshared(model, not last):
-            with _autocast(device, precision):
-                logits = forward(x)
-            loss = loss_of(logits, y)
-            scaler.scale(loss / accumulate if accumulate > 1 else loss).backward()
-        if last:
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
+        with oom_as_user_error(f"{len(x)} samples at once", "more gradient accumulation"):
+            with _unshared(model, not last):
+                with _autocast(device, precision):
+                    logits = forward(x)
+                loss = loss_of(logits, y)
+                scaler.scale(loss / accumulate if accumulate > 1 else loss).backward()
+            if last:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
         return loss.detach()
 
     return step
@@ -186,7 +188,10 @@ def make_eval_step(
         x, y = move(x), move(y)
         if len(x) < filled:
             x = F.pad(x, (0, 0, 0, 0, 0, 0, 0, filled - len(x)))
-        with _enough_memory(len(x), "a smaller training.eval_batch_size"), _autocast(device, precision):
+        with (
+            oom_as_user_error(f"{len(x)} samples at once", "a smaller training.eval_batch_size"),
+            _autocast(device, precision),
+        ):
             logits = forward(x)
             return measure(logits[: len(y)], y)
 
@@ -271,19 +276,6 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     """The model itself, without what ``wrap_ddp`` put around it."""
     inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     return inner
-
-
-@contextmanager
-def _enough_memory(samples: int, advice: str) -> Iterator[None]:
-    """Raise UserError in one line where a GPU's memory does not suffice."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        reason = " ".join(str(error).split(". ")[:2])
-        raise UserError(
-            f"a GPU has too little memory for {samples} samples at once ({reason}); take "
-            f"training.precision=mixed_bfloat16, {advice}, or more GPUs"
-        ) from error
 
 
 def _compile(

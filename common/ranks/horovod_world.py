@@ -109,9 +109,11 @@ def _broadcast_bytes(data: bytes) -> bytes:
 
 
 def _take_one_gpu(local_rank: int) -> None:
-    """TensorFlow takes the memory of every visible GPU: show each rank its own."""
+    """TensorFlow takes all memory of every GPU that it sees: let a rank see its own, and take what it needs."""
     if gpus := tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices(gpus[local_rank % len(gpus)], "GPU")
+        gpu = gpus[local_rank % len(gpus)]
+        tf.config.set_visible_devices(gpu, "GPU")
+        tf.config.experimental.set_memory_growth(gpu, True)
 
 
 def _uses_mpi() -> bool:

@@ -1,10 +1,12 @@
 """From the data set that a user names to the files that a run trains on."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlhpc.common.data.manifest import Manifest, describe
+from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.world import World
 
 
@@ -24,3 +26,8 @@ def open_dataset(
     dataset = select(describe(data, world, benchmark))
     enforce_rules(dataset.facts)
     return dataset
+
+
+def cores_per_rank() -> int:
+    """The processor cores that this rank has to itself."""
+    return threads_per_rank(identify(os.environ))

@@ -3,9 +3,12 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Self
 
 import tensorflow as tf
+
+from mlhpc.errors import UserError
 
 Tensor = Any  # tf.Tensor, which has no types of its own
 Batch = tuple[Any, Any]
@@ -29,6 +32,20 @@ def use_one_gpu(local_rank: int) -> str | None:
 def peak_memory(device: str | None) -> int | None:
     """Bytes of GPU memory that tensors have taken at most; None for a CPU."""
     return None if device is None else int(tf.config.experimental.get_memory_info(device)["peak"])
+
+
+@contextmanager
+def oom_as_user_error() -> Iterator[None]:
+    """Raise UserError where a GPU has too little memory. Also a decorator."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        reason = " ".join(error.message.split())[:160]
+        raise UserError(
+            f"a GPU has too little memory for this run ({reason}); use training.precision=mixed_bfloat16, a "
+            f"smaller "
+            "batch, or more GPUs"
+        ) from error
 
 
 def to_device(batches: Iterator[Batch], device: str | None) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""A run's weights, optimizer and random state: alike on all ranks, saved, and brought back."""
+"""A run's weights, optimizer and random state: broadcast to all ranks, saved, and restored."""
 
 from pathlib import Path
 
@@ -37,9 +37,9 @@ def save(
 
 
 def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> int:
-    """Bring back the checkpoint in ``directory``; returns the epoch it was written after.
+    """Restore the checkpoint in ``directory``; returns the epoch it was written after.
 
-    Raises UserError when it is missing or damaged, or was written by another number of ranks.
+    Raises UserError when it is missing, damaged or of another network, or was written by another number of ranks.
     """
     saved = checkpoint.load(directory)
     if len(saved.of_rank) != world.size:
@@ -47,11 +47,9 @@ def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Opt
             f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with as many, "
             f"not {world.size}"
         )
-    for variables, arrays in (
-        ([*model.weights, *optimizer.variables], saved.shared),
-        (_random_state(model), saved.of_rank[world.rank]),
-    ):
-        for variable, array in zip(variables, arrays, strict=True):
+    with checkpoint.reading(directory / "checkpoint.npz"):
+        variables = [*model.weights, *optimizer.variables, *_random_state(model)]
+        for variable, array in zip(variables, [*saved.shared, *saved.of_rank[world.rank]], strict=True):
             variable.assign(array)
     return saved.epoch
 

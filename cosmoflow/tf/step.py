@@ -10,7 +10,6 @@ import tensorflow as tf
 from mlhpc.benchmarks.cosmoflow import Hyperparameters
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training.schedules import learning_rate
-from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.tf.device import LaunchEvents
 
 Tensor = Any  # tf.Tensor, which has no types of its own
@@ -128,8 +127,6 @@ def warm_up(
     touched: this may be done before the clock starts (MLPerf HPC training rules, initialisation). With
     several ranks all must call it, because gradients are averaged.
     """
-    if any(isinstance(layer, MinimalConv3D) for layer in model.layers):
-        start_xla()
     variables = [*model.variables, *optimizer.variables]
     before = [np.array(variable) for variable in variables]
     shape, targets = model.input_shape[1:], model.output_shape[1]

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -17,11 +18,18 @@ from mlhpc.common.host.progress import track
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import open_dataset
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
+from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.loader import Loader
-from mlhpc.cosmoflow.tf.device import LaunchEvents, peak_memory, to_device, use_one_gpu
+from mlhpc.cosmoflow.tf.device import (
+    LaunchEvents,
+    oom_as_user_error,
+    peak_memory,
+    to_device,
+    use_one_gpu,
+)
 from mlhpc.cosmoflow.tf.model import build_model, require_precision
 from mlhpc.cosmoflow.tf.state import broadcast_weights, restore, save
 from mlhpc.cosmoflow.tf.step import make_optimizer, make_steps, rate_at, warm_up
@@ -36,6 +44,7 @@ def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
     require_precision(run.training.precision)
 
 
+@oom_as_user_error()
 def train(
     run: CosmoFlow, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
@@ -50,6 +59,9 @@ def train(
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
         device = use_one_gpu(world.local_rank)
+        cpu_kernels = device is None and training.cpu_kernels
+        if cpu_kernels:
+            start_xla()
         model = build_model(
             run.network,
             run.data.sample_shape,
@@ -58,6 +70,7 @@ def train(
             precision=training.precision,
             seed=seed,
             dropout_seed=seed + 1 + world.rank,
+            conv3d=MinimalConv3D if cpu_kernels else keras.layers.Conv3D,
         )
         require_parameters(model.count_params(), run.network.parameters)
         optimizer = make_optimizer(hparams, training.precision)
@@ -76,7 +89,7 @@ def train(
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
         if staged:
             log.note("staging", **asdict(report))
-        loader = _open_loader(run, dataset, staged, local_batch, seed, world)
+        loader = _open_loader(run, dataset, staged, local_batch, seed, world, gpu=device is not None)
 
         record = partial(log_epoch, log, world, run.target)
         status: Status = "failed"
@@ -129,7 +142,14 @@ def _open(run: CosmoFlow, data: Path, world: World) -> Manifest:
 
 
 def _open_loader(
-    run: CosmoFlow, dataset: Manifest, staged: Path | None, local_batch: int, seed: int, world: World
+    run: CosmoFlow,
+    dataset: Manifest,
+    staged: Path | None,
+    local_batch: int,
+    seed: int,
+    world: World,
+    *,
+    gpu: bool,
 ) -> Loader:
     samples = assign_samples(
         dataset,
@@ -141,7 +161,7 @@ def _open_loader(
     )
     return Loader(
         samples,
-        run.loading,
+        run.loading.resolved(gpu=gpu, cores=cores_per_rank()),
         sample_shape=run.data.sample_shape,
         targets=run.network.targets,
         local_batch=local_batch,

@@ -11,6 +11,7 @@ import pytest
 from smoke.conftest import mlhpc, mllog, rank_process, result, resumed_after_a_kill, settings, trace, wait_for
 
 from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.timing.breakdown import read_events
 
 
 def test_the_parts_add_up_to_time_to_train_and_the_log_says_the_same(one_rank):
@@ -180,7 +181,7 @@ def test_the_shard_of_a_single_node_is_the_whole_data_set(tiny_data, tmp_path):
         (lambda d: None, ["data.sample_shape=[33,33,33,4]"], "multiples of 16"),
         (lambda d: None, ["network.parameters=5"], "parameters"),
         (lambda d: shutil.rmtree(d), [], "no such"),
-        (lambda d: None, ["hyperparameters.opt_base_learning_rate=1e30"], "lower the rate"),
+        (lambda d: None, ["hyperparameters.opt_base_learning_rate=1e30"], ".tfrecord, "),
     ],
 )
 def test_bad_input_is_one_line_status_2_and_an_aborted_log(damage, more, message, tiny_data, tmp_path):
@@ -243,7 +244,17 @@ def test_a_data_set_indexed_with_fewer_files_is_not_taken_for_complete(tiny_data
 def test_a_batch_size_that_the_ranks_do_not_divide_is_refused(tiny_data, tmp_path):
     words = ["--data", tiny_data, "--out", tmp_path / "o", "--ranks", 2]
     done = mlhpc("run", "cosmoflow", *words, *settings("hyperparameters.global_batch_size=9"))
-    assert done.returncode != 0 and "cannot be shared equally" in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("mlhpc: ")]
+    assert done.returncode == 2 and len(lines) == 1 and "cannot be shared equally" in lines[0]
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_metric_belongs_to_the_epoch_that_it_was_measured_in(one_rank):
+    events = read_events(one_rank / "events.rank0.jsonl")
+    names = [(e["event"], e["name"]) for e in events if e.get("epoch") == 1]
+    assert names.index(("metric", "eval_error")) < names.index(("end", "epoch"))
+    steps = next(e for e in events if e["event"] == "steps" and e["name"] == "train")
+    assert 0 < steps["p50"] <= steps["p99"] <= steps["max"]
 
 
 def test_the_data_set_is_not_accessed_before_run_start(tiny_data, tmp_path):

@@ -300,6 +300,32 @@ def spoil_lmdb(root):
     (root / "train" / "data.mdb").write_bytes(b"\0" * 8192)
 
 
+def damage_lmdb_page(root):
+    """The root page of the tree, behind the two meta pages, of no known kind."""
+    path = root / "train" / "data.mdb"
+    data = bytearray(path.read_bytes())
+    for page in range(2, len(data) // 4096):
+        data[4096 * page + 10 : 4096 * page + 12] = b"\xff\xff"
+    path.write_bytes(data)
+
+
+def archive_as_index(root):
+    np.savez(root / "train" / "index.npz", a=np.zeros(3))
+    (root / "train" / "index.npz").replace(root / "train" / "index.npy")
+
+
+def damage_index_header(root):
+    path = root / "train" / "index.npy"
+    path.write_bytes(path.read_bytes().replace(b"{'descr'", b"{('(((("))
+
+
+def overflowing_index(root):
+    path = root / "train" / "index.npy"
+    index = np.load(path)
+    index[0, :3] = 0, 1 << 40, 1 << 40
+    np.save(path, index)
+
+
 def spoil_pixels(root):
     path = root / "train" / "pixels.raw"
     path.write_bytes(path.read_bytes()[:-1])
@@ -323,6 +349,10 @@ def spoil_pixel_index(root):
         ("lmdb", spoil_lmdb, r"train/data\.mdb: not a readable LMDB data file"),
         ("lmdb", shorten_lmdb, r"train/data\.mdb: truncated, \d+ bytes of \d+"),
         ("raw", spoil_pixels, r"pixels\.raw: \d+ bytes, \d+ are expected"),
+        ("lmdb", damage_lmdb_page, r"train/data\.mdb: not a readable LMDB data file"),
+        ("raw", archive_as_index, r"index\.npy: an archive"),
+        ("raw", damage_index_header, r"pixels\.raw or index\.npy: cannot be read"),
+        ("raw", overflowing_index, r"index\.npy: has images beyond"),
         ("raw", spoil_pixel_index, r"pixels\.raw and index\.npy go together"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
