@@ -7,9 +7,12 @@ overflow a calculation (integers that no float holds).
 
 import json
 import math
+import os
 import unicodedata
 from pathlib import Path
 from typing import Any
+
+from mlhpc.common.files.regular import open_regular
 
 LARGEST = 64 * 2**20
 """Bytes of a result.json, config.toml, env.json or system description. Those of a run on 100 000 ranks have
@@ -19,11 +22,9 @@ LARGEST_INTEGER = 2**128
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file. Raises FileNotFoundError where there is none, OSError or ValueError where it
-    cannot be read, is not UTF-8 or is larger than ``LARGEST``."""
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    with path.open("rb") as file:
+    """The text of a regular file. Raises FileNotFoundError where there is none, OSError where it cannot be read or
+    is not a regular file, ValueError where it is not UTF-8 or larger than ``LARGEST``."""
+    with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise ValueError(f"larger than {LARGEST // 2**20} MiB")

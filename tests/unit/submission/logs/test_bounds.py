@@ -96,11 +96,11 @@ def test_the_first_of_many_missing_event_files_stands_for_the_others(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["result.json", "env.json", "config.toml"])
-def test_a_fifo_is_missing_and_not_waited_for(name: str, tmp_path: Path) -> None:
+def test_a_fifo_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / name).unlink()
     os.mkfifo(run / name)
-    assert (name, "is missing") in read(run).problems
+    assert "not a regular file" in dict(read(run).problems)[name]
     assert len(result_sets(tmp_path)) == 1
 
 

@@ -327,7 +327,7 @@ def test_resnet_goes_into_a_training_submission(system_file, tmp_path):
 
 def test_hpc_and_training_are_not_mixed(closed_set, system_file, tmp_path):
     log = resnet_log(tmp_path / "r.log", 0)
-    with pytest.raises(UserError, match="each on its own"):
+    with pytest.raises(UserError, match="pack them separately"):
         pack([closed_set, log], org="Lab", system_file=system_file(), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -339,7 +339,7 @@ def test_an_organisation_that_is_no_folder_is_refused(closed_set, system_file, t
 
 
 def test_what_is_there_is_not_written_over(packed, closed_set, system_file):
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="already exists"):
         pack([closed_set], org="Lab", system_file=system_file(), out=packed.tree.parent)
 
 

@@ -2,14 +2,14 @@
 real ones say; held against the official checker of system descriptions."""
 
 import json
-import os
 
 import pytest
 from mlperf_logging.system_desc_checker.system_desc_checker import check_system_desc
 
 from mlhpc import cli
+from mlhpc.doctor import command
 from mlhpc.errors import UserError
-from mlhpc.submission.system.description import describe, given_fields, read
+from mlhpc.submission.system.description import REQUIRED, describe, given_fields, read
 from mlhpc.submission.system.node import node_facts
 
 ANSWERS = {
@@ -251,27 +251,37 @@ def test_what_is_given_counts_and_the_official_checker_accepts_it(machine, tmp_p
     assert read(path) == found.fields
 
 
-def test_the_command_asks_by_name_and_writes_what_it_knows(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def described_machine(machine, monkeypatch):
+    """The machine that ``mlhpc doctor --system`` describes has two sockets of 26 cores, and no PCI bus; nothing is
+    read from the /sys of the machine that the tests run on, which a plain chroot does not have."""
+    root = machine(cpus(2, 26, 2))
+    monkeypatch.setattr(command, "node_facts", lambda: node_facts({}, root))
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
+
+
+def test_the_command_names_what_is_missing_and_leaves_no_file_in_the_way(described_machine, tmp_path, capsys):
     out = tmp_path / "systems" / "mine.json"
     argv = ["doctor", "--system", "--out", str(out), "--set", "submitter=Lab"]
     assert cli.main(argv) == 1
-    asked = capsys.readouterr().err
-    assert "fill in: --set division=" in asked and "submitter=" not in asked
-    told = json.loads(out.read_text())
-    assert told["submitter"] == "Lab" and told["division"] == ""
-    assert int(told["host_processor_vcpu_count"]) * int(told["host_processors_per_node"]) >= len(
-        os.sched_getaffinity(0)
-    )
-    assert cli.main(argv) == 2  # never written over
+    message = capsys.readouterr().err
+    assert "--set division=" in message and "submitter=" not in message.replace(" ".join(argv), "")
+    assert not out.exists()
+    answers = {"accelerators_per_node": "0"} | dict.fromkeys(REQUIRED, "N/A") | ANSWERS
+    repeat = [*argv, *(part for key, value in answers.items() for part in ("--set", f"{key}={value}"))]
+    assert cli.main(repeat) == 0
+    written = read(out)
+    assert (written["submitter"], written["host_processor_vcpu_count"]) == ("Lab", "52")
+    assert cli.main(repeat) == 2  # never overwritten
 
 
-def test_with_every_answer_the_command_is_content(capsys):
-    answers = [part for key, value in ANSWERS.items() for part in ("--set", f"{key}={value}")]
-    assert cli.main(["doctor", "--system", *answers]) == 0
+def test_with_all_required_fields_the_command_succeeds(described_machine, capsys):
+    answers = dict.fromkeys(REQUIRED, "N/A") | ANSWERS
+    argv = [part for key, value in answers.items() for part in ("--set", f"{key}={value}")]
+    assert cli.main(["doctor", "--system", *argv]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["cooling"] == "Liquid"
-    assert "fill in" not in captured.err
+    assert "required" not in captured.err
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", None, '"x"'])
