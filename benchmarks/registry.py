@@ -20,16 +20,15 @@ GROUP = "mlhpc.benchmarks"
 class Framework:
     """One implementation of a benchmark.
 
-    ``train``: the function that trains to target. ``check(run, staged, world)`` raises UserError when the run
-    cannot start on these ranks and this machine; it is called before anything is written. ``collectives``: what
+    ``trainer``: the module with ``check(run, staged, world)``, which raises UserError where a run cannot start,
+    and ``train(run, data, staged, seed, resume, world, log)``, which trains to target. ``collectives``: what
     connects several ranks ("none": there can be only one). ``packages``: the distributions that it runs on, the
     one that names it first.
     """
 
-    train: str
+    trainer: str
     collectives: Literal["horovod", "torch", "none"]
     packages: tuple[str, ...]
-    check: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,12 +101,7 @@ COSMOFLOW = Benchmark(
     definition="mlhpc.benchmarks:cosmoflow.toml",
     settings="mlhpc.benchmarks.cosmoflow:CosmoFlow",
     frameworks={
-        "tensorflow": Framework(
-            "mlhpc.cosmoflow.tf.train:train",
-            "horovod",
-            ("tensorflow", "keras", "horovod"),
-            check="mlhpc.cosmoflow.tf.train:check",
-        ),
+        "tensorflow": Framework("mlhpc.cosmoflow.tf.train", "horovod", ("tensorflow", "keras", "horovod")),
     },
     make_data=DataTool(
         "mlhpc.cosmoflow.synthetic.simulate:make",
@@ -131,11 +125,7 @@ DEEPCAM = Benchmark(
     mlperf_name="deepcam",
     definition="mlhpc.benchmarks:deepcam.toml",
     settings="mlhpc.benchmarks.deepcam:DeepCam",
-    frameworks={
-        "pytorch": Framework(
-            "mlhpc.deepcam.train:train", "torch", ("torch", "nvidia-dali"), check="mlhpc.deepcam.train:check"
-        )
-    },
+    frameworks={"pytorch": Framework("mlhpc.deepcam.train", "torch", ("torch", "nvidia-dali"))},
     make_data=DataTool("mlhpc.deepcam.synthetic.simulate:make"),
     convert=DataTool(
         "mlhpc.deepcam.data.convert:convert",
@@ -153,14 +143,7 @@ RESNET50 = Benchmark(
     training_ruleset="4.0.0",
     definition="mlhpc.benchmarks:resnet50.toml",
     settings="mlhpc.benchmarks.resnet50:ResNet50",
-    frameworks={
-        "pytorch": Framework(
-            "mlhpc.resnet50.train:train",
-            "torch",
-            ("torch", "nvidia-dali"),
-            check="mlhpc.resnet50.train:check",
-        )
-    },
+    frameworks={"pytorch": Framework("mlhpc.resnet50.train", "torch", ("torch", "nvidia-dali"))},
     make_data=DataTool("mlhpc.resnet50.synthetic.simulate:make"),
     convert=DataTool(
         "mlhpc.resnet50.data.convert:convert",

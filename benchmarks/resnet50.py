@@ -83,6 +83,16 @@ class Hyperparameters(schema.Hyperparameters):
 
 
 class Training(schema.Training):
+    preprocessing: Literal["mlperf", "torchvision"] = Field(
+        "mlperf",
+        description="mlperf: crops, resizing and shift of the MLPerf reference; torchvision: random resized "
+        "crops with antialiasing, normalised by mean and standard deviation",
+    )
+    sgd: Literal["mlperf", "pytorch"] = Field(
+        "mlperf",
+        description="mlperf: the reference's, whose weight decay is the gradient of decay · w², of the dense "
+        "layer's bias too; pytorch: torch.optim.SGD, without decay of biases",
+    )
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     epochs_between_evals: PositiveInt = Field(4, description="evaluate after every so many epochs")
     eval_offset_epochs: NonNegativeInt = Field(

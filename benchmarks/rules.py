@@ -84,6 +84,23 @@ def sentence(finding: Finding) -> str:
     return f"{finding.where}: {finding.expected}, not {finding.actual}; {finding.remedy}"
 
 
+def submission_warning(run: Run) -> str:
+    """A closed run whose log will not say who submits it, and on what: the entries are part of the log, which must
+    not be edited afterwards. Empty where both are set.
+
+    Source: MLPerf submission rules (mlcommons/policies, submission_rules.adoc).
+    """
+    unnamed = [key for key in ("org", "platform") if getattr(run.submission, key) == "unnamed"]
+    if run.division != "closed" or not unnamed:
+        return ""
+    keys = " and ".join(f"submission.{key}" for key in unnamed)
+    return (
+        f"{keys} {'is' if len(unnamed) == 1 else 'are'} 'unnamed', submission.status is "
+        f"'{run.submission.status}'; set them before the first run (--set submission.{unnamed[0]}=...), a log "
+        "must not be edited afterwards"
+    )
+
+
 # Before the run: the settings.
 
 
@@ -157,22 +174,22 @@ def network(context: RunContext) -> Iterator[Finding]:
 
 
 def preprocessing(context: RunContext) -> Iterator[Finding]:
-    """The reference's preprocessing: no standardisation or augmentation of one's own.
+    """The reference's preprocessing: no crops, resizing, standardisation or augmentation of one's own.
 
     Source: training rules, "Preprocessing During the Run".
     """
     yield from _fixed(context, *_PREPROCESSING)
 
 
-_PREPROCESSING = ("network.input_mean", "training.augment")
+_PREPROCESSING = ("network.input_mean", "training.augment", "training.preprocessing")
 
 
 def optimizer(context: RunContext) -> Iterator[Finding]:
     """The optimizer of the reference, where the rules leave no choice.
 
-    Source: HPC rules, "Hyperparameters and Optimizer".
+    Source: HPC rules, "Hyperparameters and Optimizer"; training rules, "Hyperparameters".
     """
-    yield from _fixed(context, "hyperparameters.opt_name")
+    yield from _fixed(context, "hyperparameters.opt_name", "training.sgd")
 
 
 def momentum(context: RunContext) -> Iterator[Finding]:
@@ -229,24 +246,28 @@ def schedule(context: RunContext) -> Iterator[Finding]:
 
 
 def training_method(context: RunContext) -> Iterator[Finding]:
-    """The training method of the reference: its loss, and every weight updated in every step.
+    """The training method of the reference: every weight updated in every step.
 
-    Source: HPC rules, "Closed Division"; training rules, "Loss function".
+    Source: HPC rules, "Closed Division".
     """
-    yield from _fixed(context, "training.freeze_below", "training.label_smoothing")
+    yield from _fixed(context, "training.freeze_below")
 
 
 def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
     """What may be chosen stays within its bounds, and nothing else is chosen.
 
-    Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, hpc_2.0.0/closed_*.yaml.
+    Source: HPC rules, "Hyperparameters and Optimizer"; training rules, "Hyperparameters" (label
+    smoothing 0 or 0.1); mlperf-logging, hpc_2.0.0/closed_*.yaml.
     """
     definition = definition_of(context.run.benchmark)
     if "closed_free" not in definition:
         return
     fixes, free = definition["closed_fixes"], definition["closed_free"]
-    for name, value in context.run.hyperparameters.model_dump(mode="json").items():
-        where = f"hyperparameters.{name}"
+    settings = context.run.model_dump(mode="json")
+    # A key of closed_free with a table's name is a setting that the rules leave free and no log has.
+    chosen = {key: settings[key.split(".")[0]][key.split(".")[1]] for key in free if "." in key}
+    for name, value in (settings["hyperparameters"] | chosen).items():
+        where = name if name in chosen else f"hyperparameters.{name}"
         if where in fixes:
             continue
         if name not in free:

@@ -26,8 +26,19 @@ class Target(FrozenModel):
     higher_is_better: bool = False
 
     def met_by(self, value: float) -> bool:
-        """Whether an evaluation of ``value`` meets the target. NaN never does."""
-        return value >= self.value if self.higher_is_better else value <= self.value
+        """Whether an evaluation of ``value`` meets the target: see :func:`meets`."""
+        return meets(value, self.value, higher_is_better=self.higher_is_better)
+
+
+def meets(value: float, target: float, *, higher_is_better: bool) -> bool:
+    """Whether ``value`` meets ``target``: an accuracy reaches it, an error falls to it. NaN never does.
+
+    An error of zero or less does not count, nor an accuracy above 1 where the target is at most 1 (mlperf-logging
+    4.1.68, hpc_2.0.0/closed_*.yaml): some published logs hold the error twice, the second time negated.
+    """
+    if higher_is_better:
+        return target <= value and (value <= 1 or target > 1)
+    return 0 < value <= target
 
 
 class Data(FrozenModel):

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,14 @@ def main(options: argparse.Namespace) -> int:
     _set_environment()
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
+        trainer = import_module(framework.trainer)
+        on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world)
-        train = registry.load_object(framework.train)
         with RunLog(out, world) as log, closing_in_order(world, out):
             _log_facts(run, paths.resume, seed, evicted, world, log)
             conclusion = Conclusion(run, out, world, log)
             try:
-                train(run, paths.data, paths.stage, seed, paths.resume, world, log)
+                trainer.train(run, paths.data, paths.stage, seed, paths.resume, world, log)
             finally:
                 events, result = conclusion.write()
         status = conclude(run, paths, evicted if options.evict else None, events, result, out, world)
@@ -112,8 +114,6 @@ def prepare(run: Run, paths: RunPaths, seed: int | None, evict: bool, world: Wor
     on_rank0(world, lambda: manifest.require_folder(paths.data))
     if resume := paths.resume:
         seed = on_rank0(world, lambda: seed_of(resume, run))
-    if check := registry.find(run.benchmark).frameworks[run.training.framework].check:
-        on_all_ranks(world, lambda: registry.load_object(check)(run, paths.stage, world))
     out = on_rank0(world, lambda: _make_out(run, paths.out))
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
     _write_evidence(run, paths.data, out, world)

@@ -60,7 +60,7 @@ def train(
         model = build_model(run.network)
         require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
         place(model, device, channels_last=training.channels_last)
-        optimizer = make_optimizer(hparams, model)
+        optimizer = make_optimizer(hparams, model, training.sgd)
         scaler = make_scaler(training.precision, device)
         last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
         loss_of = partial(cross_entropy, label_smoothing=training.label_smoothing)
@@ -166,6 +166,7 @@ def _open_loader(
         eval_batch=run.training.eval_batch_size,
         steps=updates * accumulate,
         seed=seed,
+        preprocessing=run.training.preprocessing,
         ranks_on_node=world.local_size,
         device=device.type,
     )

@@ -21,9 +21,9 @@ def learning_rate(
     Warm-up, both schedules: epoch 0 has ``peak / warmup_factor``, then equal steps, so that ``peak`` is
     reached in epoch ``warmup_epochs``. No decay applies during warm-up. A factor below 1 starts above ``peak``.
 
-    ``multistep`` is the closed division's (mlcommons/hpc, cosmoflow, utils/optimizers.py; values recorded in
-    tests/data/reference/cosmoflow.json): a decay factor is a share of ``peak``, not of the rate before it, and
-    holds "after" its boundary: in epochs > boundary.
+    ``multistep`` is the closed division's (mlcommons/hpc, utils/optimizers.py of the benchmark that counts in
+    epochs; compared with its recorded rates in the tests): a decay factor is a share of ``peak``, not of the
+    rate before it, and holds "after" its boundary: in epochs > boundary.
     ``linear`` (open division; Farrell et al. 2021, section 4.2.1) falls in equal steps an epoch from ``peak``
     in epoch ``warmup_epochs`` to zero in epoch ``max_epochs``, which is the first that is not trained.
 
@@ -57,11 +57,10 @@ def step_learning_rate(
     t_max: int = 1,
     eta_min: float = 0.0,
 ) -> float:
-    """The rate of update ``step``, counted from 0, in DeepCAM's schedules.
+    """The rate of update ``step``, counted from 0, by the schedules of the MLPerf HPC reference that counts in
+    updates (mlcommons/hpc, utils/schedulers.py as train.py drives it, rounds 2.0 and 3.0).
 
-    Equal, update by update, to what the MLPerf HPC reference of rounds 2.0 and 3.0 does when run
-    (mlcommons/hpc, deepcam, utils/schedulers.py as train.py drives it; values recorded in
-    tests/data/reference/deepcam_schedules.json).
+    Equal to it update by update; the rates that it had when it was run are recorded in tests/data/reference.
 
     Warm-up: update s has the share (s + 1) / ``warmup_steps`` of the way, from 0 to ``base`` for a factor of 1
     and from ``base`` to ``base * warmup_factor`` for a larger one. The last update of warm-up repeats the rate

@@ -99,7 +99,7 @@ class Loader:
 
     def evaluation(self) -> Generator[Batch, None, None]:
         """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
-        batches = eval_batches(self.samples.eval_pool, self.samples.place, self.eval_batch)
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
         return self._read([(self.samples.eval_files[i], 0) for i in batch] for batch in batches)
 
     def files_of(self, epoch: int, step: int) -> list[Path]:
@@ -109,7 +109,7 @@ class Loader:
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
         samples = self.samples
         return train_batches(
-            samples.train_pool, samples.place, self.local_batch, self.steps, self.seed, epoch
+            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
         )
 
     def _read(self, batches: Iterable[list[tuple[Path, int]]]) -> Generator[Batch, None, None]:

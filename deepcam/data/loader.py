@@ -68,7 +68,7 @@ class Loader:
 
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
-        batches = eval_batches(self.samples.eval_pool, self.samples.place, self.eval_batch)
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
         return self._hand_out(
             self._source([[self.samples.eval_files[i] for i in batch] for batch in batches])
         )
@@ -80,7 +80,7 @@ class Loader:
     def _train_files(self, epoch: int) -> list[list[Path]]:
         samples = self.samples
         batches = train_batches(
-            samples.train_pool, samples.place, self.local_batch, self.steps, self.seed, epoch
+            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
         )
         return [[samples.train_files[i] for i in batch] for batch in batches]
 
@@ -141,7 +141,9 @@ class Loader:
     def _require_memory(self) -> None:
         """Raise UserError when not all samples fit into memory."""
         pool = self.samples.eval_pool
-        samples = self.samples.train_pool.samples + len(range(self.samples.place, pool.samples, pool.ranks))
+        samples = self.samples.train_pool.samples + len(
+            range(self.samples.pool_rank, pool.samples, pool.ranks)
+        )
         need = samples * self.ranks_on_node * sample_bytes(self.sample_shape)
         if need > (left := memory_left()):
             raise UserError(

@@ -37,6 +37,13 @@ def add_command(
     return made
 
 
+def folder(text: str) -> Path:
+    """The path of an option. An empty one, from an unset variable of a shell, does not mean the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; give a folder, or leave the option out")
+    return Path(text)
+
+
 def print_help(options: argparse.Namespace) -> int:
     options.parser.print_help()
     return 0

@@ -98,7 +98,8 @@ def _campaign(options: argparse.Namespace) -> int:
 def _study(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.study import Sweep, make, parse_axes
+    from mlhpc.study import make
+    from mlhpc.study_plan import Sweep, parse_axes
 
     sweep = Sweep(
         options.benchmark,

@@ -6,7 +6,7 @@ its image.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from mlhpc.common.data.prefetch import read_batches
 from mlhpc.common.pytorch.buffers import single_threaded_readers
 from mlhpc.common.pytorch.dali import load, new_pipeline, outputs_of
 from mlhpc.errors import UserError
+from mlhpc.resnet50.data import mlperf
 from mlhpc.resnet50.data.augment import MEAN, STD, View
 from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode
 from mlhpc.resnet50.data.reader import Batch, Reader, Sample, finish
@@ -44,6 +45,7 @@ def batches(
     if not batches:
         return
     gpu = device != "cpu"
+    geometry = _geometry(reader)
     encoded = reader.images.read(batches[0][0])[0].ndim == 1
     taken: deque[list[_Source]] = deque()  # by DALI, which reads them in place: kept until it is done
     source = read_batches(
@@ -59,16 +61,16 @@ def batches(
     def feed() -> Iterator[tuple[list[Any], ...]]:
         for sources in source:
             taken.append(sources)
-            yield _columns(sources, reader.size)
+            yield _columns(sources, geometry)
 
     pipeline = new_pipeline(dali, max(map(len, batches)), workers, device)
     with pipeline:
-        data, start, shape, size, down, right, mirror = fn.external_source(
+        data, start, shape, *where = fn.external_source(
             source=feed,
-            num_outputs=7,
+            num_outputs=3 + len(geometry),
             batch=True,
-            dtype=[types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * 3 + [types.INT32],
-            ndim=[1 if encoded else 3, 1, 1, 1, 0, 0, 0],
+            dtype=[types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * len(geometry),
+            ndim=[1 if encoded else 3, 1, 1, *(dimensions for _, dimensions in geometry)],
         )
         if encoded:
             box = fn.decoders.image_slice(
@@ -76,20 +78,7 @@ def batches(
             )
         else:
             box = fn.slice(data.gpu() if gpu else data, start=start, shape=shape, axes=(0, 1))
-        resized = fn.resize(box, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
-        pipeline.set_outputs(
-            fn.crop_mirror_normalize(
-                resized,
-                crop=(reader.size, reader.size),
-                crop_pos_y=down,
-                crop_pos_x=right,
-                mirror=mirror,
-                mean=[255 * mean for mean in MEAN],
-                std=[255 * std for std in STD],
-                dtype=types.FLOAT,
-                output_layout="HWC",
-            )
-        )
+        pipeline.set_outputs(_render(reader, fn, types, box, where))
     with outputs_of(pipeline, source) as next_output:
         for _ in batches:
             try:
@@ -101,18 +90,71 @@ def batches(
             yield x, y.to(x.device, non_blocking=True), total, ()
 
 
-def _columns(sources: Sequence[_Source], size: int) -> tuple[list[Any], ...]:
+def _columns(
+    sources: Sequence[_Source], geometry: Sequence[tuple[Callable[[View], Any], int]]
+) -> tuple[list[Any], ...]:
     """What the pipeline takes for each image: its bytes; the box that is seen, its top left corner and its extent;
-    the size it is scaled to; where in that, from 0 to 1, the crop lies; whether it is mirrored."""
+    and what ``geometry`` makes of its view."""
     views = [one.view for one in sources]
     return (
         [one.data for one in sources],
-        [np.array((v.top, v.left), np.int32) for v in views],
-        [np.array((v.height, v.width), np.int32) for v in views],
-        [np.array((v.rows, v.columns), np.float32) for v in views],
-        [np.array(v.down / max(1, v.rows - size), np.float32) for v in views],
-        [np.array(v.right / max(1, v.columns - size), np.float32) for v in views],
-        [np.array(v.mirrored, np.int32) for v in views],
+        [np.array((view.top, view.left), np.int32) for view in views],
+        [np.array((view.height, view.width), np.int32) for view in views],
+        *([np.array(kind(view), np.float32) for view in views] for kind, _ in geometry),
+    )
+
+
+def _geometry(reader: Reader) -> list[tuple[Callable[[View], Any], int]]:
+    """What DALI is told of each view besides its box: how to make it, and how many dimensions it has."""
+    size = reader.size
+    if reader.preprocessing == "mlperf":
+        return [(partial(_pixels_seen, size=size), 2)]
+    return [
+        (lambda view: (view.rows, view.columns), 1),
+        (lambda view: view.down / max(1, view.rows - size), 0),
+        (lambda view: view.right / max(1, view.columns - size), 0),
+        (lambda view: view.mirrored, 0),
+    ]
+
+
+def _pixels_seen(view: View, size: int) -> list[list[float]]:
+    """The affine map from output to box, columns before rows, that samples where ``mlperf.render`` does. DALI
+    counts from a pixel's corner, half a pixel before its centre."""
+    rows, columns = view.height / view.rows, view.width / view.columns
+    right = columns * (view.right - 0.5) + 0.5
+    across = [-columns, 0, view.width - right] if view.mirrored else [columns, 0, right]
+    return [across, [0, rows, rows * (view.down - 0.5) + 0.5]]
+
+
+def _render(reader: Reader, fn: Any, types: Any, box: Any, where: list[Any]) -> Any:
+    """The operators from a box's pixels to what the network sees."""
+    side = reader.size
+    if reader.preprocessing == "mlperf":
+        (matrix,) = where
+        # Beyond the last pixel's centre the edge is repeated, as in TensorFlow.
+        seen = fn.warp_affine(
+            box,
+            matrix=matrix,
+            size=(side, side),
+            inverse_map=True,
+            dtype=types.FLOAT,
+            interp_type=types.INTERP_LINEAR,
+        )
+        return fn.crop_mirror_normalize(
+            seen, mean=list(mlperf.MEAN), std=[1.0], dtype=types.FLOAT, output_layout="HWC"
+        )
+    size, down, right, mirror = where
+    resized = fn.resize(box, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
+    return fn.crop_mirror_normalize(
+        resized,
+        crop=(side, side),
+        crop_pos_y=down,
+        crop_pos_x=right,
+        mirror=fn.cast(mirror, dtype=types.INT32),
+        mean=[255 * mean for mean in MEAN],
+        std=[255 * std for std in STD],
+        dtype=types.FLOAT,
+        output_layout="HWC",
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from mlhpc.common.data.prefetch import read_batches
 from mlhpc.common.data.sharding import eval_batches, train_batches
 from mlhpc.common.pytorch.buffers import single_threaded_readers
 from mlhpc.resnet50.data.dataset import RankSamples
+from mlhpc.resnet50.data.formats import Images
 from mlhpc.resnet50.data.reader import Batch, Reader, finish
 
 TensorPair = tuple[torch.Tensor, torch.Tensor]
@@ -30,8 +31,10 @@ Source = Callable[[Sequence[Sequence[int]]], Generator[Batch, None, None]]
 
 @dataclass
 class Loader:
-    """What one rank reads: ``x`` float32 ``[b, 3, side, side]``, channels last in memory, normalised with
-    ImageNet's mean and standard deviation; ``y`` int64 ``[b]``.
+    """What one rank reads: ``x`` float32 ``[b, 3, side, side]``, channels last in memory; ``y`` int64 ``[b]``.
+
+    With ``preprocessing`` "torchvision", ``x`` is normalised with ImageNet's mean and standard deviation; with
+    "mlperf" it is the bytes minus the reference's means. Crops and resizing differ too (``mlperf.py``).
 
     ``sample_shape`` is [side, side, 3], ``steps`` the number that ``sharding.steps_per_epoch`` gave
     all ranks. The tensors handed out are the caller's to keep. For ``device`` "cuda" they are in page-locked
@@ -51,6 +54,7 @@ class Loader:
     eval_batch: int
     steps: int
     seed: int
+    preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
     ranks_on_node: int = 1
     device: str = "cpu"
     bytes_read: int = 0  # as stored, of the batches handed out so far, training and evaluation
@@ -59,14 +63,17 @@ class Loader:
     def train_epoch(self, epoch: int) -> Generator[TensorPair, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
         view_seed = (self.seed, self.samples.train_pool.number, epoch)
-        reader = Reader(self.samples.train, self.sample_shape[0], view_seed, self.loading.broken_images)
+        reader = self._reader(self.samples.train, view_seed)
         return self._hand_out(self._source(reader)(self._train_batches(epoch).tolist()))
 
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation image of this rank once, in order; the last batch may be smaller."""
-        reader = Reader(self.samples.evaluation, self.sample_shape[0], None, self.loading.broken_images)
-        batches = eval_batches(self.samples.eval_pool, self.samples.place, self.eval_batch)
+        reader = self._reader(self.samples.evaluation, None)
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
         return self._hand_out(self._source(reader)(batches))
+
+    def _reader(self, images: Images, draw: tuple[int, int, int] | None) -> Reader:
+        return Reader(images, self.sample_shape[0], draw, self.loading.broken_images, self.preprocessing)
 
     def files_of(self, epoch: int, step: int) -> list[str]:
         """The names of the images of one training batch of this rank; both count from 0."""
@@ -75,7 +82,7 @@ class Loader:
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
         samples = self.samples
         return train_batches(
-            samples.train_pool, samples.place, self.local_batch, self.steps, self.seed, epoch
+            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
         )
 
     def _source(self, reader: Reader) -> Source:

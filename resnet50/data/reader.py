@@ -1,6 +1,6 @@
 """One image from where it lies into a row of a batch: decoded, cropped, mirrored, normalised."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -9,11 +9,26 @@ import numpy.typing as npt
 import torch
 
 from mlhpc.errors import UserError
-from mlhpc.resnet50.data.augment import View, crop_resize, evaluation_view, normalise, training_view
+from mlhpc.resnet50.data import augment, mlperf
+from mlhpc.resnet50.data.augment import View
 from mlhpc.resnet50.data.formats import Images
 from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode, size_of
 
 LEFT_OUT = -1
+
+
+class Preprocessing(NamedTuple):
+    """How an image is seen, and how that becomes numbers; arguments as in ``augment`` and ``mlperf``."""
+
+    training_view: Callable[[int, int, int, np.random.Generator], View]
+    evaluation_view: Callable[[int, int, int], View]
+    render: Callable[[torch.Tensor, View, int, npt.NDArray[np.float32]], None]
+
+
+PREPROCESSING = {
+    "mlperf": Preprocessing(mlperf.training_view, mlperf.evaluation_view, mlperf.render),
+    "torchvision": Preprocessing(augment.training_view, augment.evaluation_view, augment.render),
+}
 
 
 class Sample(NamedTuple):
@@ -47,6 +62,7 @@ class Reader:
     size: int
     draw: tuple[int, int, int] | None
     broken: Literal["stop", "skip"] = "stop"
+    preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
 
     def view(self, index: int, data: Bytes) -> View:
         """How image ``index`` is seen. Raises BrokenImage when its size cannot be told."""
@@ -66,7 +82,7 @@ class Reader:
             try:
                 pixels = decode(data)
                 view = self._view(index, pixels.shape[1], pixels.shape[2])
-                normalise(crop_resize(pixels, view, self.size).numpy(), view.mirrored, x)
+                PREPROCESSING[self.preprocessing].render(pixels, view, self.size, x)
                 return Sample(label, total, tuple(broken))
             except BrokenImage as error:
                 if self.broken == "stop":
@@ -85,6 +101,8 @@ class Reader:
         )
 
     def _view(self, index: int, height: int, width: int) -> View:
+        preprocessing = PREPROCESSING[self.preprocessing]
         if self.draw is None:
-            return evaluation_view(height, width, self.size)
-        return training_view(height, width, self.size, np.random.default_rng([*self.draw, index]))
+            return preprocessing.evaluation_view(height, width, self.size)
+        rng = np.random.default_rng([*self.draw, index])
+        return preprocessing.training_view(height, width, self.size, rng)

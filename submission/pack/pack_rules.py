@@ -47,13 +47,13 @@ def about_system(
     if fields.get("submitter") not in (org, None, ""):
         remedy = "give one name: --org, or in the file"
         yield finding("warning", f"submitter {org}", str(fields["submitter"]), remedy)
-    orgs = {str(log.value("submission_org")) for results in given for log in results.logs} - {org}
+    orgs = {str(log.value("submission_org")) for results in given for log in results.condensed} - {org}
     if orgs:
         remedy = "run with --set submission.org; the logs are not edited, and a reviewer sees both names"
         actual = ", ".join(sorted(orgs))
         yield Finding("pack/org", "warning", "logs", f"submission_org {org}", actual, remedy)
     for results in given:
-        divisions = sorted({str(log.value("submission_division")) for log in results.logs})
+        divisions = sorted({str(log.value("submission_division")) for log in results.condensed})
         if divisions != [fields.get("division")]:
             expected = f"division {' and '.join(divisions)}, as the logs of {results.benchmark} say"
             remedy = "closed and open are submitted apart, each with its description"

@@ -12,7 +12,7 @@ from smoke.conftest import result, settings
 from mlhpc.submission.report.study import read
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ def said(folder):
 
 
 def made(folder):
-    return json.loads((folder / "out" / "campaign.json").read_text())["made"]
+    return json.loads((folder / "out" / "campaign.json").read_text())["run_states"]
 
 
 def test_runs_one_after_the_other_and_a_second_job_that_goes_on(submit, tmp_path):
@@ -87,12 +87,12 @@ STEPS = """\
 #!{python}
 import os, pathlib, subprocess
 from mlhpc.benchmarks.load import load
-from mlhpc.campaign import _step
+from mlhpc.campaign_placement import srun_options
 from mlhpc.campaign_record import Campaign
 here = pathlib.Path()
 campaign = Campaign(load("cosmoflow", "smoke"), (), here, None, here, 4, instances=4, ranks=2)
 command = ["bash", "-c", "date +%s.%N; sleep 10; date +%s.%N; echo $SLURMD_NODENAME"]
-steps = [subprocess.Popen(["srun", *_step(campaign, slot, os.environ), *command],
+steps = [subprocess.Popen(["srun", *srun_options(campaign, slot, os.environ), *command],
                           stdout=open(f"step-{{slot}}", "w")) for slot in range(4)]
 raise SystemExit(max(step.wait() for step in steps))
 """

@@ -12,7 +12,7 @@ import pytest
 from smoke.conftest import climate_settings, result, settings
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "ranks" / "program.py"
@@ -74,7 +74,7 @@ def test_the_batch_script_itself_is_one_rank(slurm, tmp_path):
 def test_a_missing_rank_is_named_with_its_node(slurm):
     done = slurm.run("srun", "-N2", "-n2", sys.executable, PROGRAM, "absent", ROLL_CALL_S="5")
     assert done.returncode != 0
-    assert "mlhpc: rank 1 of 2 did not come within 5 s; nobody came from n1" in done.stderr
+    assert "mlhpc: rank 1 of 2 did not connect within 5 s; no rank on n1 connected" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,9 @@ def submit(slurm, data, folder, *more, wait, benchmark="cosmoflow", settings=set
     """The script of the repository, as a user submits it: from the top of the checkout."""
     return slurm.run(
         "sbatch", *["--wait"] * wait, "--parsable", "-o", folder / "job.out",
-        f"run_scripts/{benchmark}.sbatch", "--seed", "7", *settings(*more),
-        DATA=str(data), OUT=str(folder / "out"), STAGE=str(folder / "stage"), PWD=str(ROOT),
+        "run_scripts/run.sbatch", "--seed", "7", *settings(*more),
+        BENCHMARK=benchmark, DATA=str(data), OUT=str(folder / "out"), STAGE=str(folder / "stage"),
+        PWD=str(ROOT),
     )  # fmt: skip
 
 
@@ -141,12 +142,14 @@ def wait_for(arrived, seconds, output):
         time.sleep(0.2)
 
 
-def process_of(job, rank):
-    """The Python process of a rank, by the variables that Slurm gave it."""
+def process_of(job, rank, command=""):
+    """The process of a rank, by the variables that Slurm gave it; with ``command`` in its command line."""
     wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode(), b"SLURM_STEP_ID=0"}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted <= set((process / "environ").read_bytes().split(b"\0")):
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+            is_rank = wanted <= set((process / "environ").read_bytes().split(b"\0"))
+            if is_rank and command.encode() in line and b"rank.sh" not in line:
                 return int(process.name)
         except OSError:
             continue  # it ended, or is another user's

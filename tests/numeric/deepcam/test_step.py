@@ -20,6 +20,7 @@ from mlhpc.common.pytorch.step import (
     make_train_step,
     warm_up,
 )
+from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.data.loader import zeros_batch
 from mlhpc.deepcam.metric import iou, summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
@@ -41,6 +42,7 @@ def batch_of(samples, seed=0):
 def made(name="LAMB", seed=1, **options):
     torch.manual_seed(seed)
     model = build_model(NETWORK, 16).to(memory_format=torch.channels_last)
+    use_cpu_kernels(model)
     facts = Hyperparameters(global_batch_size=2, opt_name=name, opt_lr=0.01)
     optimizer = make_optimizer(facts, model.parameters())
     return model, optimizer, make_train_step(model, weighted_cross_entropy, optimizer, NO_SCALE, **options)

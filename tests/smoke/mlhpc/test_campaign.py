@@ -29,8 +29,8 @@ def test_instances_at_the_same_time_share_what_is_staged(tiny_data, tmp_path):
         assert run["staging"]["files"] + run["staging"]["kept"] == 27 + 7
         assert run["staging"]["shared"] == run["staging"]["kept"]
     made = record(out)
-    assert made["metric"] == "weak" and [m["state"] for m in made["made"]] == ["converged"] * 3
-    assert [m["evicted"] for m in made["made"]] == [run["source_evicted"] for run in runs]
+    assert made["metric"] == "weak" and [m["state"] for m in made["run_states"]] == ["converged"] * 3
+    assert [m["evicted"] for m in made["run_states"]] == [run["source_evicted"] for run in runs]
 
 
 def test_a_campaign_that_is_ended_closes_the_log_of_its_run(tiny_data, tmp_path):
@@ -45,10 +45,10 @@ def test_a_campaign_that_is_ended_closes_the_log_of_its_run(tiny_data, tmp_path)
         assert time.monotonic() < deadline and campaign.poll() is None, campaign.communicate()[0]
         time.sleep(0.05)
     campaign.send_signal(signal.SIGTERM)
-    told = campaign.communicate(timeout=90)[0]
-    assert campaign.returncode == 130, told
-    assert "Traceback" not in told
+    output = campaign.communicate(timeout=90)[0]
+    assert campaign.returncode == 130, output
+    assert "Traceback" not in output
     stops = [line for line in log.read_text().splitlines() if '"run_stop"' in line]
     assert len(stops) == 1 and '"aborted"' in stops[0]
-    assert [m["state"] for m in record(out)["made"]] == ["aborted", "to do"]
-    assert "SIGTERM" in record(out)["made"][0]["why"]
+    assert [m["state"] for m in record(out)["run_states"]] == ["aborted", "to do"]
+    assert "SIGTERM" in record(out)["run_states"][0]["why"]

@@ -74,8 +74,8 @@ def test_resnet50_over_networks_and_formats(tmp_path):
     assert len(study.cells) == 4
     for cell in study.cells:
         held(cell, 1, 2, 4)
-    told = json.loads((tmp_path / "study" / "study.json").read_text())
-    assert [len(cell["runs"]) for cell in told["cells"]] == [1] * 4
+    record = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert [len(cell["runs"]) for cell in record["cells"]] == [1] * 4
 
 
 @pytest.mark.parametrize("warmup", [0, 1])

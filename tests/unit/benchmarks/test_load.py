@@ -91,3 +91,44 @@ def test_an_unknown_benchmark_is_told_the_known_ones():
 def test_the_record_is_toml_that_the_standard_library_reads():
     run = load.load("cosmoflow", "smoke", ['submission.org="a \\"quoted\\" name"'])
     assert tomllib.loads(load.dumps(run))["submission"]["org"] == 'a "quoted" name'
+
+
+AWKWARD = 'two\nlines, a "quote", a \\ and \u2028'
+
+
+def test_the_record_of_a_run_is_toml_whatever_its_strings(tmp_path):
+    run = load.load("cosmoflow", "smoke", ["training.max_epochs=3"])
+    run = run.model_copy(update={"submission": run.submission.model_copy(update={"org": AWKWARD})})
+    assert tomllib.loads(load.dumps(run))["submission"]["org"] == AWKWARD
+    (tmp_path / "config.toml").write_text(load.dumps(run))
+    assert load.load_file(tmp_path / "config.toml", "cosmoflow") == run
+
+
+def test_the_record_of_a_run_can_be_given_back_with_settings_over_it(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(load.dumps(load.load("deepcam", "smoke", ["training.max_epochs=3"])))
+    again = load.load_file(path, "deepcam", ["training.max_epochs=9"])
+    assert again == load.load("deepcam", "smoke", ["training.max_epochs=9"])
+
+
+def test_a_record_from_before_there_were_frameworks_is_of_the_first():
+    text = load.dumps(load.load("deepcam", "smoke"))
+    assert load.loads(text.replace('framework = "pytorch"\n', "")).training.framework == "pytorch"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("benchmark = ", "invalid TOML"),
+        ('benchmark = "deepcam"', "describes a run of 'deepcam', not of cosmoflow"),
+        ('benchmark = "cosmoflow"\nseed = 3', "config.toml"),
+    ],
+)
+def test_what_is_no_record_of_the_benchmark_is_one_line(tmp_path, text, said):
+    path = tmp_path / "config.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=said) as error:
+        load.load_file(path, "cosmoflow")
+    assert str(path) in str(error.value) and "\n" not in str(error.value)

@@ -156,6 +156,23 @@ def test_of_decay_factors_the_checker_asks_nothing_and_the_rules_do(factors, fou
     assert [f.rule for f in rules.findings(known)] == [f"rules/{name}" for name in found]
 
 
+@pytest.mark.parametrize(("smoothing", "found"), [(0.0, []), (0.1, []), (0.05, ["free-hyperparameters"])])
+def test_label_smoothing_is_none_or_a_tenth(smoothing, found):
+    """MLPerf training rules, table of resnet's hyperparameters."""
+    assert of("resnet50", [f"training.label_smoothing={smoothing}"]) == found
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [("training.preprocessing=torchvision", ["preprocessing"]), ("training.sgd=pytorch", ["optimizer"])],
+)
+def test_torchvisions_ways_are_open(setting, found):
+    assert of("resnet50", [setting]) == found
+    with pytest.raises(UserError, match='"mlperf", not'):
+        rules.enforce(rules.RunContext(load.load("resnet50", "closed", [setting])))
+    assert of("resnet50", ["division=open", setting]) == []
+
+
 def test_the_momentum_of_lars_is_free_from_large_batches_on():
     words = ["hyperparameters.opt_name=lars", "hyperparameters.lars_opt_momentum=0.95"]
     assert of("resnet50", words) == ["momentum"]

@@ -16,8 +16,9 @@ from golden.make_run import make_run
 
 from mlhpc import cli
 from mlhpc.benchmarks import load
-from mlhpc.campaign import _step
+from mlhpc.campaign_placement import check_placement, srun_options
 from mlhpc.campaign_record import Campaign
+from mlhpc.errors import UserError
 from mlhpc.run_processes import is_locked
 
 PYTHON = sys.executable
@@ -105,7 +106,7 @@ class Site:
         return json.loads((self.out / "campaign.json").read_text())
 
     def states(self):
-        return [made["state"] for made in self.record()["made"]]
+        return [made["state"] for made in self.record()["run_states"]]
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_runs_get_seeds_of_their_own_and_the_options_of_the_campaign(site):
     calls = site.calls()
     seeds = [call["seed"] for call in calls]
     assert len(set(seeds)) == 3 and all(0 < seed < 2**31 for seed in seeds)
-    assert [made["seed"] for made in site.record()["made"]] == seeds
+    assert [made["seed"] for made in site.record()["run_states"]] == seeds
     for call in calls:
         said = " ".join(call["words"])
         assert "-m mlhpc run cosmoflow --preset smoke --set training.max_epochs=16 --data" in said
@@ -164,7 +165,7 @@ def test_it_goes_on_after_a_failed_run_and_a_second_start_makes_that_one_again(s
     assert [call["name"] for call in site.calls()] == ["run_01", "run_02", "run_03", "run_04", "run_02"]
     assert {name: (site.out / name / "result.json").stat().st_mtime_ns for name in before} == before
     assert (site.out / ".aborted" / "run_02-1" / "run.log").exists()
-    assert site.record()["made"][1]["aborted"] == 1
+    assert site.record()["run_states"][1]["aborted"] == 1
     site.will()
     assert site.run("--runs", "5") == 0, "more runs go on from these"
     assert [call["name"] for call in site.calls()][5:] == ["run_05"]
@@ -177,7 +178,7 @@ def test_it_stops_when_no_score_can_come_of_it_any_more(site, capsys):
     assert "run_02 and run_03 missed the target" in site.record()["stopped"]
     assert site.states()[3:] == ["to do"] * 7
     assert site.run() == 1, "and does not go on when started again"
-    assert len(site.calls()) == 3 and "no score can come" in capsys.readouterr().out
+    assert len(site.calls()) == 3 and "cannot have a score" in capsys.readouterr().out
 
 
 def test_one_run_that_misses_is_the_slowest_of_the_score(site):
@@ -225,7 +226,7 @@ def test_two_campaigns_in_one_folder_are_refused_also_while_an_orphaned_run_goes
     campaign = site.start("--runs", "2")
     wait_for(lambda: (site.out / "run_01" / "run.log").exists())
     assert site.run("--runs", "2") == 2
-    assert "another campaign is at work" in capsys.readouterr().err
+    assert "another campaign is running" in capsys.readouterr().err
     campaign.kill()
     campaign.wait()
     assert site.run("--runs", "2") == 2
@@ -260,7 +261,7 @@ def test_tasks_of_a_job_array_make_a_run_each_at_the_same_time(site, capsys):
     wait_for(lambda: (site.out / "run_01" / "run.log").exists())
     assert site.run("--runs", "3", "--number", "3") == 0
     assert site.run("--runs", "3", "--number", "1") == 2
-    assert "at work there on run_01" in capsys.readouterr().err
+    assert "running there on run_01" in capsys.readouterr().err
     assert site.run("--runs", "3") == 2, "nor may a whole campaign start"
     first.terminate()
     first.communicate(timeout=60)
@@ -329,7 +330,7 @@ def test_why_a_rank_was_lost_is_why_its_run_was_aborted(site):
     site.will(run_01="hangs")
     campaign = site.start("--runs", "2", "--number", "2")
     campaign.communicate(timeout=60)
-    assert site.record()["made"][0]["why"] == "rank 3 on n1 was lost in phase 'epoch 2': x"
+    assert site.record()["run_states"][0]["why"] == "rank 3 on n1 was lost in phase 'epoch 2': x"
 
 
 def test_runs_with_other_settings_are_not_mixed(site, capsys):
@@ -394,7 +395,7 @@ def test_a_closed_campaign_is_held_to_the_rules_before_its_first_run(site, capsy
         (["--instances", "-1"], "--instances -1"),
         (["--ranks", "-2"], "--ranks -2"),
         (["--runs", "3", "--number", "4"], "1 to 3"),
-        (["--instances", "4", "--runs", "3"], "give as many runs"),
+        (["--instances", "4", "--runs", "3"], "increase --runs"),
         (["--instances", "2", "--number", "1"], "--number"),
         (["--seed", "7"], "--seed"),
     ],
@@ -427,7 +428,7 @@ def test_a_campaign_is_started_once_not_by_every_rank(site, capsys, monkeypatch)
         (1, 6, "8", [["--ntasks=6"]]),
         (2, 0, "8", [["--nodes=2", "--ntasks=4", "--nodelist=n0,n1", "--exact"],
                      ["--nodes=2", "--ntasks=4", "--nodelist=n2,n3", "--exact"]]),
-        (4, 3, "8", [["--nodes=1", "--ntasks=3", f"--nodelist=n{n}", "--exact"] for n in range(4)]),
+        (4, 3, "12", [["--nodes=1", "--ntasks=3", f"--nodelist=n{n}", "--exact"] for n in range(4)]),
         (8, 1, "8", [["--nodes=1", "--ntasks=1", f"--nodelist=n{n % 4}", "--exact"] for n in range(8)]),
     ],
 )  # fmt: skip
@@ -435,9 +436,67 @@ def test_instances_on_slurm_get_nodes_or_parts_of_nodes_of_their_own(
     instances, ranks, tasks, steps, tmp_path
 ):
     run = load.load("cosmoflow", "smoke")
-    campaign = Campaign(run, (), tmp_path, None, tmp_path, instances, instances, ranks)
+    campaign = Campaign(run, (), tmp_path, None, tmp_path, instances, instances, ranks, nodes=4)
     env = {"SLURM_JOB_NODELIST": "n[0-3]", "SLURM_NTASKS": tasks}
-    assert [_step(campaign, slot, env) for slot in range(instances)] == steps
+    assert [srun_options(campaign, slot, env) for slot in range(instances)] == steps
+
+
+@pytest.mark.parametrize(
+    ("instances", "ranks", "nodes", "tasks", "fits"),
+    [
+        (2, 0, 2, 2, True),
+        (4, 0, 2, 2, False),  # two would wait for the other two
+        (4, 1, 2, 4, True),
+        (4, 2, 2, 4, False),
+        (2, 2, 2, 2, False),
+        (3, 2, 2, 6, False),  # three tasks per node, and one node gets two instances
+        (3, 2, 2, 8, True),
+        (1, 3, 2, 2, False),
+        (1, 2, 2, 2, True),
+    ],
+)
+def test_instances_that_cannot_run_at_the_same_time_in_a_job_are_refused(
+    instances, ranks, nodes, tasks, fits, tmp_path
+):
+    run = load.load("cosmoflow", "smoke")
+    campaign = Campaign(run, (), tmp_path, None, tmp_path, instances, instances, ranks, nodes)
+    env = {"SLURM_JOB_NODELIST": f"n[0-{nodes - 1}]", "SLURM_NTASKS": str(tasks)}
+    if fits:
+        check_placement(campaign, True, env)
+    else:
+        with pytest.raises(UserError, match=rf"do not fit into this job of {tasks} tasks on 2 nodes"):
+            check_placement(campaign, True, env)
+
+
+def test_a_closed_campaign_warns_before_its_first_run_that_nobody_submits_it(site, capsys):
+    site.will(run_01="aborted", run_02="aborted")
+    assert site.run("--preset", "closed", "--runs", "2") == 1
+    output = capsys.readouterr().out
+    warning = "submission.org and submission.platform are 'unnamed', submission.status is 'research'"
+    assert output.index(warning) < output.index("run_01 of 2 starts")
+    named = ["--set", "submission.org=Lab", "--set", "submission.platform=Cluster"]
+    site.run("--preset", "closed", "--runs", "2", *named, "--out", site.folder / "named")
+    assert "unnamed" not in capsys.readouterr().out
+    site.will()
+    assert site.run("--runs", "1", "--out", site.folder / "open") == 0
+    assert "unnamed" not in capsys.readouterr().out, "an open run is not submitted"
+
+
+def test_a_launch_wrapper_stands_between_srun_and_the_mlhpc_of_the_container(site, monkeypatch):
+    srun = site.folder / "srun"
+    srun.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{site.folder}/srun-words\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{site.folder}:{os.environ['PATH']}")
+    for name, value in {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n0", "SLURM_NTASKS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    site.run("--runs", "1")
+    words = (site.folder / "srun-words").read_text().split("\n")
+    assert words[:5] == ["--wait=120", "--kill-on-bad-exit=0", str(site.python), "-m", "mlhpc"]
+    monkeypatch.setenv("LAUNCH_WRAP", "apptainer exec --nv '/my images/a.sif'")
+    site.run("--runs", "1")
+    words = (site.folder / "srun-words").read_text().split("\n")
+    wrapped = ["apptainer", "exec", "--nv", "/my images/a.sif", "mlhpc", "run", "cosmoflow"]
+    assert words[2:9] == wrapped
 
 
 def test_what_was_aborted_is_no_part_of_the_set_that_is_scored(site, capsys):

@@ -13,7 +13,7 @@ from scipy import stats
 from mlhpc import cli
 from mlhpc.benchmarks import load
 from mlhpc.run_processes import locked
-from mlhpc.study import parse_axes
+from mlhpc.study_plan import parse_axes
 from mlhpc.submission.report.study import read
 
 STAND_IN = """\
@@ -235,7 +235,7 @@ def test_the_task_of_an_array_makes_its_run_alone(site):
         (["--vary", "ranks=3"], "ranks=3: a global batch of 16 samples cannot be shared equally by 3 ranks"),
         (["--vary", "storage=sharde"], "did you mean 'shared'"),
         (["--vary", "storage=staged"], "give --stage"),
-        (["--vary", "data=/nowhere/at/all"], "no data set is there"),
+        (["--vary", "data=/nowhere/at/all"], "no such data set"),
         (
             ["--vary", "batch=1024"],
             "batch=1024: 5 steps of warm-up and 20 to measure are more than the 2 of an epoch",
@@ -243,13 +243,13 @@ def test_the_task_of_an_array_makes_its_run_alone(site):
         (["--vary", "batch=8", "--steps", "0"], "--steps 0"),
         (["--vary", "batch=8", "--repeats", "0"], "--repeats 0"),
         (["--vary", "batch=8", "--warmup", "-1"], "--warmup -1"),
-        (["--vary", "batch=4,8", "--repeats", "2", "--number", "5"], "has the runs 1 to 4"),
+        (["--vary", "batch=4,8", "--repeats", "2", "--number", "5"], "numbered 1 to 4"),
         (["--vary", "batch=true"], "whole numbers of 1 or more"),
-        (["--vary", "batch=,"], "names no value"),
-        (["--vary", "study.steps=0"], "a run of 0 steps would be one to the target"),
+        (["--vary", "batch=,"], "has no value"),
+        (["--vary", "study.steps=0"], "study.steps=0 means a run to the target"),
         (
             ["--vary", "batch=4", "--vary", "hyperparameters.global_batch_size=8,16"],
-            "one follows from the other",
+            "each determines the other",
         ),
     ],
 )
@@ -273,7 +273,7 @@ def test_a_run_that_was_killed_says_so_and_not_what_it_printed_before(site):
     site.takes(run1=[-9, 0])
     assert site.study("--vary", "batch=4", "--repeats", "1") == 1
     (cell,) = read(site.out).cells
-    assert "ended by SIGKILL" in cell.failures[0]
+    assert "killed by SIGKILL" in cell.failures[0]
 
 
 def test_a_run_of_fewer_steps_than_its_cell_says_is_not_measured(site):

@@ -79,7 +79,7 @@ def test_a_universe_that_the_manifest_lists_and_is_gone_is_named(raw: Path, tmp_
     gone.unlink()
     with pytest.raises(UserError) as said:
         run(raw, tmp_path / "out")
-    assert str(said.value) == f"{gone}: missing, and the manifest lists it; see: mlhpc data verify {raw}"
+    assert str(said.value) == f"{gone}: listed in the manifest but missing; see: mlhpc data verify {raw}"
     assert not (tmp_path / "out").exists()
 
 

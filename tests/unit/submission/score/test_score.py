@@ -231,7 +231,7 @@ def test_equal_seeds_and_missed_targets_do_not_count(tmp_path: Path) -> None:
 
     score = weak_set(tmp_path, [10.0, 11, 12, 13, 14, 90, 95], edit=edit)
     assert (score.M, score.minutes) == (5, pytest.approx(14))
-    assert [run.dropped for run in score.runs[5:]] == ["seed 1 again", "did not converge"]
+    assert [run.dropped for run in score.runs[5:]] == ["seed 1 repeated", "did not converge"]
 
 
 def test_pruned_results_do_not_count_but_are_told(tmp_path: Path) -> None:
