@@ -11,8 +11,8 @@ from mlhpc.run_processes import allocated_tasks
 
 
 def srun_options(campaign: Campaign, slot: int, env: Mapping[str, str]) -> list[str]:
-    """The options of srun for the instance in ``slot`` (0 to instances - 1): nodes of its own or, with more
-    instances than nodes, its own part of a node."""
+    """The options of srun for the instance in ``slot`` (0 to instances - 1): its own nodes or, with more instances
+    than nodes, its own part of a node."""
     if campaign.instances == 1:
         return [f"--ntasks={campaign.ranks}"] if campaign.ranks else []
     hosts = expand_hosts(env["SLURM_JOB_NODELIST"])

@@ -18,7 +18,7 @@ from mlhpc.errors import UserError
 GRACE_S = 60.0
 """Seconds that runs have to close their logs after SIGTERM before they are killed."""
 SRUN_WAIT_S = 120
-"""srun kills the remaining ranks so many seconds after the first exit. Longer than the 60 s of the roll call,
+"""Seconds after the first exit until srun kills the remaining ranks. Longer than the 60 s of the roll call,
 which then has named a rank that never connected."""
 NARROWEST = 120
 """Columns of a table that goes to a file, such as the output of a batch job."""

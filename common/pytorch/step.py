@@ -56,7 +56,7 @@ def make_scaler(precision: str, device: torch.device) -> GradScaler:
     Raises ``UserError`` for float16 without a GPU: CPUs have bfloat16.
     """
     if precision == "mixed_float16" and device.type == "cpu":
-        raise UserError("training.precision mixed_float16 needs a GPU; on a CPU take mixed_bfloat16")
+        raise UserError("training.precision=mixed_float16 needs a GPU; on a CPU use mixed_bfloat16")
     return GradScaler(device.type, enabled=precision == "mixed_float16")
 
 

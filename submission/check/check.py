@@ -185,7 +185,7 @@ def _tolerated(finding: Finding) -> Finding:
 
 
 def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterator[Finding]:
-    """Our comparison with the reference; package_checker's stands beside it."""
+    """Our comparison with the reference, in addition to that of package_checker."""
     comparison = compare_set(results, score, rules)
     if comparison is None or comparison.passes or not comparison.applies:
         return

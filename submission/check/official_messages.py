@@ -257,7 +257,7 @@ def _package_finding(message: str, where: str) -> Finding | None:
         )  # fmt: skip
         return replace(compliance, severity="warning") if match[2] else compliance
     if match := re.match(r"Result file (.*) logs no seed", message):
-        remedy = "log the seed of every run; without seeds, runs cannot be told from chosen ones"
+        remedy = "log the seed of every run; without seeds nobody can see that runs were not selected"
         return finding("seed", _log_name(match[1], where), "a seed", "none", remedy)
     if match := re.match(r"Result file (.*) logs seed (\S+) on .* result file (.*) already logs", message):
         remedy = "give every run its own seed, from a clock for example, and run it again"

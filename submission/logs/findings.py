@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mlhpc.benchmarks.findings import Finding, Severity
+from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import count
-from mlhpc.submission.logs.untrusted import printable
 
 __all__ = ["STYLES", "Finding", "Severity", "grouped", "passes", "print_findings", "verdict"]
 

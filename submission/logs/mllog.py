@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.files.untrusted import clean, printable
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.untrusted import clean, printable
 
 TOKEN = ":::MLLOG "
 YEARS_MS = (-62135596800000.0, 253402300799999.0)

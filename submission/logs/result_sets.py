@@ -19,11 +19,11 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from mlhpc.benchmarks.registry import logged_name
+from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log, parse
 from mlhpc.submission.logs.run_directory import Target
-from mlhpc.submission.logs.untrusted import printable, read_object, read_text
 
 Metric = Literal["strong", "weak"]
 METRICS: tuple[Metric, Metric] = ("strong", "weak")
@@ -44,7 +44,7 @@ class ResultSet:
     """The runs of one score.
 
     ``path``: their folder, or the one log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
-    ``resnet``), empty where it is not known. ``system_json``: the system description, None where there is no
+    ``resnet``), empty where unknown. ``system_json``: the system description, None where there is no
     readable one. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: what is wrong with
     the files of the set. Of run directories of this suite: ``runs``, their ``preset``, and the ``target`` that
     they were run to; for other logs the rules have the target.
@@ -92,7 +92,7 @@ class ResultSet:
 
     @property
     def is_tree(self) -> bool:
-        """Whether the set lies in a submission tree, so that the rules for one hold."""
+        """Whether the set is in a submission tree, to which more rules apply."""
         return self.system is not None
 
     @property
@@ -128,7 +128,7 @@ def result_sets(path: Path) -> list[ResultSet]:
         return [_runs(path, [path], _kind(path))]
     sets = list(_below(path))
     if not sets and (path / "study.html").is_file():
-        raise UserError(f"{path}: a study, whose runs are no results; its report is {path / 'study.html'}")
+        raise UserError(f"{path}: a study, whose runs are not results; its report is {path / 'study.html'}")
     if not sets:
         raise UserError(
             f"{path}: no run directory, and none below it (no run.log, result.json or result_N.txt); "

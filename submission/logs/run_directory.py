@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run, meets
+from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError, count
 from mlhpc.submission.logs.mllog import Log, parse
-from mlhpc.submission.logs.untrusted import printable, read_object, read_text
 
 T = TypeVar("T")
 MOST_RANKS = 1_000_000

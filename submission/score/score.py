@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from mlhpc.benchmarks import load, registry
@@ -22,9 +23,14 @@ def score_rules(logged_name: str) -> tuple[Target, int] | None:
     benchmark = registry.find_logged(logged_name)
     if benchmark is None:
         return None
-    target = load.official_target(benchmark.name)
+    return _score_rules(benchmark.name)
+
+
+@cache
+def _score_rules(name: str) -> tuple[Target, int]:
+    target = load.official_target(name)
     read = Target(metric=target.metric, label=target.label, value=target.value)
-    return read, load.runs_of_a_score(benchmark.name)
+    return read, load.runs_of_a_score(name)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Jobs:
     def output(self):
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("job-*.out")))
 
-    def wait(self, arrived, seconds=120):
+    def wait(self, arrived, seconds=300):
         deadline = time.monotonic() + seconds
         while not arrived():
             assert time.monotonic() < deadline, self.output() or "the job did not start"

@@ -197,9 +197,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_what_this_machine_lacks_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert pick_device("auto", 0) == pick_device("cpu", 3) == CPU
-    with pytest.raises(UserError, match=r"^training\.device cuda needs a GPU.*cpu or auto$"):
+    with pytest.raises(UserError, match=r"^training\.device=cuda needs a GPU.*cpu or auto$"):
         pick_device("cuda", 0)
-    with pytest.raises(UserError, match=r"^training\.precision mixed_float16 .* mixed_bfloat16$"):
+    with pytest.raises(UserError, match=r"^training\.precision=mixed_float16 .* mixed_bfloat16$"):
         make_scaler("mixed_float16", CPU)
 
 

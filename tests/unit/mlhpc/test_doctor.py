@@ -51,12 +51,12 @@ def spoiled(**changes):
     return node
 
 
-def lines(node, place=RankInfo(), backend="horovod", benchmark="cosmoflow", env=()):  # noqa: B008
-    return list(check_nodes([node], place, benchmark, backend, dict(env)))
+def lines(node, rank_info=RankInfo(), backend="horovod", benchmark="cosmoflow", env=()):  # noqa: B008
+    return list(check_nodes([node], rank_info, benchmark, backend, dict(env)))
 
 
-def worst(found, what):
-    states = {line.status for line in found if line.name == what}
+def worst(results, what):
+    states = {line.status for line in results if line.name == what}
     return next((state for state in ("fail", "warn", "pass") if state in states), None)
 
 
@@ -75,21 +75,23 @@ MPIRUN = {
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "127.0.0.1"),
     ],
 )
-def test_under_mpirun_the_nodes_meet_wherever_rank_0_can_be_known(env, leader):
+def test_under_mpirun_nodes_connect_wherever_the_host_of_rank_0_is_known(env, leader):
     assert nodes.find_rank_info(MPIRUN | env).leader == leader
 
 
-def test_the_nodes_that_were_looked_at_are_named():
+def test_the_examined_nodes_are_named():
     two = [spoiled(host="n0"), spoiled(host="n1")]
     place = RankInfo("srun", 0, 2, 0, 1, 0, 2, leader="n0")
-    found = [line.detail for line in check_nodes(two, place, None, "none", {}) if line.name == "launcher"]
-    assert found == ["srun: 2 ranks on 2 nodes: n0, n1"]
-    alone = RankInfo("mpirun", 0, 4, 0, 1, None, None)
-    found = [line.detail for line in check_nodes(two[:1], alone, None, "none", {}) if line.name == "launcher"]
-    assert found == ["mpirun: 4 ranks, only n0 examined"]
+    results = [line.detail for line in check_nodes(two, place, None, "none", {}) if line.name == "launcher"]
+    assert results == ["srun: 2 ranks on 2 nodes: n0, n1"]
+    mpirun = RankInfo("mpirun", 0, 4, 0, 1, None, None)
+    results = [
+        line.detail for line in check_nodes(two[:1], mpirun, None, "none", {}) if line.name == "launcher"
+    ]
+    assert results == ["mpirun: 4 ranks, only n0 examined"]
 
 
-def test_nodes_that_cannot_meet_are_not_described_as_one(monkeypatch, capsys, tmp_path):
+def test_nodes_that_cannot_connect_are_not_described_together(monkeypatch, capsys, tmp_path):
     """The description would say one node of many."""
     for name, value in (MPIRUN | {"OMPI_COMM_WORLD_RANK": "0"}).items():
         monkeypatch.setenv(name, value)
@@ -125,13 +127,13 @@ GPU = {"gpus": ["NVIDIA A100, 40960 MiB"] * 4, "local_size": 4, "cores": 2}
         ("PyTorch", "fail", {"torch": None}, {"backend": "torch", "benchmark": "deepcam"}),
         ("PyTorch", "warn", GPU | {"torch__gpus": 4, "torch__nccl": False}, {"backend": "torch"}),
         # Horovod: a wheel from pip's cache for another TensorFlow; builds that lack what a launcher needs.
-        ("Horovod", "fail", {"horovod_built_for": "2.15.1"}, {"place": SRUN}),
+        ("Horovod", "fail", {"horovod_built_for": "2.15.1"}, {"rank_info": SRUN}),
         ("Horovod", "warn", {"horovod_built_for": "2.15.1"}, {}),
-        ("Horovod", "fail", {"horovod_built_for": ""}, {"place": SRUN}),
-        ("Horovod", "fail", {"tensorflow__horovod_error": "undefined symbol: _ZN10"}, {"place": SRUN}),
-        ("Horovod", "fail", {"tensorflow__horovod__gloo": False}, {"place": SRUN}),
-        ("Horovod", "fail", {}, {"place": RankInfo("mpirun", 0, 2, 0, 2, None, None)}),
-        ("Horovod", "fail", {"packages": {}}, {"place": SRUN}),
+        ("Horovod", "fail", {"horovod_built_for": ""}, {"rank_info": SRUN}),
+        ("Horovod", "fail", {"tensorflow__horovod_error": "undefined symbol: _ZN10"}, {"rank_info": SRUN}),
+        ("Horovod", "fail", {"tensorflow__horovod__gloo": False}, {"rank_info": SRUN}),
+        ("Horovod", "fail", {}, {"rank_info": RankInfo("mpirun", 0, 2, 0, 2, None, None)}),
+        ("Horovod", "fail", {"packages": {}}, {"rank_info": SRUN}),
         ("Horovod", "pass", {"packages": {}}, {}),  # one rank needs none
         ("Horovod", "warn", GPU | {"tensorflow__gpus": 4}, {}),  # gradients would go over the host
         ("GPUs", "warn", {"gpus": ["A100"] * 4}, {}),
@@ -157,7 +159,7 @@ GPU = {"gpus": ["NVIDIA A100, 40960 MiB"] * 4, "local_size": 4, "cores": 2}
         ("data set", "fail", {"data__manifest_error": "no JSON"}, {}),
         ("data set", "warn", {"data": FOLDER}, {}),  # without a manifest
         ("data set", "warn", {"data__is_ram": True}, {}),
-        ("data set", None, {"data": {}}, {}),  # nobody said where it is
+        ("data set", None, {"data": {}}, {}),  # not given
         ("staging", "fail", {"stage__free": 99 * GIB}, {}),  # the data set has 100
         ("staging", "fail", {"stage__writable": False}, {}),
         ("staging", "warn", {"stage__is_ram": True}, {}),
@@ -184,22 +186,22 @@ def test_nodes_that_differ_are_named():
     other = spoiled(
         host="n1", packages__tensorflow="2.15.1", data__digest=2, stage__type="tmpfs", stage__is_ram=True
     )
-    found = list(check_nodes([NODE, other], SRUN, "cosmoflow", "horovod", {}))
-    said = {(line.status, line.name): line.detail for line in found}
-    assert "2.15.1 on n1" in said["fail", "versions"] and "tensorflow" in said["fail", "versions"]
-    assert ("warn", "staging on n1") in said and ("pass", "staging on n0") in said
-    assert ("fail", "data set") in said
-    assert not any("n1" in line.name for line in found if line.name.startswith("Python"))
+    results = list(check_nodes([NODE, other], SRUN, "cosmoflow", "horovod", {}))
+    details = {(line.status, line.name): line.detail for line in results}
+    assert "2.15.1 on n1" in details["fail", "versions"] and "tensorflow" in details["fail", "versions"]
+    assert ("warn", "staging on n1") in details and ("pass", "staging on n0") in details
+    assert ("fail", "data set") in details
+    assert not any("n1" in line.name for line in results if line.name.startswith("Python"))
 
 
 def test_one_node_with_fewer_gpus_is_named():
     nodes = [spoiled(host=f"n{i}", **GPU | {"tensorflow__gpus": 4}) for i in range(3)]
     nodes[2]["gpus"] = nodes[2]["gpus"][:3]
-    found = list(check_nodes(nodes, SRUN, "cosmoflow", "horovod", {}))
-    assert any(line.status == "warn" and "n2 differs from n0" in line.detail for line in found)
+    results = list(check_nodes(nodes, SRUN, "cosmoflow", "horovod", {}))
+    assert any(line.status == "warn" and "n2 differs from n0" in line.detail for line in results)
 
 
-def test_results_on_a_disk_of_one_node_are_suspected():
+def test_results_on_a_node_local_disk_are_a_warning():
     nodes = [spoiled(out__shared=False, out__type="ext4"), spoiled(host="n1", out__shared=False)]
     assert worst(check_nodes(nodes, SRUN, "cosmoflow", "horovod", {}), "results") == "warn"
 
@@ -270,13 +272,13 @@ def test_a_rank_that_does_not_report_its_node_is_named():
         nodes.receive_facts(listener, "secret", [3, 5], seconds=0)
 
 
-def test_a_broken_framework_is_reported_and_does_not_take_us_along(monkeypatch):
+def test_a_broken_framework_is_reported_and_does_not_end_the_doctor(monkeypatch):
     monkeypatch.setattr(node, "packages", lambda: {"tensorflow": "2.18.1", "torch": "2.12.1"})
     monkeypatch.setattr(node, "_TENSORFLOW", "import os; os.abort()")
     monkeypatch.setattr(node, "_TORCH", "import no_such_library")
-    told = node._load_frameworks("none")
-    assert "SIGABRT" in told["tensorflow"]["error"]
-    assert "no_such_library" in told["torch"]["error"]
+    facts = node._load_frameworks("none")
+    assert "SIGABRT" in facts["tensorflow"]["error"]
+    assert "no_such_library" in facts["torch"]["error"]
 
 
 @pytest.fixture
@@ -288,18 +290,18 @@ def bare(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_laptop_without_frameworks_is_fit_for_one_rank(bare, tmp_path, capsys):
+def test_a_laptop_without_frameworks_is_ready_for_one_rank(bare, tmp_path, capsys):
     argv = ["doctor", "--stage", str(tmp_path / "stage"), "--out", str(tmp_path / "out")]
     assert cli.main(argv) == 0
-    said = capsys.readouterr().out
-    assert "TensorFlow" in said and "not installed" in said and "ready for a run; " in said
+    output = capsys.readouterr().out
+    assert "TensorFlow" in output and "not installed" in output and "ready for a run; " in output
     assert list(tmp_path.iterdir()) == [], "it only looks"
 
 
-def test_exit_status_1_says_what_is_not_well(bare, tmp_path, capsys):
+def test_exit_status_1_says_what_is_wrong(bare, tmp_path, capsys):
     assert cli.main(["doctor", "cosmoflow", "--data", str(tmp_path / "nowhere")]) == 1
-    said = capsys.readouterr().out
-    assert "nowhere does not exist" in said and "not ready for a run" in said
+    output = capsys.readouterr().out
+    assert "nowhere does not exist" in output and "not ready for a run" in output
 
 
 def test_the_size_of_the_data_set_is_its_manifests(tmp_path):
@@ -310,7 +312,7 @@ def test_the_size_of_the_data_set_is_its_manifests(tmp_path):
     assert (facts["bytes"], facts["files"]) == (5000, 1)
 
 
-def test_two_ranks_meet_and_the_first_speaks_for_both(tmp_path):
+def test_two_ranks_connect_and_rank_0_reports_for_both(tmp_path):
     """The real thing, on this machine: roll call, facts over the wire, one report."""
     code = (
         "import sys; from mlhpc import cli; from mlhpc.doctor import node; node.packages = lambda: {}; "
@@ -325,14 +327,14 @@ def test_two_ranks_meet_and_the_first_speaks_for_both(tmp_path):
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert "mlhpc: 2 ranks" in said[0][0] and "\nready for a run" in said[0][0]
-    assert said[1][0] == ""
+    output = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], output
+    assert "mlhpc: 2 ranks" in output[0][0] and "\nready for a run" in output[0][0]
+    assert output[1][0] == ""
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["doctor", "cosmoflw"], "cosmoflow"),
         (["doctor", "--ranks", "-1"], "--ranks -1"),
@@ -344,13 +346,13 @@ def test_two_ranks_meet_and_the_first_speaks_for_both(tmp_path):
         (["doctor", "--system", "--set", "division=half"], "closed or open"),
     ],
 )
-def test_a_mistake_is_one_line(argv, said, capsys):
+def test_a_mistake_is_one_line(argv, message, capsys):
     assert cli.main(argv) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and said in error
+    assert error.count("\n") == 1 and message in error
 
 
-def test_contradicting_launchers_are_a_failed_line(bare, monkeypatch, capsys):
+def test_contradicting_launchers_fail(bare, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert cli.main(["doctor"]) == 1
     assert "WORLD_SIZE" in capsys.readouterr().out
@@ -361,7 +363,7 @@ def test_the_facts_of_a_node_can_be_sent(bare):
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_looking_imports_no_framework():
+def test_examining_imports_no_framework():
     code = (
         "import sys; from mlhpc.doctor import command, node; from mlhpc.common.ranks.environment import RankInfo\n"
         "node.packages = dict; node.examine(RankInfo(), 'none', node.Folders(None, None, None), {})\n"

@@ -5,6 +5,7 @@ Batch systems are stood in for by programs that write down what they were asked 
 that they were given is then read by the real parser.
 """
 
+import inspect
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ from ranks.need import need
 
 from mlhpc import cli
 from mlhpc.benchmarks import load, registry
+from mlhpc.common.ranks import launch
+from mlhpc.run_processes import SRUN_WAIT_S
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "run_scripts"
@@ -184,6 +187,19 @@ def test_only_a_stage_that_the_site_named_after_the_job_is_removed_by_the_script
     assert wrapper in run(FOLDER / "run.sbatch", BENCHMARK="cosmoflow")[0]
     for stage in ("/local/mlhpc-77", "/local/scratch77", "/local"):
         assert wrapper not in run(FOLDER / "run.sbatch", BENCHMARK="cosmoflow", STAGE=stage)[0]
+
+
+def test_srun_waits_until_the_roll_call_has_named_a_missing_rank():
+    limit = inspect.signature(launch.call_roll).parameters["timeout_s"].default
+    assert limit < SRUN_WAIT_S
+    assert f"srun --wait={SRUN_WAIT_S} " in (FOLDER / "run.sbatch").read_text()
+
+
+@pytest.mark.parametrize("script", ["campaign", "study"])
+def test_only_jobs_that_can_continue_are_requeued_and_append_to_their_output(script):
+    assert "#SBATCH --no-requeue\n" in (FOLDER / "run.sbatch").read_text()
+    text = (FOLDER / f"{script}.sbatch").read_text()
+    assert "#SBATCH --requeue\n" in text and "#SBATCH --open-mode=append\n" in text
 
 
 def rank(stage, *command):

@@ -453,3 +453,50 @@ def test_a_run_without_a_log_is_none_that_complies(tmp_path: Path) -> None:
         make_run(tmp_path / f"run_{n}")
     (tmp_path / "run_2" / "run.log").unlink()
     assert only(tmp_path).complying <= 1
+
+
+# What is there more than once, or only in part.
+
+
+def test_a_pruned_instance_that_was_killed_does_not_fail_the_set(tmp_path: Path) -> None:
+    folder = make_set(tmp_path / "org", "deepcam", level="weak")
+    write_log(folder / "pruned_results" / "result_1.txt", records("deepcam", seed=99, start_ms=1)[:-1])
+    describe(tmp_path / "org", "machine", number_of_nodes="12", accelerators_per_node="4")
+    checked = only(tmp_path)
+    assert checked.passes, grouped(checked.findings)
+    assert "hpc_2.0.0/run_stop" in rules(checked, "warning")
+    assert "NO ERRORS" in package_checker(tmp_path / "org")
+
+
+def test_only_pruned_logs_are_findings_and_no_crash(tmp_path: Path) -> None:
+    folder = make_set(tmp_path / "org", "deepcam", level="weak")
+    (folder / "pruned_results").mkdir()
+    for log in folder.glob("*.txt"):
+        log.rename(folder / "pruned_results" / log.name)
+    status, text = printed(tmp_path, print_check)
+    assert status == 1 and "set/empty" in text
+    status, text = printed(tmp_path, print_score)
+    assert status == 1 and "KeyError" not in text
+
+
+def test_copies_of_a_set_count_once(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        make_set(tmp_path / name, "deepcam")
+    status, text = printed(tmp_path, print_check)
+    assert status == 0
+    assert text.rstrip().endswith("1 of 1 sets pass; 2 more are copies of them")
+    assert text.count("set/copy") == 2
+
+
+def test_check_keeps_of_a_large_set_only_what_sets_are_compared_by(tmp_path: Path) -> None:
+    """Records of keys that no rule for sets reads are 99% of a large log, and must not stay in memory."""
+
+    def many(number: int, made: Records) -> None:
+        last = made.pop()
+        made += [dict(made[-1], key="tracked_stats", value=n) for n in range(2000)] + [last]
+
+    make_set(tmp_path / "org", "deepcam", edit=many)
+    checked = only(tmp_path)
+    assert checked.passes
+    assert "logs" not in vars(checked.results), "the complete logs were kept"
+    assert max(len(log.records) for log in checked.results.condensed) < 100

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import scipy.stats
-from golden.make_tree import MISSED, Records, make_set, records, write_log
+from golden.make_tree import MISSED, Records, describe, make_set, records, write_log
 
+from mlhpc.benchmarks.load import load
 from mlhpc.submission.check.official import summary
 from mlhpc.submission.logs.mllog import Log, parse
 from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.logs.run_directory import Target
 from mlhpc.submission.score.score import Strong, Weak, score_rules, score_run, score_strong, score_weak
-from mlhpc.submission.score.set_score import score_set
+from mlhpc.submission.score.set_score import score_set, set_findings
 
 COSMOFLOW, RUNS = score_rules("cosmoflow")
 
@@ -275,3 +277,47 @@ def test_a_log_of_an_unknown_benchmark_has_no_score(tmp_path: Path) -> None:
     (results,) = result_sets(write_log(tmp_path / "a.log", made))
     score = score_set(results)
     assert score.minutes is None and "'oc20'" in score.why
+
+
+# Sets that say more than they hold.
+
+
+def test_the_scale_of_an_instance_is_no_more_than_what_it_had(tmp_path: Path) -> None:
+    """Published logs of 128 instances that ran at the same time each log all 2048 units as their own."""
+    score = weak_set(tmp_path, [10.0, 11, 12, 13, 14], nodes=8)  # T of the description: 8 · 4 · 5
+    assert (score.T, score.S) == (160, 32)
+    tree = tmp_path / "all"
+    make_set(tree, "deepcam", [10.0, 11, 12, 13, 14], level="weak", nodes=40)
+    describe(tree, "machine", number_of_nodes="40", accelerators_per_node="4")
+    (results,) = result_sets(tree)
+    score = score_set(results)
+    assert isinstance(score, Weak) and (score.T, score.S) == (160, 32)
+    assert score.minutes == pytest.approx(14)
+    (finding,) = [f for f in set_findings(results, score) if f.rule == "set/scale"]
+    assert finding.severity == "error" and "at most 32 units" in finding.expected
+
+
+def test_instances_one_after_another_have_the_whole_system(tmp_path: Path) -> None:
+    def later(number: int, made: Records) -> None:
+        for record in made:
+            record["time_ms"] += number * 86_400_000
+
+    tree = tmp_path / "org"
+    make_set(tree, "deepcam", level="weak", nodes=40, edit=later)
+    describe(tree, "machine", number_of_nodes="40", accelerators_per_node="4")
+    (results,) = result_sets(tree)
+    score = score_set(results)
+    assert isinstance(score, Weak) and score.S == 160
+    assert "set/scale" not in {f.rule for f in set_findings(results, score)}
+
+
+def test_one_rule_ends_a_run_and_counts_it(tmp_path: Path) -> None:
+    """The target that a run is trained to and the one that its log is scored by (D4)."""
+    trained = load("cosmoflow", "closed").target
+    scored = Target(metric=trained.metric, label=trained.label, value=trained.value)
+    for value in (-0.2, -0.0, 0.0, 1e-9, 0.124, 0.1240001, 1.0, math.nan, math.inf, -math.inf):
+        assert trained.met_by(value) is scored.met_by(value), value
+    trained = load("deepcam", "closed").target
+    scored = Target(metric=trained.metric, label=trained.label, value=trained.value)
+    for value in (0.8199, 0.82, 1.0, 1.0001, 82.0, math.nan, math.inf):
+        assert trained.met_by(value) is scored.met_by(value), value

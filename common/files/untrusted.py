@@ -44,7 +44,7 @@ def clean(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
     if isinstance(value, list):
         return [clean(item) for item in value]
     if isinstance(value, dict):
