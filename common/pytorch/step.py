@@ -56,14 +56,14 @@ def make_scaler(precision: str, device: torch.device) -> GradScaler:
     Raises ``UserError`` for float16 without a GPU: CPUs have bfloat16.
     """
     if precision == "mixed_float16" and device.type == "cpu":
-        raise UserError("training.precision mixed_float16 needs a GPU; on a CPU take mixed_bfloat16")
+        raise UserError("training.precision=mixed_float16 needs a GPU; on a CPU use mixed_bfloat16")
     return GradScaler(device.type, enabled=precision == "mixed_float16")
 
 
 def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
     """The model with gradients averaged over ranks while they are computed, or itself for one rank.
 
-    Wrap it anew after weights were frozen. Batch norm's statistics stay each rank's own.
+    Wrap it again after freezing weights. Batch norm's statistics stay each rank's own.
     """
     if world.size == 1:
         return model
@@ -172,7 +172,7 @@ def make_eval_step(
 
     What is compiled, and what a GPU found the fastest convolutions for, is so for ``batch`` samples: fewer are
     filled up to them with zeros there, of which nothing is measured. A rank's last batch would otherwise have the
-    network compiled anew, inside the clock.
+    network compiled again, inside the clock.
     """
     inner = _unwrapped(model)
     device = next(model.parameters()).device
@@ -268,7 +268,7 @@ def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _unshared(model: nn.Module, waits: bool) -> AbstractContextManager[None]:
-    """Where ``waits`` says so, gradients are summed on this rank alone."""
+    """With ``waits``, gradients are accumulated on this rank only."""
     return model.no_sync() if waits and isinstance(model, DistributedDataParallel) else nullcontext()
 
 
@@ -282,7 +282,7 @@ def _compile(
     model: nn.Module, device: torch.device, compiled: bool, cuda_graphs: bool
 ) -> Callable[[Tensor], Tensor]:
     """With graphs, torch.compile's own ("reduce-overhead"): it captures what can be, forward and backward, keeps
-    the memory, and runs the rest as it is. A capture by hand of the whole step would have to take in the
+    the memory, and runs the rest normally. A capture by hand of the whole step would have to take in the
     gradients' all-reduce and their accumulation, for the little that is launched outside these two."""
     graphs = cuda_graphs and device.type == "cuda"
     if not (compiled or graphs):

@@ -60,7 +60,7 @@ def batches(
 ) -> Generator[Item, None, None]:
     """``read(reader, batch)`` of each of ``batches``, in order, by ``workers`` processes; ``ahead`` of them, or
     one each, before they are asked for. ``read`` is a function of a module, where the workers find it; the tensors
-    that it gives, ``batch_bytes`` at the most, lie ``in_shared_memory``. For a GPU they get page-locked memory.
+    that it gives, at most ``batch_bytes``, are ``in_shared_memory``. For a GPU they get page-locked memory.
 
     Raises UserError of ``read``, and when the shared memory of the node cannot hold what the workers of all its
     ranks read ahead.
@@ -94,7 +94,7 @@ def batches(
     except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
         reason = " ".join(str(error).split()) or "it handed over nothing"
         raise UserError(
-            f"a worker process was lost: {reason}; for want of memory, most likely: lower loading.workers or "
+            f"a worker process was lost: {reason}; most likely out of memory: lower loading.workers or "
             "loading.prefetch, or set loading.loader=threads"
         ) from error
     finally:
@@ -107,7 +107,7 @@ def batches(
 
 
 def in_shared_memory(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """An empty tensor that is handed over as it is. One that is filled first and shared later would be copied."""
+    """An empty tensor that is handed over without a copy. One that is filled first and shared later is copied."""
     kind: Any = torch.UntypedStorage
     storage = kind._new_shared(math.prod(shape) * dtype.itemsize)
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]

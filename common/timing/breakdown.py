@@ -56,7 +56,7 @@ class Breakdown:
         return self.total - self.staging
 
     def parts(self) -> dict[str, float | None]:
-        """The parts in the order in which they are told, in seconds."""
+        """The parts in the order in which they are reported, in seconds."""
         return {
             "staging": self.staging,
             "first_epoch_excess": self.first_epoch_excess,

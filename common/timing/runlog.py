@@ -38,7 +38,7 @@ class RunLog:
     """Writes ``run.log`` (MLLOG, rank 0) and ``events.rankN.jsonl`` (every rank) of one run.
 
     Spans are the whole timing API: ``with log.span("epoch", epoch=3): …``. ``docs/timing.md`` says which
-    spans there are and what is inside the clock.
+    spans there are and what is timed.
     """
 
     def __init__(self, out: Path, world: World) -> None:
@@ -74,7 +74,7 @@ class RunLog:
             self._events.close()
         if self._mllog:
             for handler in list(self._mllog.logger.handlers):
-                with suppress(OSError):  # of a record that could not be written: it was told then
+                with suppress(OSError):  # of a record that could not be written: it was reported then
                     handler.close()
                 self._mllog.logger.removeHandler(handler)
 
@@ -169,17 +169,17 @@ class RunLog:
             self._record("event", name, value, _metadata(tags), at)
 
     def hyperparameters(self, values: dict[str, Any]) -> None:
-        """Facts of the run that the rules want as records, one a key."""
+        """Facts of the run that the rules require as records, one per key."""
         at = self._event("facts", "hyperparameters", values=values)
         for key, value in values.items():
             self._record("event", key, value, {}, at)
 
     def note(self, name: str, **tags: Any) -> None:
-        """An event for the record that is no interval and no metric."""
+        """An event that is neither an interval nor a metric."""
         self._event("note", name, **tags)
 
     def say(self, line: str) -> None:
-        """A line for the person who waits, from rank 0."""
+        """A line for the user, from rank 0."""
         if self._world.rank == 0:
             sys.stderr.write(line + "\n")  # print writes twice, and another rank's line may come between
 
@@ -199,13 +199,13 @@ class RunLog:
     def _event(self, event: str, name: str, at: float | None = None, **tags: Any) -> float:
         t = self.now() if at is None else at
         line = json.dumps({"t": round(t, 6), "event": event, "name": name, **tags}) + "\n"
-        with self._told():
+        with self._fatal_if_unwritable():
             write_all(self._events.fileno(), memoryview(line.encode()))
         return t
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """A record with holes would be a wrong one: the run ends where one cannot be written."""
+    def _fatal_if_unwritable(self) -> Iterator[None]:
+        """A record with gaps would be wrong: the run ends when an event cannot be written."""
         try:
             yield
         except OSError as error:
@@ -230,7 +230,7 @@ class RunLog:
     def _record(self, kind: str, key: str, value: Any, metadata: dict[str, Any], at: float) -> None:
         if self._mllog:
             write: Callable[..., None] = getattr(self._mllog, kind)
-            with self._told():
+            with self._fatal_if_unwritable():
                 write(
                     key, value, metadata=metadata, time_ms=round(self._opened_ms + at * 1e3), stack_offset=3
                 )

@@ -1,4 +1,4 @@
-"""Step time and data wait told apart, on processors that compute when called and on devices that only queue work.
+"""Step time and data wait, separated, on processors that compute when called and on devices that only queue work.
 
 On a CPU the training step returns when it is done: the time the loop waits for its next batch is data wait, the
 rest is the step. On a GPU the step returns as soon as its kernels are queued, and the host soon runs many steps

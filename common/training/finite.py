@@ -1,4 +1,4 @@
-"""What the training steps of an epoch gave, on all ranks."""
+"""The losses of an epoch on all ranks: finite, or an error that names the files."""
 
 from collections.abc import Callable, Iterable
 
@@ -22,7 +22,7 @@ def require_finite(
     """
     bad = np.flatnonzero(~np.isfinite(losses))
     mine = int(bad[0]) if len(bad) else len(losses)
-    # By its gradients the first bad loss spoils those of all ranks in the next update: it alone is told.
+    # Through its gradients the first bad loss spoils those of all ranks in the next update: only it is reported.
     earliest = min(world.gather(mine))
 
     def check() -> None:

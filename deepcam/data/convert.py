@@ -34,11 +34,11 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
     Fields keep their float32 values, masks become uint8. With ``float16``, fields are normalised and rounded
     to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the statistics
     become 0 and 1, and the manifest says so: that is another preprocessing than the reference's, for the
-    open division alone.
+    open division only.
 
     The ranks share the samples, ``workers`` threads in each; the same files come out for any number of
     them. What is complete is kept, so that an interrupted conversion can be started again; a source file
-    that was changed or replaced since, as its time of modification tells, is converted anew. Each thread
+    that was changed or replaced since, by its modification time, is converted again. Each thread
     holds a sample in memory, 54 MiB at the published size.
 
     Called by all ranks. Raises UserError, the same on all ranks, when a sample or the statistics are not as

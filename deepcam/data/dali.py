@@ -2,7 +2,7 @@
 
 The samples are read and checked as for the loader "threads", as they are stored; DALI takes them from there
 (an external source), so that every file layout can be read and every error names its file. On the GPU
-the field travels as it is stored and is normalised there.
+the field is transferred as stored and normalised there.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """The published layout: ``climate/data`` and ``climate/labels_0`` in an HDF5 file a sample, and ``stats.h5``.
 
 The HDF5 library lets one thread in at a time and its handles do not survive a fork. So it is asked only
-where the two arrays lie; a file is open in it no longer than that, and the arrays are read by offset.
+for the position of the two arrays; a file is open in it only for that long, and the arrays are read by offset.
 """
 
 import os
@@ -32,7 +32,7 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the arrays of a file lie, and what it is known by: its size and all its other bytes.
+    """Where the arrays of a file are, and what identifies it: its size and all its other bytes.
 
     A file with the same size and the same bytes outside the arrays has the same layout, for there is nothing
     else that HDF5 could have learned it from.

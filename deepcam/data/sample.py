@@ -1,7 +1,7 @@
 """One sample from its files into the arrays of a batch: read, checked and normalised in one pass.
 
-A sample has a field ``[rows, columns, channels]`` and a mask ``[rows, columns]`` of classes. Where they lie
-in one piece, a block of rows at a time is read, and checked and normalised while it is in the processor's
+A sample has a field ``[rows, columns, channels]`` and a mask ``[rows, columns]`` of classes. Where they are
+stored contiguously, a block of rows at a time is read, and checked and normalised while it is in the processor's
 cache. All that takes long releases the interpreter's lock, so that threads read at once.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 Batch = tuple["torch.Tensor", "torch.Tensor", int]
-"""``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as they lie in memory, and the size of their
+"""``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as they are in memory, and the size of their
 files in bytes."""
 
 CLASSES = 3  # background, tropical cyclone, atmospheric river
@@ -65,7 +65,7 @@ def require_layout(dataset: Manifest) -> None:
 
 
 def sample_shape(path: Path) -> tuple[int, int, int]:
-    """[rows, columns, channels] of a sample of either layout. Raises UserError when it is none."""
+    """[rows, columns, channels] of a sample of either layout. Raises UserError when the file is not a sample."""
     if path.suffix == ".h5":
         return hdf5.sample_shape(path)
     with opened(path) as fd:
@@ -176,7 +176,7 @@ class Reader:
             raise UserError(
                 f"{path}: {name} is {block[row, column, channel]} in "
                 f"{channel_name(channel, block.shape[2])} at row {first_row + row}, column {column}; "
-                "remove or mend the file"
+                "remove or fix the file"
             )
         if self._shift_and_scale:
             shift, scale = self._shift_and_scale
@@ -229,6 +229,6 @@ def _take_mask(
         row, column = np.argwhere((stored >= CLASSES) | (stored < 0))[0]
         raise UserError(
             f"{path}: {name} is {stored[row, column]} at row {first_row + row}, column {column}, and classes "
-            f"go from 0 to {CLASSES - 1}; remove or mend the file"
+            f"go from 0 to {CLASSES - 1}; remove or fix the file"
         )
     np.copyto(y, stored, casting="unsafe")

@@ -9,7 +9,7 @@ from torch import Tensor
 from mlhpc.common.pytorch.foreach import multiply_each
 
 CACHE = 2**20
-"""Numbers of weights worked on at once on a CPU: with gradients and state they stay in its caches."""
+"""Weights updated at once on a CPU: with their gradients and state they stay in its caches."""
 
 
 class Lamb(torch.optim.Optimizer):
@@ -168,11 +168,12 @@ def update(
 
 
 def _parts(parameters: list[Tensor], limit: int | None) -> Iterator[slice]:
-    """Neighbours of together at most ``limit`` numbers, or one tensor; without a limit all."""
-    begin, held = 0, 0
+    """Consecutive parameters with at most ``limit`` elements together, or a single larger one; all without a
+    limit."""
+    begin, size = 0, 0
     for end, parameter in enumerate(parameters):
-        held += parameter.numel()
-        if limit is not None and held > limit and end > begin:
+        size += parameter.numel()
+        if limit is not None and size > limit and end > begin:
             yield slice(begin, end)
-            begin, held = end, parameter.numel()
+            begin, size = end, parameter.numel()
     yield slice(begin, len(parameters))

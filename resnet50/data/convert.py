@@ -1,6 +1,6 @@
 """A data set of many small files packed into few: TFRecord shards, LMDB, or decoded pixels.
 
-The bytes of an image are copied, not encoded anew, and image n stays image n: a run reads the same batches,
+The bytes of an image are copied, not re-encoded, and image n stays image n: a run reads the same batches,
 bit for bit, from every format.
 """
 
@@ -47,7 +47,7 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
     started again.
 
     Raises UserError, the same on all ranks, when the source is no data set, lacks a file that its manifest
-    lists or has pixels alone, when an image has no readable size (for "raw": cannot be decoded), or ``out``
+    lists or has only pixels, when an image has no readable size (for "raw": cannot be decoded), or ``out``
     cannot be written or holds other files.
     """
     started = time.perf_counter()
@@ -213,7 +213,7 @@ def _named(images: Images, index: int, work: Callable[[], T]) -> T:
     try:
         return work()
     except BrokenImage as error:
-        raise UserError(f"{images.name(index)}: {error}; mend or remove it") from error
+        raise UserError(f"{images.name(index)}: {error}; fix or remove it") from error
 
 
 def _ahead(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:

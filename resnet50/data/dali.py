@@ -105,7 +105,7 @@ def _columns(
 
 
 def _geometry(reader: Reader) -> list[tuple[Callable[[View], Any], int]]:
-    """What DALI is told of each view besides its box: how to make it, and how many dimensions it has."""
+    """What DALI gets for each view besides its box: how to make it, and how many dimensions it has."""
     size = reader.size
     if reader.preprocessing == "mlperf":
         return [(partial(_pixels_seen, size=size), 2)]

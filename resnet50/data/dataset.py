@@ -1,7 +1,7 @@
-"""From the files of a data set to the images of its two splits, in whatever format they lie there.
+"""From the files of a data set to the images of its two splits, in whatever format they are stored.
 
 ``train/`` and ``validation/`` (or ``val/``) hold one of: a folder of images for each class; TFRecord shards,
-which may also lie beside each other without folders; ``data.mdb``; ``pixels.raw`` with ``index.npy``.
+which may also share one folder; ``data.mdb``; ``pixels.raw`` with ``index.npy``.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ class RankSamples:
 
 def select(dataset: Manifest, data: Data) -> Manifest:
     """The part of a data set that a run needs: the files of its two splits, which hold exactly as many images
-    as ``data`` says. A part of them would be the first classes alone.
+    as ``data`` says. A part of them would be the first classes only.
 
     Raises UserError when a split is missing, mixed or of another number of images, where names and facts tell
     (of TFRecord, LMDB and raw arrays without a count in the manifest, ``assign_samples`` counts).
@@ -121,7 +121,7 @@ def assign_samples(
     eval_samples: int,
 ) -> RankSamples:
     """The share of this rank in the data set that ``select`` gave; ``staged`` is the folder that it was
-    staged to in ``mode``, None: it is read where it lies, by all. Called by all ranks.
+    staged to in ``mode``, None: all read it in place. Called by all ranks.
 
     Raises UserError, the same on all, when a file cannot be read, the images are not as many as the run has
     samples, or the classes not as many as ``classes``.
@@ -160,7 +160,7 @@ def open_splits(
 ) -> tuple[dict[Split, Images], list[str] | None]:
     """The images of both splits, and the names of the classes where they are known. Called by all ranks.
 
-    They lie under ``root`` (None: the data set's), of its files those in ``here`` (None: all), staged in
+    They are under ``root`` (None: the data set's), of its files those in ``here`` (None: all), staged in
     ``mode``. ``classes`` None: as many as there are. Raises UserError as ``assign_samples``.
     """
     names = {split: files_of(dataset, split) for split in SPLITS}

@@ -1,4 +1,4 @@
-"""Where images lie: JPEG files by class, TFRecord shards, LMDB, raw arrays. One class reads each.
+"""How images are stored: JPEG files by class, TFRecord shards, LMDB, raw arrays. One class reads each.
 
 Labels count from 0. Whatever the format, ``read`` gives the same bytes of the same image.
 """

@@ -30,7 +30,7 @@ class BrokenImage(UserError):
 
 def decode(data: Bytes) -> torch.Tensor:
     """Pixels uint8 ``[3, height, width]``, RGB, of a JPEG's bytes, or of another format that Pillow reads; of
-    pixels, a view. Greyscale and CMYK become RGB. The orientation of EXIF is not heeded, as in ImageNet's
+    pixels, a view. Greyscale and CMYK become RGB. The orientation of EXIF is ignored, as in ImageNet
     training.
 
     Raises BrokenImage, without the file's name, when it cannot be decoded or is truncated.

@@ -3,7 +3,7 @@
 All of it is inside the clock, in every run. Each node reads every image once, and writes the shards that
 ``mlhpc data convert resnet50 --to tfrecord`` would: a run reads the same batches, bit for bit. What is shared
 with staging is who may write to a target, how much room there must be, and what takes all away after the run.
-A shard is whole or not there, but an interrupted packing is not gone on with: the next run packs anew.
+A shard is complete or absent, but an interrupted packing is not continued: the next run starts over.
 """
 
 import os
@@ -45,7 +45,7 @@ _RECORD_OVERHEAD = 1024
 
 
 class _Checked(Files):
-    """Images that are held against the data set's manifest as they are read, into memory that is taken again
+    """Images that are checked against the data set's manifest as they are read, into memory that is reused
     for the thread's next image: fresh pages for each cost more than reading it."""
 
     def __init__(self, images: Files, files: Sequence[File], root: Path) -> None:
@@ -77,7 +77,7 @@ def pack(
     dataset: Manifest, target: Path, world: World, classes: int, workers: int
 ) -> tuple[Manifest, StagingReport]:
     """Stage the JPEG files of ``dataset`` to ``target`` on every node as TFRecord shards, which the ranks of
-    the node share, ``workers`` at a time in each rank. Returns what lies in ``target``, and the report, which
+    the node share, ``workers`` at a time in each rank. Returns what is in ``target``, and the report, which
     counts the images.
 
     Called by all ranks. Raises UserError, the same on all ranks, when the data set is packed already or has

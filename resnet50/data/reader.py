@@ -1,4 +1,4 @@
-"""One image from where it lies into a row of a batch: decoded, cropped, mirrored, normalised."""
+"""One image from storage into a row of a batch: decoded, cropped, mirrored, normalised."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ PREPROCESSING = {
 
 
 class Sample(NamedTuple):
-    """What came of reading one: its label, or LEFT_OUT; the bytes read; what was passed over, and why."""
+    """The result of reading one image: its label, or LEFT_OUT; the bytes read; the images skipped, and why."""
 
     label: int
     size: int
@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, int, tuple[str, ...]]
-"""``x`` [b, size, size, 3] and ``y`` [b] as they lie in memory; the bytes read; the images skipped, and why."""
+"""``x`` [b, size, size, 3] and ``y`` [b] as they are in memory; the bytes read; the images skipped, and why."""
 
 
 def finish(x: torch.Tensor, samples: Sequence[Sample], pinned: bool = False) -> Batch:
@@ -53,9 +53,9 @@ def finish(x: torch.Tensor, samples: Sequence[Sample], pinned: bool = False) -> 
 class Reader:
     """Reads images of one epoch, ``size x size`` as the network sees them. Threads may share one.
 
-    ``draw`` is (seed, pool, epoch): the view of image i is drawn from it and i alone, so that it is the same
+    ``draw`` is (seed, pool, epoch): the view of image i is drawn from it and i only, so that it is the same
     for any number of ranks and workers. None: the view of evaluation. With ``broken`` "skip", an image that
-    cannot be decoded is passed over: in training for the next one, in evaluation for none.
+    cannot be decoded is skipped: training takes the next one, evaluation none.
     """
 
     images: Images
@@ -65,14 +65,14 @@ class Reader:
     preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
 
     def view(self, index: int, data: Bytes) -> View:
-        """How image ``index`` is seen. Raises BrokenImage when its size cannot be told."""
+        """How image ``index`` is seen. Raises BrokenImage when its size cannot be determined."""
         return self._view(index, *size_of(data))
 
     def read(self, index: int, x: npt.NDArray[np.float32]) -> Sample:
         """Read image ``index`` into ``x`` float32 ``[size, size, 3]``.
 
         Raises UserError naming the image when it cannot be read, BrokenImage when it cannot be decoded and is
-        not to be passed over, or nothing else can be.
+        not to be skipped, or no other image can be read.
         """
         broken: list[str] = []
         total = 0
@@ -97,7 +97,7 @@ class Reader:
     def named(self, index: int, error: Exception) -> BrokenImage:
         """``error`` with the image's name and what to do."""
         return BrokenImage(
-            f"{self.images.name(index)}: {error}; mend it, or set loading.broken_images=skip to go on without"
+            f"{self.images.name(index)}: {error}; fix it, or set loading.broken_images=skip to continue without it"
         )
 
     def _view(self, index: int, height: int, width: int) -> View:

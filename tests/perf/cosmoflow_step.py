@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.benchmarks.cosmoflow import Hyperparameters, Network
+from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D
 from mlhpc.cosmoflow.tf.model import build_model
 from mlhpc.cosmoflow.tf.step import make_optimizer, make_train_step
 
@@ -62,7 +63,7 @@ def keras_step(
 
 
 def our_step(shape: tuple[int, ...], x: np.ndarray, y: np.ndarray, precision: str) -> Callable[[], object]:
-    model = build_model(Network(), shape, precision=precision)
+    model = build_model(Network(), shape, precision=precision, conv3d=MinimalConv3D)
     hyperparameters = Hyperparameters(global_batch_size=len(x), opt_base_learning_rate=0.001)
     step = make_train_step(model, make_optimizer(hyperparameters, precision))
     return lambda: float(step(x, y))

@@ -33,6 +33,7 @@ from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.pytorch.device import pick_device
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
+from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optim.optimizer import make_optimizer
@@ -65,6 +66,8 @@ def our_step(way: str, batch: int, device: torch.device, options: argparse.Names
     compiled, graphs = WAYS[way]
     torch.manual_seed(0)
     model = build_model(Network(), 16).to(device, memory_format=torch.channels_last)
+    if device.type == "cpu":
+        use_cpu_kernels(model)
     facts = Hyperparameters(global_batch_size=batch, opt_lr=1e-3, opt_name="LAMB")
     step = make_train_step(
         model,

@@ -32,6 +32,7 @@ from rich.table import Table
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
+from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.freeze import freeze
 from mlhpc.deepcam.metric import CLASS_WEIGHTS, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
@@ -84,6 +85,7 @@ def our_step(
     keep_memory()
     torch.manual_seed(0)
     model = build_model(Network(), 16).to(memory_format=torch.channels_last)
+    use_cpu_kernels(model)
     freeze(model, frozen)
     facts = Hyperparameters(global_batch_size=len(x), opt_lr=1e-3, opt_name=optimizer)
     scaler = make_scaler(precision, torch.device("cpu"))

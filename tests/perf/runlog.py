@@ -17,6 +17,7 @@ import numpy as np
 from mlhpc.benchmarks import load
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing.runlog import RunLog
+from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D
 from mlhpc.cosmoflow.tf.model import build_model
 from mlhpc.cosmoflow.tf.step import make_optimizer, make_train_step
 
@@ -50,7 +51,7 @@ def main() -> None:
         pairs = [(seconds_a_step(steps, None), seconds_a_step(steps, log)) for _ in range(50)]
     cost = median(recorded - bare for bare, recorded in pairs)
 
-    model = build_model(run.network, run.data.sample_shape, dropout=0.0)
+    model = build_model(run.network, run.data.sample_shape, dropout=0.0, conv3d=MinimalConv3D)
     step = make_train_step(model, make_optimizer(run.hyperparameters, "float32"))
     batch = run.hyperparameters.global_batch_size
     x, y = np.ones((batch, *run.data.sample_shape), np.int16), np.zeros((batch, 4), np.float32)

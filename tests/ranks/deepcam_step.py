@@ -8,6 +8,7 @@ import torch
 from mlhpc.benchmarks.deepcam import Network
 from mlhpc.common.pytorch.step import average_statistics, wrap_ddp
 from mlhpc.common.ranks import launch
+from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.model import build_model
 
@@ -16,6 +17,7 @@ def main() -> None:
     world = launch.connect("torch")
     torch.manual_seed(5)
     whole = build_model(Network(width=0.1, middle_blocks=1), channels=16).double()
+    use_cpu_kernels(whole)
     x = torch.randn(2 * world.size, 16, 32, 48, dtype=torch.float64)
     mine = x[2 * world.rank : 2 * world.rank + 2]
 

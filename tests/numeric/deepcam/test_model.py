@@ -154,6 +154,7 @@ def functional(weights, x, middle_blocks):
 def test_outputs_and_gradients_are_those_of_the_layers_written_out():
     torch.manual_seed(1)
     model = build_model(SMALL, 4).double().to(memory_format=torch.channels_last)
+    use_cpu_kernels(model)
     for norm in model.modules():
         if isinstance(norm, torch.nn.BatchNorm2d):
             torch.nn.init.normal_(norm.bias, std=0.5)  # or what a shift does could not be seen
@@ -282,6 +283,7 @@ def test_minimal_filtering_in_float32_rounds_a_few_times_as_much_as_the_direct_s
 def test_bfloat16_stays_close_to_float32():
     torch.manual_seed(3)
     model = build_model(SMALL, 16).eval().to(memory_format=torch.channels_last)
+    use_cpu_kernels(model)
     x = torch.rand(2, 64, 96, 16).permute(0, 3, 1, 2)
     with torch.no_grad():
         exact = model(x)

@@ -20,6 +20,7 @@ from mlhpc.common.pytorch.step import (
     make_train_step,
     warm_up,
 )
+from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.data.loader import zeros_batch
 from mlhpc.deepcam.metric import iou, summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
@@ -41,6 +42,7 @@ def batch_of(samples, seed=0):
 def made(name="LAMB", seed=1, **options):
     torch.manual_seed(seed)
     model = build_model(NETWORK, 16).to(memory_format=torch.channels_last)
+    use_cpu_kernels(model)
     facts = Hyperparameters(global_batch_size=2, opt_name=name, opt_lr=0.01)
     optimizer = make_optimizer(facts, model.parameters())
     return model, optimizer, make_train_step(model, weighted_cross_entropy, optimizer, NO_SCALE, **options)
@@ -195,9 +197,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_what_this_machine_lacks_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert pick_device("auto", 0) == pick_device("cpu", 3) == CPU
-    with pytest.raises(UserError, match=r"^training\.device cuda needs a GPU.*cpu or auto$"):
+    with pytest.raises(UserError, match=r"^training\.device=cuda needs a GPU.*cpu or auto$"):
         pick_device("cuda", 0)
-    with pytest.raises(UserError, match=r"^training\.precision mixed_float16 .* mixed_bfloat16$"):
+    with pytest.raises(UserError, match=r"^training\.precision=mixed_float16 .* mixed_bfloat16$"):
         make_scaler("mixed_float16", CPU)
 
 

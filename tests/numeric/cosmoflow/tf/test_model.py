@@ -118,7 +118,7 @@ def test_loss_and_gradients_are_pytorchs(side, kernel):
 
 
 def test_two_steps_of_sgd_with_momentum_are_pytorchs():
-    model = build_model(SMALL, SMALL_SHAPE, dropout=0, weight_decay=0.01)
+    model = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0, weight_decay=0.01)
     step = make_train_step(model, optimizer_of(opt_base_learning_rate=0.05))
     parameters = torch_parameters(model)
     theirs = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
@@ -134,7 +134,7 @@ def test_two_steps_of_sgd_with_momentum_are_pytorchs():
 
 
 def test_the_mean_of_two_half_batches_gradients_is_the_whole_batchs():
-    model = build_model(SMALL, SMALL_SHAPE, dropout=0, weight_decay=0.01)
+    model = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0, weight_decay=0.01)
     x, y = batch_of(6, SMALL_SHAPE)
     _, whole = loss_and_gradients(model, x, y)
     halves = [loss_and_gradients(model, x[part], y[part])[1] for part in (slice(0, 3), slice(3, 6))]
@@ -146,7 +146,7 @@ def test_the_step_applies_the_averaged_gradients():
     x, y = batch_of(4, SMALL_SHAPE)
     changes = []
     for average in (None, lambda gradients: [3 * g for g in gradients]):
-        model = build_model(SMALL, SMALL_SHAPE, dropout=0)
+        model = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0)
         before = model.get_weights()
         make_train_step(model, optimizer_of(), average)(x, y)
         changes.append([after - b for after, b in zip(model.get_weights(), before, strict=True)])
@@ -157,7 +157,7 @@ def test_the_step_applies_the_averaged_gradients():
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
 def test_training_lowers_the_loss_at_every_precision(precision, name):
-    model = build_model(SMALL, SMALL_SHAPE, dropout=0, precision=precision)
+    model = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0, precision=precision)
     step = make_train_step(model, optimizer_of(precision, opt_name=name))
     x, y = batch_of(4, SMALL_SHAPE)
     losses = [float(step(x, y)) for _ in range(20)]
@@ -179,8 +179,8 @@ def reference_model(precision):
 
 def test_bfloat16_costs_no_more_than_in_keras_own_layers():
     x, y = batch_of(8, SMALL_SHAPE)
-    exact = build_model(SMALL, SMALL_SHAPE, dropout=0)
-    ours = build_model(SMALL, SMALL_SHAPE, dropout=0, precision="mixed_bfloat16")
+    exact = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0)
+    ours = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0, precision="mixed_bfloat16")
     assert {v.dtype for v in ours.trainable_variables} == {"float32"}
     theirs = reference_model("mixed_bfloat16")
     theirs.set_weights(exact.get_weights())
@@ -227,13 +227,13 @@ def test_float16_without_a_gpu_is_the_users_error():
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
     with pytest.raises(UserError, match=r"mixed_float16 needs a GPU.*mixed_bfloat16"):
-        build_model(SMALL, SMALL_SHAPE, precision="mixed_float16")
+        build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, precision="mixed_float16")
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
 def test_warming_up_leaves_no_trace(precision):
     def trained(warm):
-        model = build_model(SMALL, SMALL_SHAPE, dropout=0.5, precision=precision)
+        model = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0.5, precision=precision)
         optimizer = optimizer_of(precision)
         train, evaluate = make_train_step(model, optimizer), make_eval_step(model)
         if warm:
@@ -251,7 +251,7 @@ def test_warming_up_leaves_no_trace(precision):
 
 
 def test_evaluation_is_exact_over_unequal_batches_and_compiles_once():
-    model = build_model(SMALL, SMALL_SHAPE, dropout=0.5)
+    model = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0.5)
     step = make_eval_step(model)
     x, y = batch_of(7, SMALL_SHAPE)
     predicted = model.predict_on_batch(np.log(x.astype(np.float32) + 1)).astype(np.float64)
@@ -272,7 +272,9 @@ def test_the_logarithm_is_exact_to_float32_for_every_count():
 
 def test_seeds_decide_weights_and_masks():
     def made(seed, dropout_seed=0):
-        model = build_model(SMALL, SMALL_SHAPE, dropout=0.5, seed=seed, dropout_seed=dropout_seed)
+        model = build_model(
+            SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0.5, seed=seed, dropout_seed=dropout_seed
+        )
         x = np.ones((2, *SMALL_SHAPE), np.float32)
         return np.concatenate([w.ravel() for w in model.get_weights()]), model(x, training=True).numpy()
 

@@ -256,7 +256,7 @@ def no_frame(path):
         (lambda path: path.write_bytes(path.read_bytes()[:100]), ["100 bytes, expected"]),
         (lambda path: path.write_bytes(path.read_bytes() + b"x"), [" bytes, expected"]),
         (lambda path: path.unlink(), ["cannot be read: No such file"]),
-        (no_frame, ["without a frame header", "mend or remove it"]),
+        (no_frame, ["without a frame header", "fix or remove it"]),
     ],
 )
 def test_an_image_that_is_not_as_it_should_be_is_named_and_nothing_is_left(own, target, spoil, words):
