@@ -35,7 +35,7 @@ from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.local import end, sigterm_as_ctrl_c
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.run_processes import GRACE_S, check_alone, in_slurm, is_locked, locked, one_at_a_time, start
-from mlhpc.submission.report.entry import Spread
+from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.study import (
     CELL,
     GLOBAL_BATCH,
@@ -47,7 +47,6 @@ from mlhpc.submission.report.study import (
     measured,
     read,
 )
-from mlhpc.submission.report.study_page import page
 from mlhpc.submission.report.summary import plain
 
 STORAGE = ("shared", "staged")
@@ -344,6 +343,8 @@ def save(study: Study) -> None:
         ],
     }
     atomic.write_bytes(study.path / "study.json", (json.dumps(content, indent=1) + "\n").encode())
+    from mlhpc.submission.report.study_page import page  # Altair takes most of a second
+
     atomic.write_bytes(study.path / "study.html", page(study).encode())
 
 
@@ -351,7 +352,7 @@ def _interval(found: Spread | None) -> dict[str, float | None] | None:
     if found is None:
         return None
     mean, low, high = found.interval
-    known = found.n > 1  # one run has no interval
+    known = found.has_interval
     return {"mean": mean, "low95": low if known else None, "high95": high if known else None, "n": found.n}
 
 
@@ -371,7 +372,7 @@ def show(study: Study, console: Console) -> None:
         figures = ["", "", "", ""]
         if found:
             mean, low, high = found.interval
-            interval = f"{plain(low)} – {plain(high)}" if found.n > 1 else "one run"
+            interval = f"{plain(low)} – {plain(high)}" if found.has_interval else ""
             step = sum(run.step_s for run in cell.runs) / len(cell.runs)
             wait = sum(run.wait_share for run in cell.runs) / len(cell.runs)
             figures = [plain(mean), interval, plain(step * 1e3), f"{wait:.1%}"]

@@ -78,3 +78,22 @@ def in_use(folder: Path) -> bool:
             finally:
                 os.close(fd)
     return found
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds a lock on the file, as far as its file system says. False where it cannot be
+    opened."""
+    try:
+        # NFS gives an exclusive lock only on a file that is open for writing.
+        fd = os.open(path, os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(fd)
+    return False
