@@ -68,16 +68,16 @@ class Table:
         return [dict(zip(head, (cell.raw for cell in row), strict=True)) for row in self.rows]
 
     @property
-    def json_link(self) -> str:
-        return "data:application/json;charset=utf-8," + quote(json.dumps(self.records, indent=1))
+    def json_link(self) -> Markup:
+        return Markup("data:application/json;charset=utf-8,") + quote(json.dumps(self.records, indent=1))
 
     @property
-    def csv_link(self) -> str:
+    def csv_link(self) -> Markup:
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow([_spreadsheet(printable(title)) for title in self.head])
         writer.writerows([_spreadsheet(cell.raw) for cell in row] for row in self.rows)
-        return "data:text/csv;charset=utf-8," + quote(text.getvalue())
+        return Markup("data:text/csv;charset=utf-8,") + quote(text.getvalue())
 
 
 def _spreadsheet(value: Any) -> Any:

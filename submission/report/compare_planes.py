@@ -22,7 +22,7 @@ from mlhpc.submission.report.summary import plain, whole
 
 _BARS = "bars: ± standard deviation"
 _REFERENCE = "reference"
-_NEAR = 0.02
+_NEAR = 0.05
 """Marks nearer than this share of both axes carry one label together."""
 
 

@@ -201,7 +201,7 @@ def test_a_comparison_prints_whole_tables(chromium: str, tmp_path: Path) -> None
     assert page
     pages, text = printed(chromium, tmp_path, page)
     assert pages <= 5
-    for last_column in ("budget", "efficiency", "from", "in the score", "first-epoch"):
+    for last_column in ("budget", "efficiency", "from", "staging", "first-epoch"):
         assert last_column in text
 
 

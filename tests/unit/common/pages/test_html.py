@@ -104,6 +104,13 @@ def test_a_table_can_be_saved_as_json(table: Table) -> None:
     ]
 
 
+def test_a_long_table_is_saved_whole() -> None:
+    rows = tuple((Cell(f"row {n}"), Cell(str(n), value=n)) for n in range(1000))
+    table = Table("numbers", ("name", "value"), rows)
+    assert json.loads(link(table, "json"))[-1] == {"name": "row 999", "value": 999}
+    assert len(list(csv.reader(io.StringIO(link(table, "csv"))))) == 1001
+
+
 def test_a_table_can_be_saved_as_csv_without_formulas(table: Table) -> None:
     rows = list(csv.reader(io.StringIO(link(table, "csv"))))
     assert rows == [["name", "value, s"], ["first", "12.3456"], ["'=HYPERLINK(0)", ""], ['a, "b" c', "'-1+1"]]
