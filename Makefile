@@ -1,6 +1,7 @@
-# make demo   set up, then the whole path on a laptop: data, staging, training to target, checks, report
-# make test   set up everything, Horovod and the test tools included, then run all tests
-# make lint   ruff and mypy alone
+# make demo        set up, then the whole path on a laptop: data, staging, training to target, checks, report
+# make test        set up everything, including Horovod and the test tools, then lint and run the tests
+# make test-slow   the tests marked slow, which make test leaves out
+# make lint        ruff, mypy and shellcheck
 # Everything lives in .venv and build/ of this checkout; `make clean` removes both, and the demo's files.
 
 VENV := .venv
@@ -11,12 +12,12 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-slow lint clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -4
+	@sed -n 's/^# //p' Makefile | head -5
 
 demo: $(VENV)/.demo
 	@echo '== data: 2 304 small universes in the official layout (kept for the next time)'
@@ -31,7 +32,11 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test lint
 	@echo '== tests'
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+
+test-slow: $(VENV)/.test
+	@echo '== slow tests'
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: $(VENV)/.test
 	@echo '== lint: ruff'
@@ -41,7 +46,7 @@ lint: $(VENV)/.test
 	@for room in benchmarks common cosmoflow deepcam perf resnet50 submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
 	@cd build/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p mlhpc
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
-	shellcheck -x .ci/run run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shellcheck is not here: left out'; fi
+	shellcheck -x .ci/run run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shell: shellcheck is not installed, skipped'; fi
 
 $(VENV)/.venv:
 	@test -n '$(PYTHON)' || { echo 'mlhpc needs Python 3.11 or 3.12 with venv; install it or say make PYTHON=/path/to/python'; exit 2; }

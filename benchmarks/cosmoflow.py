@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from mlhpc.benchmarks import schema
 
 
-class Simulation(schema.Facts):
+class Simulation(schema.FrozenModel):
     """How ``mlhpc data make cosmoflow`` makes the universes of a data set."""
 
     box_mpc_h: PositiveFloat = Field(description="side of the simulated box, Mpc/h")
@@ -51,7 +51,7 @@ class Hyperparameters(schema.Hyperparameters):
     opt_base_learning_rate: float = Field(gt=0, description="the peak rate, after warm-up")
     opt_learning_rate_warmup_epochs: int = Field(0, ge=0)
     opt_learning_rate_warmup_factor: float = Field(
-        1.0, ge=1, description="warm-up starts at the base rate divided by this"
+        1.0, gt=0, description="warm-up starts at the base rate divided by this; below 1 the rate falls"
     )
     opt_learning_rate_decay_boundary_epochs: tuple[PositiveInt, ...] = ()
     opt_learning_rate_decay_factor: tuple[float, ...] = Field(
@@ -81,6 +81,9 @@ class Hyperparameters(schema.Hyperparameters):
 
 
 class Training(schema.Training):
+    cpu_kernels: bool = Field(
+        True, description="on a CPU, this suite's own convolutions in place of the framework's; same function"
+    )
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
 
 

@@ -1,13 +1,15 @@
 """What a run of DeepCAM is made of; ``deepcam.toml`` gives the values."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks import schema
+from mlhpc.errors import UserError
 
 
-class Simulation(schema.Facts):
+class Simulation(schema.FrozenModel):
     """How ``mlhpc data make deepcam`` makes the weather of a data set."""
 
     seed: NonNegativeInt = 2021
@@ -61,9 +63,11 @@ class Hyperparameters(schema.Hyperparameters):
     scheduler_lr_warmup_factor: float = Field(
         1.0, ge=1, description="1: warm-up from zero to opt_lr; more: from opt_lr to opt_lr times this"
     )
-    scheduler_milestones: tuple[PositiveInt, ...] = Field((), description="updates, for multistep")
+    scheduler_milestones: tuple[PositiveInt, ...] = Field(
+        (), description="updates after warm-up, for multistep"
+    )
     scheduler_decay_rate: float = Field(0.1, gt=0, le=1, description="for multistep")
-    scheduler_t_max: PositiveInt = Field(1, description="updates, for cosine_annealing")
+    scheduler_t_max: PositiveInt = Field(1, description="updates after warm-up, for cosine_annealing")
     scheduler_eta_min: float = Field(0.0, ge=0, description="for cosine_annealing")
 
     @model_validator(mode="after")
@@ -88,6 +92,9 @@ class Hyperparameters(schema.Hyperparameters):
 
 
 class Training(schema.Training):
+    cpu_kernels: bool = Field(
+        True, description="on a CPU, this suite's own convolutions in place of the framework's; same function"
+    )
     eval_steps: NonNegativeInt = Field(
         0, description="evaluate also after every so many updates of an epoch; 0: at its end alone"
     )
@@ -112,6 +119,16 @@ class Loading(schema.Loading):
         description="keep the rank's samples in memory once read: only the first epoch reads files",
     )
 
+    @model_validator(mode="after")
+    def _cache_needs_threads(self) -> "Loading":
+        if self.cache and self.loader != "threads":
+            raise ValueError(
+                f"cache keeps samples in the memory of the rank, and loader={self.loader} reads them elsewhere; "
+                f"set "
+                "loading.loader=threads"
+            )
+        return self
+
 
 class DeepCam(schema.Run):
     data: Data
@@ -119,3 +136,51 @@ class DeepCam(schema.Run):
     hyperparameters: Hyperparameters
     training: Training
     loading: Loading = Field(default=Loading())
+
+    @property
+    def backward_passes(self) -> int:
+        return self.hyperparameters.gradient_accumulation_frequency
+
+    def between_evaluations(self, updates: int) -> Iterator[tuple[int, int]]:
+        """The ranges of an epoch's ``updates`` after each of which the network is evaluated."""
+        every = updates if self.study.steps or not self.training.eval_steps else self.training.eval_steps
+        for start in range(0, updates, every):
+            yield start, min(start + every, updates)
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> "DeepCam":
+        batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
+        if batch % passes:
+            raise ValueError(
+                f"a global batch of {batch} samples cannot be divided into {passes} equal backward passes; choose "
+                "another hyperparameters.gradient_accumulation_frequency"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _graphs_possible(self) -> "DeepCam":
+        hparams = self.hyperparameters
+        if self.training.cuda_graphs and hparams.gradient_accumulation_frequency > 1:
+            # Replayed graphs write gradients where those of the earlier passes are (PyTorch issue 96693).
+            raise ValueError(
+                f"training.cuda_graphs would lose all but the last of {hparams.gradient_accumulation_frequency} "
+                "backward passes to an update; set it to false, or "
+                "hyperparameters.gradient_accumulation_frequency to 1"
+            )
+        if self.training.cuda_graphs and hparams.batchnorm_group_size > 1:
+            # Graphs would hold NCCL communicators, whose shutdown waits for the graphs' (PyTorch issue 115388).
+            raise ValueError(
+                "training.cuda_graphs would capture the exchange of batch-norm statistics, and the run would "
+                "hang at "
+                "its end; set it to false, or hyperparameters.batchnorm_group_size to 1"
+            )
+        return self
+
+    def require_startable(self, ranks: int, *, staged: bool) -> None:
+        super().require_startable(ranks, staged=staged)
+        group = self.hyperparameters.batchnorm_group_size
+        if ranks % group:
+            raise UserError(
+                f"hyperparameters.batchnorm_group_size {group} does not divide the number of ranks, {ranks}; "
+                "choose one that does"
+            )

@@ -1,19 +1,21 @@
 """From a benchmark's TOML, a preset and ``--set key=value`` to a ``Run``."""
 
+import json
 import tomllib
 from collections.abc import Iterable
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from mlhpc.benchmarks.cosmoflow import CosmoFlow
-from mlhpc.benchmarks.deepcam import DeepCam
-from mlhpc.benchmarks.resnet50 import ResNet50
-from mlhpc.benchmarks.schema import Run
+from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.schema import Run, Target
 from mlhpc.errors import UserError, did_you_mean
 
-BENCHMARKS: dict[str, type[Run]] = {"cosmoflow": CosmoFlow, "deepcam": DeepCam, "resnet50": ResNet50}
+RUNS_OF_A_SCORE = 5
+"""Runs that a score is made from where a benchmark's TOML does not say (``closed_results.runs``)."""
 
 
 def presets(benchmark: str) -> dict[str, str]:
@@ -32,31 +34,105 @@ def load(benchmark: str, preset: str, settings: Iterable[str] = ()) -> Run:
         raise UserError(
             f"{benchmark} has no preset {preset!r}; {did_you_mean(preset, definition['presets'])}"
         )
-    facts = _over(definition["defaults"], definition["presets"][preset])
-    for setting in settings:
-        facts = _over(facts, _parse(setting))
+    tables = _over(definition["defaults"], definition["presets"][preset])
+    return _validated({**tables, "benchmark": benchmark, "preset": preset}, settings)
+
+
+def load_file(path: Path, benchmark: str, settings: Iterable[str] = ()) -> Run:
+    """The run that a ``config.toml`` describes, such as an earlier run left behind, with ``settings`` laid over.
+
+    Raises UserError when the file cannot be read, is no such file, or is of another benchmark.
+    """
     try:
-        return BENCHMARKS[benchmark](benchmark=benchmark, preset=preset, **facts)
-    except ValidationError as error:
-        raise UserError(_first_problem(error, BENCHMARKS[benchmark])) from None
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; --config takes the config.toml of a run") from None
+    except ValueError as error:
+        raise UserError(f"{path}: invalid TOML ({error}); --config takes the config.toml of a run") from None
+    if tables.get("benchmark") != benchmark:
+        raise UserError(f"{path}: describes a run of {tables.get('benchmark')!r}, not of {benchmark}")
+    try:
+        return _validated(tables, settings)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def dumps(run: Run) -> str:
-    """``run`` as TOML text, for the record of a run: what was resolved, nothing left to look up."""
-    return "\n".join(_toml_table("", run.model_dump(mode="json", exclude_none=True))).strip() + "\n"
+    """``run`` as TOML text, for the record of a run: all settings resolved, nothing left to look up."""
+    return tomli_w.dumps(run.model_dump(mode="json", exclude_none=True))
 
 
 def loads(text: str) -> Run:
-    """The ``Run`` that :func:`dumps` wrote."""
-    facts = tomllib.loads(text)
-    return BENCHMARKS.get(facts.get("benchmark", ""), Run)(**facts)
+    """The ``Run`` that :func:`dumps` wrote; one of a benchmark that is not installed with what all runs have.
+
+    Raises ValueError when ``text`` describes no run.
+    """
+    tables = tomllib.loads(text)
+    try:
+        return _run_class(str(tables.get("benchmark")))(**_with_framework(tables))
+    except UserError:
+        return Run(**tables)
 
 
 def definition_of(benchmark: str) -> dict[str, Any]:
     """The benchmark's TOML file as it stands. Raises UserError for an unknown benchmark."""
-    if benchmark not in BENCHMARKS:
-        raise UserError(f"no benchmark {benchmark!r}; {did_you_mean(benchmark, BENCHMARKS)}")
-    return tomllib.loads(resources.files("mlhpc.benchmarks").joinpath(f"{benchmark}.toml").read_text("utf-8"))
+    package, _, file = registry.find(benchmark).definition.partition(":")
+    return tomllib.loads(resources.files(package).joinpath(file).read_text("utf-8"))
+
+
+def closed_table(benchmark: str, name: str) -> dict[str, Any]:
+    """Table ``name`` (``closed_fixes``, ``closed_free``, ``closed_data``, ``closed_results``) of a benchmark's
+    TOML; empty for a benchmark without a closed division."""
+    table: dict[str, Any] = definition_of(benchmark).get(name, {})
+    return table
+
+
+def official_target(benchmark: str) -> Target:
+    """The quality of the closed division; without one that of the benchmark's defaults."""
+    target = Target(**definition_of(benchmark)["defaults"]["target"])
+    fixed = closed_table(benchmark, "closed_fixes")
+    names = (key.removeprefix("target.") for key in fixed if key.startswith("target."))
+    return target.model_copy(update={name: fixed[f"target.{name}"] for name in names})
+
+
+def runs_of_a_score(benchmark: str) -> int:
+    """How many runs one score is made from (MLPerf HPC training rules, "Benchmark Results")."""
+    return int(closed_table(benchmark, "closed_results").get("runs", RUNS_OF_A_SCORE))
+
+
+def hyperparameter_keys(benchmark: str) -> tuple[str, ...]:
+    """The keys of the logging rules that runs of ``benchmark`` choose."""
+    return _run_class(benchmark).hyperparameter_keys()
+
+
+def toml_value(value: Any) -> str:
+    """One value on one line, as TOML writes it; of booleans, numbers, strings and lists that is JSON."""
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def _validated(tables: dict[str, Any], settings: Iterable[str]) -> Run:
+    for setting in settings:
+        tables = _over(tables, _parse(setting))
+    run_class = _run_class(str(tables["benchmark"]))
+    try:
+        return run_class(**_with_framework(tables))
+    except ValidationError as error:
+        raise UserError(_first_problem(error, run_class)) from None
+
+
+def _run_class(benchmark: str) -> type[Run]:
+    run_class: type[Run] = registry.load_object(registry.find(benchmark).settings)
+    return run_class
+
+
+def _with_framework(tables: dict[str, Any]) -> dict[str, Any]:
+    """``tables`` with the benchmark's first framework where none is chosen, as in files of earlier versions."""
+    benchmark = registry.find(str(tables["benchmark"]))
+    chosen = tables.get("training", {}).get("framework") or benchmark.default_framework
+    if chosen not in benchmark.frameworks:
+        options = did_you_mean(str(chosen), benchmark.frameworks)
+        raise UserError(f"{benchmark.name} has no training.framework {chosen!r}; {options}")
+    return _over(tables, {"training": {"framework": chosen}})
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -104,24 +180,3 @@ def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _toml_table(name: str, table: dict[str, Any]) -> list[str]:
-    plain = {k: v for k, v in table.items() if not isinstance(v, dict)}
-    lines = [f"\n[{name}]"] if name and plain else []
-    lines += [f"{key} = {toml_value(value)}" for key, value in plain.items()]
-    for key, value in table.items():
-        if isinstance(value, dict):
-            lines += _toml_table(f"{name}.{key}" if name else key, value)
-    return lines
-
-
-def toml_value(value: Any) -> str:
-    """One value as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    return repr(value)

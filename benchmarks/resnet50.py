@@ -5,9 +5,10 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks import schema
+from mlhpc.errors import UserError
 
 
-class Simulation(schema.Facts):
+class Simulation(schema.FrozenModel):
     """How ``mlhpc data make resnet50`` draws the images of a data set."""
 
     seed: NonNegativeInt = 2021
@@ -82,6 +83,16 @@ class Hyperparameters(schema.Hyperparameters):
 
 
 class Training(schema.Training):
+    preprocessing: Literal["mlperf", "torchvision"] = Field(
+        "mlperf",
+        description="mlperf: crops, resizing and shift of the MLPerf reference; torchvision: random resized "
+        "crops with antialiasing, normalised by mean and standard deviation",
+    )
+    sgd: Literal["mlperf", "pytorch"] = Field(
+        "mlperf",
+        description="mlperf: the reference's, whose weight decay is the gradient of decay · w², of the dense "
+        "layer's bias too; pytorch: torch.optim.SGD, without decay of biases",
+    )
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     epochs_between_evals: PositiveInt = Field(4, description="evaluate after every so many epochs")
     eval_offset_epochs: NonNegativeInt = Field(
@@ -132,6 +143,15 @@ class Loading(schema.Loading):
         "evaluation leaves it out",
     )
 
+    @model_validator(mode="after")
+    def _skipping_needs_own_decoder(self) -> "Loading":
+        if self.broken_images == "skip" and self.loader == "dali":
+            raise ValueError(
+                "broken_images=skip: DALI stops at an image that it cannot decode; set loading.loader=threads or "
+                "workers"
+            )
+        return self
+
 
 class ResNet50(schema.Run):
     data: Data
@@ -150,3 +170,14 @@ class ResNet50(schema.Run):
                 "set both to the data set's"
             )
         return self
+
+    @property
+    def backward_passes(self) -> int:
+        return self.hyperparameters.gradient_accumulation_steps
+
+    def require_startable(self, ranks: int, *, staged: bool) -> None:
+        super().require_startable(ranks, staged=staged)
+        if self.staging.pack and not staged:
+            raise UserError(
+                "staging.pack is for data that is staged; give --stage, or set staging.pack=false"
+            )

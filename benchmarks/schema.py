@@ -6,18 +6,18 @@ classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unk
 what the rules check have one name.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from mlhpc.errors import UserError, count
 
 
-class Facts(BaseModel):
+class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Target(Facts):
+class Target(FrozenModel):
     """The quality that ends a run (MLPerf HPC training rules, section 3)."""
 
     metric: Literal["eval_error", "eval_accuracy"]
@@ -26,11 +26,22 @@ class Target(Facts):
     higher_is_better: bool = False
 
     def met_by(self, value: float) -> bool:
-        """Whether an evaluation of ``value`` meets the target. NaN never does."""
-        return value >= self.value if self.higher_is_better else value <= self.value
+        """Whether an evaluation of ``value`` meets the target: see :func:`meets`."""
+        return meets(value, self.value, higher_is_better=self.higher_is_better)
 
 
-class Data(Facts):
+def meets(value: float, target: float, *, higher_is_better: bool) -> bool:
+    """Whether ``value`` meets ``target``: an accuracy reaches it, an error falls to it. NaN never does.
+
+    An error of zero or less does not count, nor an accuracy above 1 where the target is at most 1 (mlperf-logging
+    4.1.68, hpc_2.0.0/closed_*.yaml): some published logs hold the error twice, the second time negated.
+    """
+    if higher_is_better:
+        return target <= value and (value <= 1 or target > 1)
+    return 0 < value <= target
+
+
+class Data(FrozenModel):
     """The data set that a preset needs."""
 
     train_samples: PositiveInt
@@ -39,11 +50,11 @@ class Data(Facts):
     official: bool = Field(False, description="the published data set, which cannot be made here")
 
 
-class Network(Facts):
+class Network(FrozenModel):
     parameters: PositiveInt | None = Field(None, description="trainable parameters, checked before a run")
 
 
-class Hyperparameters(Facts):
+class Hyperparameters(FrozenModel):
     """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
 
     global_batch_size: PositiveInt = Field(description="samples of all ranks that one update is made from")
@@ -53,9 +64,10 @@ class Hyperparameters(Facts):
         return self.model_dump(mode="json")
 
 
-class Training(Facts):
+class Training(FrozenModel):
     """Choices that are neither the rules' hyperparameters nor the network."""
 
+    framework: str = Field("", description="the implementation; empty: the first that the benchmark has")
     max_epochs: PositiveInt
     eval_batch_size: PositiveInt = Field(
         description="samples a rank evaluates at once; no effect on the metric"
@@ -66,7 +78,7 @@ class Training(Facts):
     )
 
 
-class Staging(Facts):
+class Staging(FrozenModel):
     """How the data set gets to node-local storage when ``--stage`` names a place for it."""
 
     mode: Literal["replicate", "shard"] = Field(
@@ -75,14 +87,23 @@ class Staging(Facts):
     workers: PositiveInt = Field(4, description="files that a rank copies at once")
 
 
-class Loading(Facts):
+class Loading(FrozenModel):
     """How a rank reads its samples while training."""
 
-    workers: PositiveInt = Field(2, description="threads or processes that read ahead of the training loop")
+    workers: NonNegativeInt = Field(
+        0,
+        description="threads or processes per rank that read ahead of the training loop; 0: with a GPU as many "
+        "as the rank has cores, 16 at most, otherwise 2",
+    )
     prefetch: PositiveInt = Field(4, description="batches ready and waiting at most")
 
+    def resolved(self, *, gpu: bool, cores: int) -> Self:
+        """With the number of workers that a rank with so many ``cores`` uses."""
+        workers = self.workers or (max(1, min(16, cores)) if gpu else 2)
+        return self.model_copy(update={"workers": workers})
 
-class Study(Facts):
+
+class Study(FrozenModel):
     """A run of ``mlhpc study``: it ends after some steps of its first epoch, and evaluates nothing."""
 
     warmup_steps: NonNegativeInt = Field(0, description="steps before what is measured")
@@ -102,7 +123,7 @@ class Study(Facts):
         return wanted
 
 
-class Submission(Facts):
+class Submission(FrozenModel):
     """Who runs it; goes into the log's submission_* records."""
 
     org: str = "unnamed"
@@ -110,7 +131,7 @@ class Submission(Facts):
     status: Literal["cloud", "onprem", "preview", "research"] = "research"
 
 
-class Run(Facts):
+class Run(FrozenModel):
     """One training to target: everything that was decided before it starts."""
 
     benchmark: str
@@ -126,6 +147,23 @@ class Run(Facts):
     loading: Loading = Field(default=Loading())
     study: Study = Field(default=Study())
     submission: Submission = Field(default=Submission())
+
+    @property
+    def backward_passes(self) -> int:
+        """Backward passes whose gradients are accumulated for one update."""
+        return 1
+
+    def require_startable(self, ranks: int, *, staged: bool) -> None:
+        """Raise UserError when the run cannot start on so many ``ranks``, or without being ``staged``. Called
+        before anything is made."""
+        batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
+        if batch % (ranks * passes):
+            accumulated = f" in {passes} backward passes each" if passes > 1 else ""
+            raise UserError(
+                f"a global batch of {count(batch, 'sample')} cannot be shared equally by {count(ranks, 'rank')}"
+                f"{accumulated}; use a multiple of {ranks * passes} as hyperparameters.global_batch_size, or "
+                "another number of ranks"
+            )
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Gradient skipping: blocks near the input whose weights hardly move any more are no longer updated.
 
-Of the open division (Farrell et al. 2021, paper 001, section 4.2.2, which names the technique and not its
-criterion). What is done here: after an epoch, counted from the input on, the blocks whose weights moved by less
+An open-division technique (Farrell et al. 2021, paper 001, section 4.2.2, which names it without its
+criterion). What is done here: after an epoch, counted from the input, the blocks whose weights moved by less
 than a share of their norm, up to the first that moved more, are frozen for good. Their weights take no
 gradient, their batch norm keeps its running statistics, and the backward pass ends where they begin: their
-gradients are neither computed nor summed over ranks, and their activations are not kept. The pyramid and the
+gradients are neither computed nor summed over ranks, and their activations are not kept. The ASPP and the
 decoder are never frozen.
 """
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.runlog import RunLog
 from mlhpc.deepcam.layers.batchnorm import BatchNorm
 from mlhpc.deepcam.model import DeepLab
 
@@ -19,14 +20,43 @@ Weights = list[list[Tensor]]
 """Copies of the weights of each block."""
 
 
+class Freezer:
+    """Freezes converged blocks of ``model`` after each epoch. ``below`` is the share of their norm that weights
+    may move by in an epoch and count as converged; 0: nothing is ever frozen. ``frozen`` blocks are from the
+    start."""
+
+    def __init__(self, model: nn.Module, below: float, frozen: int = 0) -> None:
+        self._model, self._below = model, below
+        freeze(model, frozen)
+        self._before = weights_of(model) if below else []
+
+    @property
+    def frozen(self) -> int:
+        """How many blocks from the input on are frozen."""
+        return frozen_blocks(self._model)
+
+    def after_epoch(self, world: World, log: RunLog, epoch: int) -> bool:
+        """Freeze what has converged in ``epoch``, and record how many blocks are frozen. Returns whether it is
+        more than before: the steps must then be made again. Called by all ranks."""
+        if not self._below:
+            return False
+        already = self.frozen
+        converged = count_converged_blocks(self._model, self._before, self._below, world)
+        if more := converged > already:
+            freeze(self._model, converged)
+        self._before = weights_of(self._model)
+        log.metric("frozen_blocks", self.frozen, epoch=epoch)
+        return more
+
+
 def blocks(model: nn.Module) -> list[nn.Module]:
     """What may be frozen, from the input on: the stem and the blocks of the encoder."""
     assert isinstance(model, DeepLab)
-    return [model.stem, model.fine, *model.coarse]
+    return [model.stem, model.entry_block1, *model.encoder]
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """The weights as they are now: taken where an epoch begins."""
+    """Copies of the weights as they are now."""
     return [[weight.detach().clone() for weight in block.parameters()] for block in blocks(model)]
 
 
@@ -46,14 +76,14 @@ def count_converged_blocks(model: nn.Module, before: Weights, below: float, worl
 
 
 def frozen_blocks(model: nn.Module) -> int:
-    """How many blocks from the input on are not updated any more."""
+    """How many blocks from the input on are no longer updated."""
     trained = [any(weight.requires_grad for weight in block.parameters()) for block in blocks(model)]
     return trained.index(True) if True in trained else len(trained)
 
 
 def freeze(model: nn.Module, count: int) -> None:
-    """Update the first ``count`` blocks no more. Afterwards share the model over ranks and make its training
-    step anew: both know which weights take gradients."""
+    """Stop updating the first ``count`` blocks. Make the training step again afterwards: it knows which weights
+    take gradients."""
     for block in blocks(model)[:count]:
         for weight in block.parameters():
             weight.requires_grad_(False)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from mlhpc.benchmarks.deepcam import Network
-from mlhpc.deepcam.cpu.convolution import Conv3x3, Deconvolution, Pointwise, Separable
-from mlhpc.deepcam.cpu.recompute import RecomputeSequential
 from mlhpc.deepcam.layers.batchnorm import BatchNorm
+from mlhpc.deepcam.layers.convolution import Conv3x3, Deconvolution, Pointwise, Separable
 
-RATES = (6, 12, 18)  # dilations of the pyramid at output stride 16 (Chen et al. 2018, section 3.1)
+DILATIONS = (6, 12, 18)  # of the ASPP at output stride 16 (Chen et al. 2018, section 3.1)
 
 
 def build_model(network: Network, channels: int) -> "DeepLab":
@@ -26,7 +25,8 @@ def build_model(network: Network, channels: int) -> "DeepLab":
 
 
 class DeepLab(nn.Module):
-    """Encoder at strides 2, 4 (kept for the decoder), 8 and 16; pyramid; decoder back to stride 1."""
+    """Encoder at strides 2, 4 (its low-level features go to the decoder), 8 and 16; ASPP; decoder back to stride
+    1."""
 
     def __init__(self, network: Network, channels: int) -> None:
         super().__init__()
@@ -37,37 +37,54 @@ class DeepLab(nn.Module):
         def block(inputs: int, *widths: int, **options: Any) -> Block:
             return Block(filters(inputs), [filters(width) for width in widths], **options)
 
-        self.stem = RecomputeSequential(
+        self.stem = nn.Sequential(
             nn.Conv2d(channels, filters(32), 3, stride=2, padding=1, bias=False),
             BatchNorm(filters(32), relu=True),
             nn.Conv2d(filters(32), filters(64), 3, padding=1, bias=False),
             BatchNorm(filters(64), relu=True),
         )
-        # The reference rectifies what block 1 gives in place, after it has put it by for the decoder: the
-        # decoder sees it rectified. Hence the ReLU of this block, which the paper's figure does not have.
-        self.fine = block(64, 128, 128, stride=2)
-        self.coarse = RecomputeSequential(
+        # The reference applies ReLU to the output of block 1 in place, after it has passed it to the decoder, so
+        # that the decoder sees it rectified. Hence the ReLU of this block, which the paper's figure does not have.
+        self.entry_block1 = block(64, 128, 128, stride=2)
+        self.encoder = nn.Sequential(
             block(128, 256, 256, stride=2),
             block(256, 728, 728, stride=2),
             *(block(728, 728, 728, 728) for _ in range(network.middle_blocks)),
             block(728, 728, 1024, closing=True, relu=False),
             *(
-                RecomputeSequential(
-                    Separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True)
-                )
+                nn.Sequential(Separable(filters(a), filters(b), dilation=2), BatchNorm(filters(b), relu=True))
                 for a, b in ((1024, 1536), (1536, 1536), (1536, 2048))
             ),
         )
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
-        self.pyramid = ASPP(filters(2048), filters(256))
+        self.aspp = ASPP(filters(2048), filters(256))
         self.decoder = Decoder(filters(256), filters(128), filters(48), network.classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        fine = self.fine(self.stem(x))
-        logits: Tensor = self.decoder(self.pyramid(self.coarse(fine)), fine)
+        low_level = self.entry_block1(self.stem(x))
+        logits: Tensor = self.decoder(self.aspp(self.encoder(low_level)), low_level)
         return logits
+
+
+OLD_NAMES = {
+    "fine.": "entry_block1.",
+    "coarse.": "encoder.",
+    "pyramid.": "aspp.",
+    "decoder.rise.": "decoder.upsample.",
+    "decoder.blend.": "decoder.fuse.",
+    "decoder.finish.": "decoder.head.",
+}
+"""Beginnings of the names of weights in checkpoints of version 0.1, and what they are called today."""
+
+
+def current_name(name: str) -> str:
+    """Today's name of a weight in a checkpoint of any version."""
+    for old, new in OLD_NAMES.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 class Block(nn.Module):
@@ -86,8 +103,8 @@ class Block(nn.Module):
             last = width
         if closing or stride > 1:
             layers.append(Separable(last, last, stride=stride))
-        self.layers = RecomputeSequential(*layers)
-        self.shortcut = RecomputeSequential()
+        self.layers = nn.Sequential(*layers)
+        self.shortcut = nn.Sequential()
         if stride > 1 or last != inputs:
             self.shortcut.extend([Pointwise(inputs, last, stride=stride), BatchNorm(last)])
         self.relu = relu
@@ -118,16 +135,16 @@ class ASPP(nn.Module):
     def __init__(self, inputs: int, filters: int) -> None:
         super().__init__()
         self.levels = nn.ModuleList(
-            RecomputeSequential(convolution, BatchNorm(filters, relu=True))
+            nn.Sequential(convolution, BatchNorm(filters, relu=True))
             for convolution in (
                 nn.Conv2d(inputs, filters, 1, bias=False),
-                *(Conv3x3(inputs, filters, dilation=rate) for rate in RATES),
+                *(Conv3x3(inputs, filters, dilation=dilation) for dilation in DILATIONS),
             )
         )
         for level in self.levels:
             nn.init.kaiming_normal_(level[0].weight)  # type: ignore[index]
-        self.mean = RecomputeSequential(nn.Conv2d(inputs, filters, 1, bias=False), Affine(filters), nn.ReLU())
-        self.join = RecomputeSequential(
+        self.mean = nn.Sequential(nn.Conv2d(inputs, filters, 1, bias=False), Affine(filters), nn.ReLU())
+        self.join = nn.Sequential(
             nn.Conv2d(5 * filters, filters, 1, bias=False), BatchNorm(filters, relu=True)
         )
 
@@ -143,26 +160,26 @@ class ASPP(nn.Module):
 class Decoder(nn.Module):
     """From stride 16 to 4, joined there with the encoder's features of that stride, and on to 1."""
 
-    def __init__(self, filters: int, fine: int, reduced: int, classes: int) -> None:
+    def __init__(self, filters: int, low_level: int, reduced: int, classes: int) -> None:
         super().__init__()
-        self.reduce = RecomputeSequential(
-            nn.Conv2d(fine, reduced, 1, bias=False), BatchNorm(reduced, relu=True)
+        self.reduce = nn.Sequential(
+            nn.Conv2d(low_level, reduced, 1, bias=False), BatchNorm(reduced, relu=True)
         )
-        self.rise = RecomputeSequential(*upsample_block(filters), *upsample_block(filters))
-        self.blend = RecomputeSequential(
+        self.upsample = nn.Sequential(*upsample_block(filters), *upsample_block(filters))
+        self.fuse = nn.Sequential(
             Conv3x3(filters + reduced, filters),
             BatchNorm(filters, relu=True),
             Conv3x3(filters, filters),
             BatchNorm(filters, relu=True),
             nn.Conv2d(filters, filters, 1),
         )
-        self.finish = RecomputeSequential(
+        self.head = nn.Sequential(
             *upsample_block(filters),
             Deconvolution(filters, classes),
         )
 
-    def forward(self, x: Tensor, fine: Tensor) -> Tensor:
-        y: Tensor = self.finish(self.blend(torch.cat((self.rise(x), self.reduce(fine)), 1)))
+    def forward(self, x: Tensor, low_level: Tensor) -> Tensor:
+        y: Tensor = self.head(self.fuse(torch.cat((self.upsample(x), self.reduce(low_level)), 1)))
         return y
 
 

@@ -4,21 +4,24 @@ import sys
 from collections.abc import Sequence
 
 from mlhpc import __version__
+from mlhpc.benchmarks.registry import load_object
 from mlhpc.commands import data, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
-from mlhpc.errors import AlreadyReported, UserError, did_you_mean
+from mlhpc.errors import AlreadyReported, Terminated, UserError, did_you_mean
 
 INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 the result is bad news (target missed, findings),
-    2 the user has something to mend."""
+    2 the user has something to fix, 128 plus its number after a signal."""
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     try:
         parser = _parser()
         options, unknown = parser.parse_known_args([word for word in argv if word != "--debug"])
+        if unknown and hasattr(options, "parse_rest"):
+            unknown = options.parse_rest(options, unknown)
         if unknown:
             flags = [flag for action in options.parser._actions for flag in action.option_strings]
             hint = (
@@ -26,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             raise UserError(f"unknown argument {unknown[0]!r}{hint}")
         options.argv = argv
-        status: int = options.command(options)
+        command = options.command
+        status: int = (load_object(command) if isinstance(command, str) else command)(options)
         return status
     except UserError as error:
         if debug:
@@ -34,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error, AlreadyReported):
             sys.stderr.write(f"mlhpc: {error}\n")
         return 2
+    except Terminated as end:
+        sys.stderr.write(f"mlhpc: {end}\n")
+        return end.status
     except KeyboardInterrupt:
         sys.stderr.write("mlhpc: interrupted\n")
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one line, no traceback. And the end of a run from outside."""
+"""Errors that the user can fix: one line, no traceback. And the termination of a run by a signal."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,21 +13,28 @@ class UserError(Exception):
 
 
 class AlreadyReported(UserError):
-    """A ``UserError`` that all ranks raise alike, on a rank that leaves it to rank 0 to print it."""
+    """A ``UserError`` that all ranks raise alike, on a rank that leaves printing it to rank 0."""
 
 
-class Ended(BaseException):
-    """The run is ended from outside. Like KeyboardInterrupt it passes what catches exceptions: mlperf-logging
-    catches those of a record that is being written, and would let the run go on."""
+class Terminated(BaseException):
+    """A signal ends the run; ``status`` is the exit status, 128 plus the signal's number.
+
+    Like KeyboardInterrupt it passes handlers of Exception: mlperf-logging catches those that are raised while it
+    writes a record, and would let the run go on.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown ``word``: the nearest known one, or all of them."""
-    options = sorted(known)
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """The end of a message about an unknown ``word``: the nearest of ``choices``, or all of them."""
+    options = sorted(choices)
     near = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"choose from: {', '.join(options)}"
 
 
 def count(number: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``: of nouns that take an s."""
+    """``1 rank``, ``2 ranks``: for nouns whose plural ends in s."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,14 +1,16 @@
-"""``mlhpc rules``: the rules of the closed division, and what speaks against a run that is to be made."""
+"""``mlhpc rules``: the rules of the closed division, and which of them a planned run would violate."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mlhpc.benchmarks.load import BENCHMARKS, definition_of, load, toml_value
+from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.load import definition_of, load, runs_of_a_score, toml_value
 from mlhpc.benchmarks.rules import (
     RULES,
     RunContext,
@@ -17,7 +19,6 @@ from mlhpc.benchmarks.rules import (
     default_ruleset,
     findings,
     name_of,
-    runs_needed,
     source,
 )
 from mlhpc.common.data import manifest
@@ -29,7 +30,7 @@ from mlhpc.submission.logs.findings import print_findings
 
 def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
     """The rules of a benchmark as tables: what is asked, what is fixed, what may be chosen."""
-    definition = definition_of(benchmark)
+    definition = _closed(benchmark)
     ruleset = _known_ruleset(benchmark, ruleset)
     for when, rules in RULES.items():
         table = Table("rule", "what it asks", "source", title=when, box=box.SIMPLE_HEAD, pad_edge=False)
@@ -47,7 +48,9 @@ def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
         free.add_row(Text(key), Text(bounds(condition)))
     console.print(fixed, free)
     timed = "timed" if ruleset in definition["closed_results"]["staging_timed"] else "not timed"
-    console.print(f"{runs_needed(benchmark)} runs to a score; under ruleset {ruleset} staging is {timed}")
+    console.print(
+        f"{runs_of_a_score(benchmark)} runs make a score; under ruleset {ruleset} staging is {timed}"
+    )
 
 
 def against(
@@ -60,7 +63,7 @@ def against(
     stage: Path | None,
     console: Console,
 ) -> int:
-    """Prints what speaks against a run that is to be made, by its settings and the data set's manifest.
+    """Print the violations of a planned run, from its settings and the data set's manifest.
 
     Returns the exit status: 0 when nothing keeps the run from starting. Raises UserError for settings that
     are not valid, and for a ruleset that the benchmark does not have.
@@ -68,7 +71,7 @@ def against(
     run = load(benchmark, preset, settings)
     _known_ruleset(benchmark, ruleset)
     if run.division == "open":
-        console.print(f"{benchmark} {preset}: open division, held to none of these rules")
+        console.print(f"{benchmark} {preset}: open division, none of these rules apply")
         return 0
     has_manifest = data is not None and (data / manifest.NAME).exists()
     known = RunContext(
@@ -103,7 +106,7 @@ def document() -> str:
         for when, rules in RULES.items()
         for rule in rules
     ]
-    for benchmark in BENCHMARKS:
+    for benchmark in (each.name for each in registry.BUILT_IN):
         lines += ["", f"## {benchmark}", "", *_page(benchmark)]
     return "\n".join(lines) + "\n"
 
@@ -126,8 +129,15 @@ def _page(benchmark: str) -> list[str]:
     ]
 
 
+def _closed(benchmark: str) -> dict[str, Any]:
+    definition = definition_of(benchmark)
+    if "closed_fixes" not in definition:
+        raise UserError(f"{benchmark} has no closed division: no rules apply to it")
+    return definition
+
+
 def _known_ruleset(benchmark: str, ruleset: str | None) -> str:
-    results = definition_of(benchmark)["closed_results"]
+    results = _closed(benchmark)["closed_results"]
     if ruleset is not None and ruleset not in results["rulesets"]:
         raise UserError(
             f"no ruleset {ruleset!r} of {benchmark}; choose from {', '.join(results['rulesets'])}"

@@ -1,78 +1,109 @@
-"""Runs as processes of their own: started by a campaign or a study, here or by srun, and ended in good order."""
+"""Runs as separate processes: started by a campaign or a study, locally or with srun, and stopped cleanly."""
 
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from mlhpc.common.ranks.environment import identify
 from mlhpc.errors import UserError
 
 GRACE_S = 60.0
-"""How long runs may take to end in good order when they are ended."""
+"""Seconds that runs have to close their logs after SIGTERM before they are killed."""
+SRUN_WAIT_S = 120
+"""Seconds after the first exit until srun kills the remaining ranks. Longer than the 60 s of the roll call,
+which then has named a rank that never connected."""
+NARROWEST = 120
+"""Columns of a table that goes to a file, such as the output of a batch job."""
 
 
 def in_slurm(env: Mapping[str, str]) -> bool:
-    """Whether this is the shell of a Slurm job, from which srun starts the ranks."""
+    """Whether this is the batch shell of a Slurm job, from which srun starts the ranks."""
     return "SLURM_JOB_ID" in env and identify(env).launcher == "none" and shutil.which("srun") is not None
 
 
-def check_alone(what: str) -> None:
+def allocated_tasks(env: Mapping[str, str], nodes: int) -> int:
+    """Tasks of this Slurm job; one per node where it was submitted without a number of tasks."""
+    return int(env.get("SLURM_NTASKS") or nodes)
+
+
+def require_one_process(command: str) -> None:
     """Raises UserError where a launcher started this command on several ranks."""
-    around = identify(os.environ)
-    if around.size > 1:
-        raise UserError(f"{around.launcher} started {around.size} {what}: start one, it starts the ranks")
+    rank_info = identify(os.environ)
+    if rank_info.size > 1:
+        raise UserError(
+            f"{rank_info.launcher} started {rank_info.size} processes of mlhpc {command}; start one, it starts "
+            "the ranks itself"
+        )
 
 
-def start(
-    words: Sequence[str],
+def start_run(
+    arguments: Sequence[str],
     *,
     ranks: int,
-    step: Sequence[str] = (),
+    srun_options: Sequence[str] = (),
     output: Path | None = None,
     env: Mapping[str, str] | None = None,
     cores: set[int] | None = None,
-    keep: Sequence[int] = (),
+    lock_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start ``mlhpc run`` with ``words`` and so many ranks (0: one, or as many as the allocation has).
+    """Start ``mlhpc run ARGUMENTS`` with ``ranks`` ranks (0: one, or as many as the allocation has tasks).
 
-    It gets a session of its own: Ctrl-C is for who started it, and ends it in good order. ``step``: what
-    tells srun where, inside a Slurm job. ``output``: a file for what it prints. ``env`` is added to the
-    environment; ``cores``: it may run on these alone. ``keep``: open locks that it holds too, so that nobody
-    starts it a second time while an orphan of it goes on.
+    It gets its own session, so that Ctrl-C reaches only the caller, which then stops it cleanly.
+    ``srun_options``: where it runs, inside a Slurm job. ``output``: the file for what it prints. ``env``: added
+    to its environment. ``cores``: the only cores it may use. ``lock_fds``: locks that it inherits, so that nobody
+    starts the same run again while an orphan of a killed caller is still running.
     """
-    command = [sys.executable, "-m", "mlhpc", "run", *words]
-    if in_slurm(os.environ):
-        command = ["srun", "--wait=60", "--kill-on-bad-exit=0", *step, *command]
-    elif ranks > 1:
-        command += ["--ranks", str(ranks)]
     with contextlib.ExitStack() as stack:
-        printed = stack.enter_context(output.open("ab")) if output else None
+        stdout = stack.enter_context(output.open("ab")) if output else None
         return subprocess.Popen(
-            command,
+            _command(arguments, ranks, srun_options),
             env={**os.environ, **(env or {})},
-            stdout=printed,
-            stderr=subprocess.STDOUT if printed else None,
+            stdout=stdout,
+            stderr=subprocess.STDOUT if stdout else None,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            pass_fds=keep,
+            pass_fds=lock_fds,
             preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
         )
 
 
-@contextlib.contextmanager
-def locked(out: Path, name: str | None, what: str) -> Iterator[list[int]]:
-    """The folder, made and locked: for this process alone, or for one run of it (``name``) while tasks of the
-    same job array make the others. The kernel drops the locks with the last process that has them.
+def _command(arguments: Sequence[str], ranks: int, srun_options: Sequence[str]) -> list[str]:
+    """The command line of a run. In a Slurm job LAUNCH_WRAP (docs/sites.md) stands between srun and ``mlhpc``,
+    which is then the one of the container rather than the caller's."""
+    this_mlhpc = [sys.executable, "-m", "mlhpc"]
+    if in_slurm(os.environ):
+        wrap = _launch_wrap(os.environ)
+        program = [*wrap, "mlhpc"] if wrap else this_mlhpc
+        srun = ["srun", f"--wait={SRUN_WAIT_S}", "--kill-on-bad-exit=0", *srun_options]
+        return [*srun, *program, "run", *arguments]
+    return [*this_mlhpc, "run", *arguments, *(["--ranks", str(ranks)] if ranks > 1 else [])]
 
-    Raises UserError when another ``what`` is at work there, or the folder cannot be made.
+
+def _launch_wrap(env: Mapping[str, str]) -> list[str]:
+    try:
+        return shlex.split(env.get("LAUNCH_WRAP", ""))
+    except ValueError as error:
+        raise UserError(f"LAUNCH_WRAP={env['LAUNCH_WRAP']!r}: {error}; quote it as a shell would") from None
+
+
+@contextlib.contextmanager
+def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
+    """Create the folder and lock it: all of it, or only the run ``name``, so that other tasks of the same job
+    array can work on the others. Yields the file descriptors of the locks; the kernel releases a lock when the
+    last process that holds it exits.
+
+    Raises UserError when another ``command`` is running there, or the folder cannot be created.
     """
     files = [(out / ".lock", fcntl.LOCK_EX if name is None else fcntl.LOCK_SH)]
-    files += [(_lock_of(out, name), fcntl.LOCK_EX)] if name else []
+    files += [(_lock_path(out, name), fcntl.LOCK_EX)] if name else []
     fds: list[int] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -81,11 +112,11 @@ def locked(out: Path, name: str | None, what: str) -> Iterator[list[int]]:
             try:
                 fcntl.flock(fds[-1], kind | fcntl.LOCK_NB)
             except BlockingIOError:
-                on = f" on {name}" if name and kind == fcntl.LOCK_EX else ""
+                which = f" on {name}" if name and kind == fcntl.LOCK_EX else ""
                 raise UserError(
-                    f"{out}: another {what} is at work there{on}; wait for it, or choose another --out"
+                    f"{out}: another {command} is running there{which}; wait for it, or choose another --out"
                 ) from None
-            except OSError:  # a file system without locks: nobody can be told apart
+            except OSError:  # the file system has no locks
                 pass
         yield fds
     except OSError as error:
@@ -96,19 +127,19 @@ def locked(out: Path, name: str | None, what: str) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def one_at_a_time(out: Path) -> Iterator[None]:
-    """What the tasks of a job array do one after the other, so that the last of them writes what all came to."""
+def report_lock(out: Path) -> Iterator[None]:
+    """Held while a task of a job array writes the summary, so that the last one to write has seen all runs."""
     with (out / ".lock.report").open("w") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def is_locked(out: Path, name: str) -> bool:
-    """Whether a task of a job array, or what it started, is at work on this run in ``out``. Also True for the
-    lock of one's own; False where the file system has no locks."""
+    """Whether a task of a job array, or a run it started, is working on run ``name`` in ``out``. True for this
+    process's own lock as well; False where the file system has no locks."""
     try:
-        fd = os.open(_lock_of(out, name), os.O_RDWR)
+        fd = os.open(_lock_path(out, name), os.O_RDWR)
     except OSError:
         return False
     try:
@@ -122,5 +153,13 @@ def is_locked(out: Path, name: str) -> bool:
     return False
 
 
-def _lock_of(out: Path, name: str) -> Path:
+def _lock_path(out: Path, name: str) -> Path:
     return out / f".lock.{name}"
+
+
+def table_console(console: Console) -> Console:
+    """``console`` for a table: output that is no terminal has no width of its own, and at rich's 80 columns
+    numbers would lose digits."""
+    if console.is_terminal:
+        return console
+    return Console(file=console.file, width=max(console.width, NARROWEST))

@@ -5,7 +5,7 @@ of the system and of its size, the epochs to the target of the batch size (secti
 over from what was measured along its own axis, and they are multiplied.
 
 Between two measured sizes a quantity is interpolated, straight in logarithms. Beyond them, and from one
-measurement alone, it lies between two limits: it stays as it is, or it changes in proportion to the size.
+single measurement, it lies between two limits: it stays unchanged, or it changes in proportion to the size.
 T_epoch and staging are limited by no gain and ideal scaling; epochs by the same number of epochs and, where
 data parallelism stops helping, the same number of steps (the level lines of figure 2).
 """
@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A value with the range that it is known to, and where it comes from in words."""
+    """A value with its range, and its origin in words."""
 
     value: float
     low: float
@@ -88,7 +88,7 @@ def predict(
     """
     if not system or not convergence:
         return None
-    # T_epoch depends on the share of the batch that a unit computes: sets with the asked share tell most.
+    # T_epoch depends on the share of the batch that a unit computes: sets with the same share are the best guide.
     share = batch / units
     alike = [m for m in system if math.isclose(m.batch / m.units, share, rel_tol=0.01)]
     if alike:
@@ -118,8 +118,8 @@ def carried(
     """A quantity at size ``at`` from ``points``; sizes are positive. ``axis`` names the size in words.
 
     One measurement is carried over with ``exponent``, its range with both ``limits``. Between two, the value
-    is interpolated and the range spans what either would say alone. Beyond several, the value follows the
-    slope of the last two where that lies within the limits.
+    is interpolated and the range spans what each of the two would give. Beyond several, the value follows the
+    slope of the last two where that is within the limits.
     """
     sizes = _by_size(points)
     below = [p for p in sizes if p.size <= at]
@@ -129,20 +129,20 @@ def carried(
     if below and above:
         left, right = below[-1], above[0]
         value = _on_line(left, right, at, 0)
-        said = [value, _on_line(left, right, at, 1), _on_line(left, right, at, 2)]
-        said += [_scaled(p, at, exponent, end) for p in (left, right) for end in (1, 2)]
+        estimates = [value, _on_line(left, right, at, 1), _on_line(left, right, at, 2)]
+        estimates += [_scaled(p, at, exponent, end) for p in (left, right) for end in (1, 2)]
         ends = " and ".join(f"{_number(p.size)} ({p.name})" for p in (left, right))
         how = f"interpolated between {axis} {ends}"
-        return Estimate(value, min(said), max(said), how)
+        return Estimate(value, min(estimates), max(estimates), how)
     near, beyond = (below[-1], sizes[-2:]) if below else (above[0], sizes[:2])
     how = f"extrapolated from {axis} {_number(near.size)} ({near.name})"
     if len(sizes) > 1:
         slope = _slope(beyond[0], beyond[1])
         if min(limits) <= slope <= max(limits):
             exponent, how = slope, f"{how} along the slope to it"
-    said = [_scaled(near, at, limit, end) for limit in limits for end in (1, 2)]
+    estimates = [_scaled(near, at, limit, end) for limit in limits for end in (1, 2)]
     value = _scaled(near, at, exponent, 0)
-    return Estimate(value, min(said), max(said), how)
+    return Estimate(value, min(estimates), max(estimates), how)
 
 
 def _other_share(system: Sequence[Measured], units: int, share: float) -> Estimate:

@@ -1,25 +1,26 @@
-"""Which files of a data set a rank reads: its share of all, or of the shard that was staged to its node."""
+"""Which files of a data set a rank reads: its samples of all, or of the shard that was staged to its node."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlhpc.common.data.manifest import Manifest
-from mlhpc.common.data.partition import Mode, part
+from mlhpc.common.data.partition import Mode, files_of_node
 from mlhpc.common.data.sharding import Pool
+from mlhpc.common.ranks.mesh import Mesh, mesh_of
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 
 
 @dataclass(frozen=True)
 class RankSamples:
-    """The sample files of the pools that a rank reads from, in order of path, and its place in them."""
+    """The sample files of the pools that a rank reads from, in order of path, and its rank in the pools."""
 
     train_files: list[Path]
     eval_files: list[Path]
     train_pool: Pool
     eval_pool: Pool
-    place: int
+    pool_rank: int
 
 
 def assign_samples(
@@ -31,47 +32,67 @@ def assign_samples(
     train_samples: int,
     eval_samples: int,
     is_sample: Callable[[Path], bool] = lambda path: True,
+    spatial_size: int = 1,
 ) -> RankSamples:
-    """The share of this rank in ``train/`` and ``validation/``, one sample a file; ``is_sample`` says which
-    files stand for one. ``staged`` is the folder that the data set was staged to in ``mode``; None: it is
-    read where it lies, by all. Called by all ranks.
+    """The files of ``train/`` and ``validation/`` that this rank reads, one sample per file.
 
-    Raises UserError when the files are not as many as the run has samples, when nodes that hold shards have
-    unequal numbers of ranks, or when a sample of two files would be torn apart by sharding.
+    ``staged`` is the folder that the data set was staged to in ``mode``; None: all ranks read it in place.
+    ``is_sample`` selects the files that stand for a sample. The ``spatial_size`` ranks of a spatial group share
+    their samples. Called by all ranks.
+
+    Raises UserError when the number of files is not that of the run's samples, when nodes that hold shards have
+    unequal numbers of ranks, when spatial groups do not fill a pool, or when sharding would separate the files
+    of a sample.
     """
     mode = mode if staged else "replicate"
-    for folder, wanted in (("train", train_samples), ("validation", eval_samples)):
-        files = dataset.folder(folder)
-        samples = [file for file in files if is_sample(Path(file.path))]
-        if mode == "shard" and len(samples) < len(files):
-            raise UserError(
-                f"{dataset.root / folder}: its samples are more than a file each, which staging.mode=shard "
-                "would put on different nodes; set staging.mode=replicate"
-            )
-        if len(samples) < wanted or (len(samples) != wanted and len(samples) == len(files)):
-            raise UserError(
-                f"{dataset.root / folder}: {count(len(samples), 'sample file')}, but the manifest counts the "
-                f"{count(wanted, 'sample')} of this run, one a file; see: mlhpc data verify {dataset.root}"
-            )
-    if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
-        raise UserError(
-            "staging.mode=shard gives nodes equal numbers of samples, and theirs of ranks are unequal: "
-            "start as many on each, or replicate"
-        )
+    for folder, needed in (("train", train_samples), ("validation", eval_samples)):
+        _require_samples(dataset, folder, needed, mode, is_sample)
+    mesh, number = pool_of(world, mode, spatial_size)
     root = staged or dataset.root
-    here = [root / file.path for file in part(dataset.files, world.node, world.nodes, mode)]
+    local = [root / file.path for file in files_of_node(dataset.files, world.node, world.nodes, mode)]
     train_files, eval_files = (
-        [path for path in here if path.is_relative_to(root / folder) and is_sample(path)]
+        [path for path in local if path.is_relative_to(root / folder) and is_sample(path)]
         for folder in ("train", "validation")
     )
     if mode == "replicate":
         train_files, eval_files = train_files[:train_samples], eval_files[:eval_samples]
-    ranks, place = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
-    number = world.node if mode == "shard" else 0
     return RankSamples(
         train_files,
         eval_files,
-        Pool(len(train_files), ranks, number),
-        Pool(len(eval_files), ranks, number),
-        place,
+        Pool(len(train_files), mesh.data_size, number),
+        Pool(len(eval_files), mesh.data_size, number),
+        mesh.data_rank,
     )
+
+
+def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]:
+    """This rank's coordinates among the ranks of its pool, and the pool's number: all ranks in one pool, or, of a
+    sharded data set, one pool per node. Called by all ranks.
+
+    Raises UserError when nodes that hold shards have unequal numbers of ranks, or spatial groups do not fill up.
+    """
+    if mode == "replicate":
+        return mesh_of(world.rank, world.size, spatial_size), 0
+    if len(set(world.gather(world.local_size))) > 1:
+        raise UserError(
+            "staging.mode=shard gives nodes equal numbers of samples, but they have unequal numbers of ranks: "
+            "start the same number on each, or set staging.mode=replicate"
+        )
+    return mesh_of(world.local_rank, world.local_size, spatial_size), world.node
+
+
+def _require_samples(
+    dataset: Manifest, folder: str, needed: int, mode: Mode, is_sample: Callable[[Path], bool]
+) -> None:
+    files = dataset.folder(folder)
+    samples = [file for file in files if is_sample(Path(file.path))]
+    if mode == "shard" and len(samples) < len(files):
+        raise UserError(
+            f"{dataset.root / folder}: its samples have more than one file each, which staging.mode=shard "
+            "would place on different nodes; set staging.mode=replicate"
+        )
+    if len(samples) < needed or (len(samples) != needed and len(samples) == len(files)):
+        raise UserError(
+            f"{dataset.root / folder}: {count(len(samples), 'sample file')}, but by its manifest this run has "
+            f"{count(needed, 'sample')}, one per file; see: mlhpc data verify {dataset.root}"
+        )

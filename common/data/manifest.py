@@ -1,10 +1,10 @@
 """``manifest.json``: every file of a data set with its size and checksum, and the facts of the data set.
 
-The checksum is CRC-32 (ISO-HDLC, the one of gzip, zip and PNG). It is there to find truncated, damaged and
-mixed-up files, not to resist forgery. isal computes it at several times the speed of any disk and without
-holding the interpreter lock, so that staging checks what it copies at no cost that can be measured; and
-anyone can recompute it with ``zlib.crc32``, ``crc32`` or ``rhash``. CRC-32C would do as well, but its Python
-binding holds the lock; cryptographic hashes run at about 1 GB/s a core and would slow staging down.
+The checksum is CRC-32 (ISO-HDLC, the one of gzip, zip and PNG). It finds truncated, damaged and mixed-up files;
+it does not resist forgery. isal computes it at several times the speed of any disk without holding the interpreter
+lock, so that staging can verify what it copies; anyone can recompute it with ``zlib.crc32``, ``crc32`` or
+``rhash``. CRC-32C would do as well, but its Python binding holds the lock; cryptographic hashes run at 1 GB/s
+per core and would slow staging down.
 """
 
 import json
@@ -12,22 +12,24 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from isal import isal_zlib
 
 from mlhpc.common.files import atomic
+from mlhpc.common.files.regular import open_regular
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 
 NAME = "manifest.json"
-# Bytes at a time: small enough to be checksummed and written while it is in the cache, large enough that
-# threads seldom hand each other the interpreter lock, which is slow where cores are shared.
+# Bytes at a time: small enough to be checksummed while in the cache, large enough that threads rarely pass each
+# other the interpreter lock, which is slow where cores are shared.
 BLOCK = 2 << 20
 _VERSION = 1
+_OUTSIDE = frozenset({"", ".", ".."})  # as a part of a path: absolute, or not in its shortest form
 T = TypeVar("T")
 
 
@@ -41,11 +43,11 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files under ``root``, sorted by path, and what is known of the data set as a whole.
+    """The files under ``root``, sorted by path, and facts about the data set as a whole.
 
-    ``facts`` is what the maker of the data set wrote. Common code reads one of them: ``samples``, the number
-    of samples by folder (``{"train": 2048, "validation": 512}``); without it, each file of a folder counts as
-    one sample, as in the published data sets.
+    ``facts`` is what the producer of the data set wrote. Common code reads two of them: ``benchmark``, and
+    ``samples``, the number of samples by folder (``{"train": 2048, "validation": 512}``); without it, each file of
+    a folder counts as one sample, as in the published data sets.
     """
 
     root: Path
@@ -59,7 +61,7 @@ class Manifest:
 
     @property
     def checked(self) -> bool:
-        """Whether every file has a checksum to hold it against."""
+        """Whether every file has a checksum."""
         return all(file.crc32 is not None for file in self.files)
 
     def folder(self, name: str) -> tuple[File, ...]:
@@ -75,49 +77,76 @@ class Manifest:
 def load(root: Path) -> Manifest:
     """Read ``root/manifest.json``.
 
-    Raises UserError when ``root`` is not a folder, has no manifest, or the manifest is not one.
+    Raises UserError when ``root`` is not a folder, has no manifest, or the manifest is malformed: it may come
+    from elsewhere, so nothing in it is taken on trust, and no path in it leads out of the data set.
     """
     path = root / NAME
     try:
-        content = json.loads(path.read_bytes())
+        with open(open_regular(path), "rb") as file:
+            content = json.loads(file.read())
         if content["version"] != _VERSION:
             raise UserError(
                 f"{path}: version {content['version']}, expected {_VERSION}; index the data set again"
             )
-        files = tuple(
-            File(name, size, None if crc is None else int(crc, 16)) for name, size, crc in content["files"]
-        )
-        facts = content["facts"]
-        if not isinstance(facts, dict) or not all(map(_well_formed, files)):
-            raise ValueError("facts or files are not as expected")
-        return Manifest(root, files, facts)
+        files = tuple(sorted(_file(*row) for row in content["files"]))
+        facts = _checked_facts(content["facts"])
     except FileNotFoundError as error:
         require_folder(root)
         raise UserError(f"{path}: no manifest; make one with 'mlhpc data index {root}'") from error
     except OSError as error:
         require_folder(root)
         raise UserError(f"{path}: cannot be read: {error.strerror}; check the data directory") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
-            f"{path}: not a manifest ({error}); make it again with 'mlhpc data index {root}'"
+            f"{path}: not a valid manifest ({error}); regenerate it with 'mlhpc data index {root}'"
         ) from error
+    if repeated := next((one.path for one, two in pairwise(files) if one.path == two.path), None):
+        raise UserError(f"{path}: lists {repeated} twice; regenerate it with 'mlhpc data index {root}'")
+    return Manifest(root, files, facts)
+
+
+def _file(path: object, size: object, crc: object) -> File:
+    """A row of a manifest. Raises ValueError when it is malformed."""
+    if type(path) is not str or "\0" in path or not _OUTSIDE.isdisjoint(path.split("/")) or path == NAME:
+        raise ValueError(f"{path!r:.80} is not a path in the data set")
+    os.fsencode(path)  # raises ValueError for what no file name can hold
+    if type(size) is not int or not 0 <= size < 1 << 63:
+        raise ValueError(f"the size of {path} is {size!r:.80}")
+    crc32 = None if crc is None else int(crc, 16) if type(crc) is str else -1
+    if crc32 is not None and not 0 <= crc32 < 1 << 32:
+        raise ValueError(f"the checksum of {path} is {crc!r:.80}")
+    return File(path, size, crc32)
+
+
+def _checked_facts(facts: object) -> dict[str, Any]:
+    """The facts of a manifest. Raises ValueError when those that common code reads have the wrong type."""
+    if not isinstance(facts, dict):
+        raise ValueError("facts is not a table")
+    samples = facts.get("samples", {})
+    if not isinstance(samples, dict) or any(
+        type(n) is not int or not 0 <= n < 1 << 63 for n in samples.values()
+    ):
+        raise ValueError("facts.samples is not a table of counts")
+    if type(facts.get("benchmark", "")) is not str:
+        raise ValueError("facts.benchmark is not a name")
+    return facts
 
 
 def listing(root: Path, world: World, workers: int = 8) -> Manifest:
-    """A manifest without checksums for a data set that has none, from names and sizes alone.
+    """A manifest without checksums for a data set that has none, from names and sizes only.
 
     Rank 0 lists the folders; all ranks share the look-ups of the sizes. Hidden files are left out.
-    Called by all ranks. Raises UserError, the same on all, when ``root`` is no folder or holds no file.
+    Called by all ranks. Raises UserError, the same on all, when ``root`` is not a folder or holds no file.
     """
-    mine = _names(root, world)[world.rank :: world.size]
+    names = _names(root, world)[world.rank :: world.size]
     parts = on_all_ranks(
-        world, lambda: _in_threads(lambda name: File(name, _size(root / name)), mine, workers)
+        world, lambda: _in_threads(lambda name: File(name, _size(root / name)), names, workers)
     )
     return Manifest(root, tuple(sorted(chain.from_iterable(parts))))
 
 
 def require_folder(root: Path) -> None:
-    """Raise UserError where there is no folder ``root``; what is in it is not looked at."""
+    """Raise UserError unless ``root`` is a folder; its content is not looked at."""
     if not root.exists():
         raise UserError(f"{root}: no such folder; give the data set's folder with --data")
     if not root.is_dir():
@@ -127,14 +156,14 @@ def require_folder(root: Path) -> None:
 def describe(root: Path, world: World, benchmark: str | None = None, workers: int = 8) -> Manifest:
     """The manifest of ``root`` where it has one, else its listing. Called by all ranks, each gets the same.
 
-    Only rank 0 reads the manifest. Raises UserError, the same on all ranks; also when the manifest says that
-    the data set is of another than ``benchmark``.
+    Only rank 0 reads the manifest. Raises UserError, the same on all ranks; also when by its manifest the data
+    set belongs to another benchmark than ``benchmark``.
     """
     has_one = on_rank0(world, lambda: (root / NAME).exists() or not root.is_dir())
-    found = on_rank0(world, lambda: load(root)) if has_one else listing(root, world, workers)
-    if benchmark and (of := found.facts.get("benchmark", benchmark)) != benchmark:
+    manifest = on_rank0(world, lambda: load(root)) if has_one else listing(root, world, workers)
+    if benchmark and (of := manifest.facts.get("benchmark", benchmark)) != benchmark:
         raise UserError(f"{root}: is a data set of {of}; give one of {benchmark} with --data")
-    return found
+    return manifest
 
 
 def index(
@@ -147,10 +176,10 @@ def index(
     """Read every file under ``root`` once and write ``root/manifest.json``.
 
     The ranks share the files, ``workers`` threads in each; ``progress`` is called with the size of each file
-    that this rank has done, from any thread. Hidden files and the manifest itself are not listed.
+    that this rank has read, from any thread. Hidden files and the manifest itself are not listed.
 
-    Called by all ranks, each gets the manifest. Raises UserError, the same on all ranks, when ``root`` is no
-    folder, holds no file, or a file cannot be read or the manifest cannot be written.
+    Called by all ranks, each gets the manifest. Raises UserError, the same on all ranks, when ``root`` is not
+    a folder or holds no file, a file cannot be read, or the manifest cannot be written.
     """
 
     def entry(name: str) -> File:
@@ -158,8 +187,8 @@ def index(
         progress(size)
         return File(name, size, crc)
 
-    mine = _names(root, world)[world.rank :: world.size]
-    parts = on_all_ranks(world, lambda: _in_threads(entry, mine, workers))
+    names = _names(root, world)[world.rank :: world.size]
+    parts = on_all_ranks(world, lambda: _in_threads(entry, names, workers))
     manifest = Manifest(root, tuple(sorted(chain.from_iterable(parts))), facts)
 
     def write() -> None:
@@ -167,8 +196,8 @@ def index(
             save(manifest)
         except OSError as error:
             raise UserError(
-                f"{root / NAME}: cannot be written: {error.strerror or error}; check the space and the "
-                "rights there"
+                f"{root / NAME}: cannot be written: {error.strerror or error}; check free space and "
+                "permissions"
             ) from error
 
     on_rank0(world, write)
@@ -176,7 +205,7 @@ def index(
 
 
 def save(manifest: Manifest) -> None:
-    """Write ``manifest.root/manifest.json`` atomically, one file a line; an unknown checksum is ``null``.
+    """Write ``manifest.root/manifest.json`` atomically, one file per line; an unknown checksum is ``null``.
 
     Raises OSError as the file system does.
     """
@@ -191,7 +220,7 @@ def save(manifest: Manifest) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as the manifest says: which file, and what of it."""
+    """A file that differs from its entry in the manifest, and how."""
 
     path: Path
     what: str
@@ -201,10 +230,10 @@ class Problem:
 
 
 def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda size: None) -> list[Problem]:
-    """Hold every file under ``root`` against its manifest: missing, extra, wrong size, wrong checksum.
+    """Check every file under ``root`` against its manifest: missing, extra, wrong size, wrong checksum.
 
     Reads all bytes, ``workers`` files at a time; ``progress`` as for ``index``. The list is sorted by path
-    and empty when all is well. Raises UserError when there is no manifest to hold against.
+    and empty when there is no problem. Raises UserError when there is no manifest.
     """
     manifest = load(root)
 
@@ -213,10 +242,10 @@ def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda si
         try:
             size = path.stat().st_size
             if size != file.size:
-                return Problem(path, f"{count(size, 'byte')}, the manifest says {file.size}")
+                return Problem(path, f"{count(size, 'byte')}, expected {file.size}")
             _, crc = checksum(path)
             if file.crc32 is not None and crc != file.crc32:
-                return Problem(path, f"checksum {crc:08x}, the manifest says {file.crc32:08x}")
+                return Problem(path, f"checksum {crc:08x}, expected {file.crc32:08x}")
         except FileNotFoundError:
             return Problem(path, "missing")
         except OSError as error:
@@ -233,11 +262,10 @@ def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda si
 
 
 def require(root: Path, world: World, workers: int, of: Callable[[str], bool]) -> None:
-    """Where ``root`` has a manifest, every file that it lists must be there with its size, if ``of`` says yes
-    to its path in the data set. No content is read; the ranks share the look-ups, ``workers`` threads
-    in each.
+    """Where ``root`` has a manifest, require that every file it lists exists with its size, if ``of`` is true for
+    its path in the data set. No content is read; the ranks share the look-ups, ``workers`` threads in each.
 
-    Called by all ranks. Raises UserError, the same on all ranks, naming the first file that is otherwise.
+    Called by all ranks. Raises UserError, the same on all ranks, naming the first file that differs.
     """
     if not on_rank0(world, lambda: (root / NAME).exists()):
         return
@@ -248,45 +276,45 @@ def require(root: Path, world: World, workers: int, of: Callable[[str], bool]) -
         try:
             size = _size(path)
         except (FileNotFoundError, NotADirectoryError):
-            return f"{path}: missing, and the manifest lists it"
+            return f"{path}: listed in the manifest but missing"
         except OSError as error:
             return f"{path}: cannot be read: {error.strerror}"
-        return None if size == file.size else f"{path}: {count(size, 'byte')}, the manifest says {file.size}"
+        return None if size == file.size else f"{path}: {count(size, 'byte')}, expected {file.size}"
 
     parts = on_all_ranks(world, lambda: _in_threads(look, files[world.rank :: world.size], workers))
-    wrong = min((said for part in parts for said in part if said), default=None)
-    if wrong:
-        raise UserError(f"{wrong}; see: mlhpc data verify {root}")
+    problem = min((problem for part in parts for problem in part if problem), default=None)
+    if problem:
+        raise UserError(f"{problem}; see: mlhpc data verify {root}")
 
 
 def take(manifest: Manifest, **samples: int) -> Manifest:
-    """The part of a data set that a run needs: the first so many samples of each folder named, in order of
-    path, and no other folder; files outside folders stay. ``take(manifest, train=2048, validation=512)``.
+    """The part of a data set that a run needs: the first samples of each folder named, in order of path, and
+    no other folder; files outside folders stay. ``take(manifest, train=2048, validation=512)``.
 
     Where a folder's files hold more than one sample each, all its files are taken.
 
     Raises UserError naming the folder, what it has and what is needed, when it has fewer.
     """
     files = [file for file in manifest.files if "/" not in file.path]
-    taken = {}
-    for folder, need in samples.items():
-        have, there = manifest.samples(folder), manifest.folder(folder)
-        if have < need:
+    selected = {}
+    for folder, needed in samples.items():
+        available, of_folder = manifest.samples(folder), manifest.folder(folder)
+        if available < needed:
             raise UserError(
-                f"{manifest.root / folder}: {count(have, 'sample')}, {need} {'is' if need == 1 else 'are'} "
-                "needed; choose a smaller preset, or make or download more data"
+                f"{manifest.root / folder}: {count(available, 'sample')}, but {needed} "
+                f"{'is' if needed == 1 else 'are'} needed; choose a smaller preset, or make or download more data"
             )
-        one_each = have == len(there)
-        files += there[:need] if one_each else there
-        taken[folder] = need if one_each else have
-    return replace(manifest, files=tuple(sorted(files)), facts=manifest.facts | {"samples": taken})
+        one_each = available == len(of_folder)
+        files += of_folder[:needed] if one_each else of_folder
+        selected[folder] = needed if one_each else available
+    return replace(manifest, files=tuple(sorted(files)), facts=manifest.facts | {"samples": selected})
 
 
 def checksum(path: Path) -> tuple[int, int]:
-    """Size and CRC-32 of a file's content. Raises OSError."""
+    """Size and CRC-32 of a regular file's content. Raises OSError."""
     block = memoryview(bytearray(BLOCK))
     size = crc = 0
-    with path.open("rb", buffering=0) as file:
+    with open(open_regular(path), "rb", buffering=0) as file:
         while count := file.readinto(block):
             crc = isal_zlib.crc32(block[:count], crc)
             size += count
@@ -297,7 +325,7 @@ def _names(root: Path, world: World) -> list[str]:
     def walk() -> list[str]:
         names = sorted(_walk(root))
         if not names:
-            raise UserError(f"{root}: holds no file; expected folders such as train/ and validation/")
+            raise UserError(f"{root}: contains no files; expected folders such as train/ and validation/")
         return names
 
     return on_rank0(world, walk)
@@ -322,16 +350,9 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def _well_formed(file: File) -> bool:
-    # A manifest is data from elsewhere: no path in it may lead out of the data set.
-    return (
-        type(file.size) is int and file.size >= 0 and not file.path.startswith("/") and ".." not in file.path
-    )
-
-
 def _in_threads(work: Callable[[Any], T], items: Sequence[Any], workers: int) -> list[T]:
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        # One future a batch: half a million futures would cost more than the work.
+        # One future per batch: half a million futures would cost more than the work.
         batches = [items[i : i + 256] for i in range(0, len(items), 256)]
         if len(batches) < 4 * workers:
             return list(pool.map(work, items))

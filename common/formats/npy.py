@@ -29,8 +29,8 @@ def locate(fd: int, path: Path) -> Extent:
         version = _format.read_magic(start)
         read = _format.read_array_header_1_0 if version == (1, 0) else _format.read_array_header_2_0
         shape, fortran, dtype = read(start)
-    except ValueError as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # of a damaged header, numpy's parser raises nearly anything
+        reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not a .npy file ({reason}); convert the data set again") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
         what = "holds Python objects" if dtype.hasobject else "lies in Fortran order"

@@ -1,6 +1,8 @@
 """NVIDIA DALI, where it is installed."""
 
 from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -24,11 +26,39 @@ def load() -> tuple[ModuleType, ModuleType, ModuleType]:
     return dali, fn, types
 
 
+def new_pipeline(dali: ModuleType, batch: int, workers: int, device: str) -> Any:
+    """An empty pipeline for batches of up to ``batch`` samples, with ``workers`` threads, on this rank's GPU
+    unless ``device`` is "cpu"."""
+    return dali.Pipeline(
+        batch_size=batch,
+        num_threads=workers,
+        device_id=None if device == "cpu" else torch.cuda.current_device(),
+        exec_dynamic=True,  # what it hands out is ours to keep
+    )
+
+
+@contextmanager
+def outputs_of(pipeline: Any, source: Generator[Any, None, None]) -> Iterator[Callable[[], Tensor]]:
+    """A function that gives the next output of ``pipeline``, and in the end closes it and its ``source``."""
+    outputs = Outputs()
+
+    def next_output() -> Tensor:
+        (output,) = pipeline.run()
+        return outputs.tensor(output)
+
+    try:
+        yield next_output
+    finally:
+        outputs.close()
+        pipeline._shutdown()  # what DALI still works on must not be freed under it
+        source.close()
+
+
 class Outputs:
     """What a pipeline hands out, as tensors that are the caller's to keep.
 
-    On a GPU they are copies in PyTorch's memory: DALI uses its own again when Python lets go of it, and does not
-    know that a stream of PyTorch's is yet to read it. What was copied is held until the copy is done.
+    On a GPU they are copies in PyTorch's memory: DALI reuses its own as soon as Python drops it, and does not
+    know that a PyTorch stream has yet to read it. The original is held until the copy is done.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""A run's weights, optimizer and random state: saved, and brought back."""
+"""A run's weights, optimizer and random state: saved, and restored."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from mlhpc.benchmarks import load
-from mlhpc.benchmarks.schema import Run
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training import checkpoint
 from mlhpc.errors import UserError, count
@@ -19,7 +17,7 @@ from mlhpc.errors import UserError, count
 
 def save(
     directory: Path,
-    run: Run,
+    config: str,
     seed: int,
     epoch: int,
     model: torch.nn.Module,
@@ -28,8 +26,8 @@ def save(
     world: World,
     **numbers: int,
 ) -> None:
-    """Write a checkpoint after ``epoch``, with ``numbers`` of the benchmark's own. All ranks call it; rank 0
-    writes."""
+    """Write a checkpoint after ``epoch``, with the benchmark's own ``numbers``. ``config`` is the run's resolved
+    configuration, as TOML text. Called by all ranks; rank 0 writes."""
     # Batch norm's running statistics and the random states are each rank's own.
     random = [state().numpy() for state, _ in _random_states(model)]
     of_rank = world.gather([*random, *(b.cpu().numpy() for b in model.buffers())])
@@ -45,7 +43,7 @@ def save(
             buffer,
         )
         shared = [np.frombuffer(buffer.getbuffer(), np.uint8)]
-        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, load.dumps(run), shared, of_rank))
+        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, config, shared, of_rank))
     world.barrier()
 
 
@@ -55,10 +53,12 @@ def restore(
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler,
     world: World,
+    rename: Callable[[str], str] = lambda name: name,
 ) -> tuple[int, dict[str, int]]:
-    """Bring back the checkpoint in ``directory``; the epoch it was written after, and its ``numbers``.
+    """Restore the checkpoint in ``directory``; returns the epoch it was written after, and its ``numbers``.
+    ``rename`` gives today's name of a weight that an older version saved under another.
 
-    Raises UserError when it is missing or damaged, or was written by another number of ranks.
+    Raises UserError when it is missing, damaged or of another network, or was written by another number of ranks.
     """
     saved = checkpoint.load(directory)
     if len(saved.of_rank) != world.size:
@@ -66,21 +66,29 @@ def restore(
             f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with as many, not "
             f"{world.size}"
         )
-    (packed,) = saved.shared
-    state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    scaler.load_state_dict(state["scaler"])
-    own = [torch.from_numpy(np.array(value)) for value in saved.of_rank[world.rank]]
+    with checkpoint.reading(directory / "checkpoint.npz"):
+        (packed,) = saved.shared
+        state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
+        model.load_state_dict({rename(name): value for name, value in state["model"].items()})
+        optimizer.load_state_dict(state["optimizer"])
+        scaler.load_state_dict(state["scaler"])
+        _restore_own(model, [torch.from_numpy(np.array(value)) for value in saved.of_rank[world.rank]])
+        return saved.epoch, dict(state["numbers"])
+
+
+def _restore_own(model: torch.nn.Module, own: Sequence[Tensor]) -> None:
+    """Random states and buffers. The random state of a GPU is left alone where only one of both runs has a GPU."""
     buffers = list(model.buffers())
-    first = len(own) - len(buffers)
-    # A GPU may be new since, or gone: then that state is left as it is.
-    for (_, set_state), value in zip(_random_states(model), own[:first], strict=False):
+    states = len(own) - len(buffers)
+    if states not in (1, 2):
+        raise ValueError(f"{len(own)} arrays of this rank, {len(buffers) + 1} or one more expected")
+    for (_, set_state), value in zip(_random_states(model), own[:states], strict=False):
         set_state(value)
     with torch.no_grad():
-        for buffer, value in zip(buffers, own[first:], strict=True):
+        for buffer, value in zip(buffers, own[states:], strict=True):
+            if buffer.shape != value.shape:
+                raise ValueError(f"a buffer of shape {list(value.shape)}, {list(buffer.shape)} expected")
             buffer.copy_(value)
-    return saved.epoch, state["numbers"]
 
 
 def _random_states(model: torch.nn.Module) -> list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]]:

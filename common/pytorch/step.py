@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from mlhpc.common.pytorch.device import oom_as_user_error
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.errors import UserError
 
@@ -17,21 +18,36 @@ Measured = TypeVar("Measured")
 Step = Callable[[Tensor, Tensor], Measured]
 """Of fields or images [b, channels, H, W] and what is to be said of them."""
 
+
+class Settings(Protocol):
+    """The settings of a run's training that its steps are made from (``training`` in the TOML files)."""
+
+    @property
+    def precision(self) -> str: ...
+    @property
+    def eval_batch_size(self) -> int: ...
+    @property
+    def channels_last(self) -> bool: ...
+    @property
+    def compile(self) -> bool: ...
+
+
+class Steps(NamedTuple, Generic[Measured]):
+    """One training step, ``(x, y) -> loss``, and one evaluation step, ``(x, y) -> measure(logits, y)``."""
+
+    train: Step[Tensor]
+    evaluate: Step[Measured]
+
+
+class WarmUpSizes(NamedTuple):
+    """Samples of one training pass and of one evaluation step, and passes to an update."""
+
+    train: int
+    evaluation: int
+    accumulate: int = 1
+
+
 DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
-
-
-def pick_device(choice: str, local_rank: int) -> torch.device:
-    """``training.device``: "cpu", "cuda" (the rank's own GPU of its node), or "auto", the GPU where there is one.
-
-    Raises ``UserError`` when "cuda" is asked for and PyTorch sees no GPU.
-    """
-    gpus = torch.cuda.device_count()
-    if choice == "cpu" or (choice == "auto" and not gpus):
-        return torch.device("cpu")
-    if not gpus:
-        raise UserError("training.device cuda needs a GPU, and PyTorch sees none; take cpu or auto")
-    torch.backends.cudnn.benchmark = True  # shapes stay: the fastest convolutions are found in ``warm_up``
-    return torch.device("cuda", local_rank % gpus)
 
 
 def make_scaler(precision: str, device: torch.device) -> GradScaler:
@@ -52,6 +68,44 @@ def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
     if world.size == 1:
         return model
     return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def make_steps(
+    model: nn.Module,
+    training: Settings,
+    world: World,
+    optimizer: torch.optim.Optimizer,
+    scaler: GradScaler,
+    *,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    measure: Callable[[Tensor, Tensor], Measured],
+    accumulate: int,
+) -> Steps[Measured]:
+    """The steps of ``model`` by the run's settings, gradients averaged over ranks. Make them again when weights
+    have been frozen."""
+    layout = torch.channels_last if training.channels_last else torch.contiguous_format
+    compiled, cuda_graphs = training.compile, getattr(training, "cuda_graphs", False)
+    train = make_train_step(
+        wrap_ddp(model, world),
+        loss_of,
+        optimizer,
+        scaler,
+        training.precision,
+        layout=layout,
+        accumulate=accumulate,
+        compiled=compiled,
+        cuda_graphs=cuda_graphs,
+    )
+    evaluate = make_eval_step(
+        model,
+        measure,
+        training.precision,
+        batch=training.eval_batch_size,
+        layout=layout,
+        compiled=compiled,
+        cuda_graphs=cuda_graphs,
+    )
+    return Steps(train, evaluate)
 
 
 def make_train_step(
@@ -88,15 +142,16 @@ def make_train_step(
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         x, y = move(x), move(y)
-        with _enough_memory(len(x), "more gradient accumulation"), _unshared(model, not last):
-            with _autocast(device, precision):
-                logits = forward(x)
-            loss = loss_of(logits, y)
-            scaler.scale(loss / accumulate if accumulate > 1 else loss).backward()
-        if last:
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
+        with oom_as_user_error(f"{len(x)} samples at once", "more gradient accumulation"):
+            with _unshared(model, not last):
+                with _autocast(device, precision):
+                    logits = forward(x)
+                loss = loss_of(logits, y)
+                scaler.scale(loss / accumulate if accumulate > 1 else loss).backward()
+            if last:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
         return loss.detach()
 
     return step
@@ -133,7 +188,10 @@ def make_eval_step(
         x, y = move(x), move(y)
         if len(x) < filled:
             x = F.pad(x, (0, 0, 0, 0, 0, 0, 0, filled - len(x)))
-        with _enough_memory(len(x), "a smaller training.eval_batch_size"), _autocast(device, precision):
+        with (
+            oom_as_user_error(f"{len(x)} samples at once", "a smaller training.eval_batch_size"),
+            _autocast(device, precision),
+        ):
             logits = forward(x)
             return measure(logits[: len(y)], y)
 
@@ -144,26 +202,25 @@ def warm_up(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler,
-    train_step: Step[Tensor],
-    eval_step: Step[Measured],
-    blank: Callable[[int], tuple[Tensor, Tensor]],
+    steps: Steps[Measured],
+    zeros: Callable[[int], tuple[Tensor, Tensor]],
+    sizes: WarmUpSizes,
     *,
-    train_batch: int,
-    eval_batch: int,
-    accumulate: int = 1,
+    cuda_graphs: bool = False,
 ) -> None:
-    """Run both steps on ``blank(samples)``, which compiles and captures what is to be, and put back all that it
-    changed.
+    """Run both steps on ``zeros(samples)``, which compiles and captures them, and restore everything they changed.
 
     Weights, batch norm's statistics, optimizer state, loss scale and random state are afterwards what they were,
     bit for bit. No data set is touched: this may be done before the clock starts (MLPerf HPC training rules,
-    initialisation; MLPerf training rules, "Run Results"). With several ranks all must call it, for gradients are
-    averaged.
+    initialisation; MLPerf training rules, "Run Results"). With several ranks all must call it, because gradients
+    are averaged.
     """
-    with preserve_state(model, optimizer, scaler):
-        for _ in range(accumulate):
-            train_step(*blank(train_batch))
-        eval_step(*blank(eval_batch))
+    # With CUDA graphs, compiled code runs once before it is captured, in its second call.
+    for _ in range(2 if cuda_graphs else 1):
+        with preserve_state(model, optimizer, scaler):
+            for _ in range(sizes.accumulate):
+                steps.train(*zeros(sizes.train))
+            steps.evaluate(*zeros(sizes.evaluation))
 
 
 @contextmanager
@@ -219,19 +276,6 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     """The model itself, without what ``wrap_ddp`` put around it."""
     inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     return inner
-
-
-@contextmanager
-def _enough_memory(samples: int, advice: str) -> Iterator[None]:
-    """Raise UserError in one line where a GPU's memory does not suffice."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        reason = " ".join(str(error).split(". ")[:2])
-        raise UserError(
-            f"a GPU has too little memory for {samples} samples at once ({reason}); take "
-            f"training.precision=mixed_bfloat16, {advice}, or more GPUs"
-        ) from error
 
 
 def _compile(

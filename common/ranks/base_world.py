@@ -4,90 +4,117 @@ import fcntl
 import os
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from mlhpc.common.ranks import wire
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rollcall import Peer, RollCall
+from mlhpc.common.ranks.rendezvous import Peer
+from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.world import Loss
 from mlhpc.errors import UserError
 
+T = TypeVar("T")
+
 SYMPTOM_S = 20.0
-"""How long a framework's complaint that another rank is gone waits for the roll call to name the cause."""
+"""How long a framework's error about another rank waits for the roll call to name the cause."""
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 @dataclass(frozen=True)
-class BaseWorld:
-    """The half of a ``World`` that its launcher and its roll call answer."""
+class BaseWorld(ABC):
+    """The part of a ``World`` that does not depend on the framework: launcher, roll call, what is sent."""
 
-    place: RankInfo
-    ranks: RollCall
+    info: RankInfo
+    roll_call: RollCall
 
     @property
     def rank(self) -> int:
-        return self.place.rank
+        return self.info.rank
 
     @property
     def size(self) -> int:
-        return self.place.size
+        return self.info.size
 
     @property
     def local_rank(self) -> int:
-        return self.place.local_rank
+        return self.info.local_rank
 
     @property
     def local_size(self) -> int:
-        return self.place.local_size
+        return self.info.local_size
 
     @property
     def node(self) -> int:
-        return self.place.node or 0
+        return self.info.node or 0
 
     @property
     def nodes(self) -> int:
-        return self.place.nodes or 1
+        return self.info.nodes or 1
 
     @property
     def launcher(self) -> str:
-        return self.place.launcher
+        return self.info.launcher
 
     def enter(self, phase: str) -> None:
-        self.ranks.enter(phase)
+        self.roll_call.enter(phase)
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        self.ranks.on_loss(callback)
+        self.roll_call.on_loss(callback)
+
+    def same_failure_on_rank0(self) -> bool:
+        return self.roll_call.same_failure_on_rank0()
+
+    def broadcast(self, obj: T) -> T:
+        result: T = wire.decode(self._broadcast_bytes(wire.encode(obj) if self.rank == 0 else b""))
+        return result
+
+    def gather(self, obj: T) -> list[T]:
+        return [wire.decode(data) for data in self._gather_bytes(wire.encode(obj))]
+
+    @abstractmethod
+    def _broadcast_bytes(self, data: bytes) -> bytes:
+        """Rank 0's ``data`` on every rank."""
+
+    @abstractmethod
+    def _gather_bytes(self, data: bytes) -> list[bytes]:
+        """Every rank's ``data`` in order of rank, on every rank."""
 
 
-def myself(place: RankInfo) -> Peer:
+def this_peer(info: RankInfo) -> Peer:
     """This rank as it answers the roll call."""
-    return Peer(place.rank, place.hostname or socket.gethostname(), place.local_rank, os.getpid())
+    return Peer(info.rank, info.hostname or socket.gethostname(), info.local_rank, os.getpid())
 
 
-def with_node_index(place: RankInfo, roll: Sequence[Peer]) -> RankInfo:
-    """``place`` with its node known: where the launcher does not tell, nodes count by their lowest rank."""
-    if place.node is not None:
-        return place
-    hosts = list(dict.fromkeys(caller.hostname for caller in roll))
-    return replace(place, node=hosts.index(roll[place.rank].hostname), nodes=len(hosts), hosts=tuple(hosts))
+def with_node_index(info: RankInfo, roll: Sequence[Peer]) -> RankInfo:
+    """``info`` with the index of its node: where the launcher does not report it, nodes count by their lowest
+    rank."""
+    if info.node is not None:
+        return info
+    hosts = list(dict.fromkeys(peer.hostname for peer in roll))
+    return replace(info, node=hosts.index(roll[info.rank].hostname), nodes=len(hosts), hosts=tuple(hosts))
 
 
-def my_address(ranks: RollCall, leader: str) -> str:
+def my_address(roll_call: RollCall, leader: str) -> str:
     """This rank's IP address towards the other nodes; ``leader`` is rank 0's."""
-    on_leader = ranks.me.hostname == ranks.roll[0].hostname
-    # A rank beside rank 0 met it over loopback, where the other nodes cannot reach it.
-    return leader if on_leader else ranks.my_address()
+    beside_rank0 = roll_call.me.hostname == roll_call.roll[0].hostname
+    # A rank beside rank 0 may have reached it over loopback, where the other nodes cannot.
+    return leader if beside_rank0 else roll_call.my_address()
 
 
 def interface_of(address: str) -> str:
     """The network interface that has this IPv4 address. Raises ``UserError``."""
     if address.startswith("127."):
-        address = "127.0.0.1"  # a host may have its own name at another one of loopback: Debian, 127.0.1.1
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        address = (
+            "127.0.0.1"  # a host may resolve its own name to another loopback address: Debian, 127.0.1.1
+        )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(asker, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+                answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
             except OSError:
                 continue  # it has no IPv4 address
             if socket.inet_ntoa(answer[20:24]) == address:

@@ -1,5 +1,5 @@
-"""Work that every rank does for itself, and whose failure on one must be the failure of all: a rank that
-raised alone would leave the others waiting for it."""
+"""Work that each rank does on its own and whose failure on one rank must be raised on all: a rank that raised
+by itself would leave the others waiting for it."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """The result, or what went wrong, to be told to the others by ``gather_or_raise``."""
+    """The result, or what went wrong, for ``gather_or_raise``."""
     try:
         return work(), None
     except Exception as error:
@@ -21,14 +21,15 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 def gather_or_raise(world: World, value: T | None, error: Exception | None) -> list[T]:
     """Every rank's value, in order of rank. Called by all ranks.
 
-    Raises UserError on every rank, with the message of the lowest rank that has an error, if any has; rank 0
-    is the one to print it.
+    When a rank has an error, raises on every rank with the message of the lowest such rank: UserError on rank 0,
+    which prints it, and AlreadyReported on the others. The message names the rank unless all have the same.
     """
     outcomes = world.gather((value, None if error is None else _message(error)))
-    for rank, (_, message) in enumerate(outcomes):
+    messages = [message for _, message in outcomes]
+    for rank, message in enumerate(messages):
         if message is not None:
-            alike = UserError if world.rank == 0 else AlreadyReported
-            raise alike(message if world.size == 1 else f"rank {rank}: {message}") from error
+            kind = UserError if world.rank == 0 else AlreadyReported
+            raise kind(message if set(messages) == {message} else f"rank {rank}: {message}") from error
     return [value for value, _ in outcomes]  # type: ignore[misc]
 
 
@@ -38,8 +39,12 @@ def on_all_ranks(world: World, work: Callable[[], T]) -> list[T]:
 
 
 def on_rank0(world: World, work: Callable[[], T]) -> T:
-    """The result of ``work`` on rank 0 alone, on every rank; UserError on every rank if it fails."""
-    return on_all_ranks(world, lambda: work() if world.rank == 0 else None)[0]  # type: ignore[return-value]
+    """The result of ``work`` on rank 0 only, on every rank; UserError on every rank if it fails."""
+    result, error = attempt(work) if world.rank == 0 else (None, None)
+    result, message = world.broadcast((result, None if error is None else _message(error)))
+    if message is not None:
+        raise (UserError if world.rank == 0 else AlreadyReported)(message) from error
+    return result  # type: ignore[return-value]
 
 
 def _message(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Who this process is among the ranks of a run, from the environment its launcher gave it."""
+"""Which rank of a run this process is, from the environment that its launcher set."""
 
 import os
 import zlib
@@ -14,12 +14,12 @@ Launcher = Literal["none", "mlhpc", "torchrun", "horovodrun", "mpirun", "srun"]
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank's place in the run, as the launcher tells it.
+    """One rank's position in the run, as the launcher reports it.
 
-    ``node`` and ``nodes`` are None where the launcher does not tell (mpirun). ``hostname`` is the launcher's
-    name of this node, None where it has none. ``hosts`` are the nodes in order, empty where unknown.
-    ``leader`` is the host of rank 0, ``ports`` are where it may listen; None and empty where the launcher
-    does not tell. ``token`` is the same for all ranks of this start and no other.
+    ``node`` and ``nodes`` are None where the launcher does not report them (mpirun). ``hostname`` is the
+    launcher's name of this node, None where it has none. ``hosts`` are the nodes in order, empty where unknown.
+    ``leader`` is the host of rank 0, ``ports`` are where it may listen; None and empty where the launcher does
+    not report them. ``token`` is the same for all ranks of this start and no other.
     """
 
     launcher: Launcher = "none"
@@ -37,7 +37,7 @@ class RankInfo:
 
 
 def identify(env: Mapping[str, str]) -> RankInfo:
-    """This process's place, from the variables of whoever started it; a pure function of ``env``.
+    """This process's rank, from the variables of its launcher; a pure function of ``env``.
 
     The innermost launcher counts, hence this order: ``mlhpc --ranks`` (MLHPC_RANK), torchrun
     (TORCHELASTIC_RUN_ID, RANK), horovodrun (HOROVOD_RANK), mpirun (OMPI_COMM_WORLD_RANK of Open MPI;
@@ -46,12 +46,12 @@ def identify(env: Mapping[str, str]) -> RankInfo:
     step of Slurm, never the other way round. A batch script has SLURM_PROCID too, but is no job step:
     what it starts without srun is one rank, as in a plain shell.
 
-    Raises ``UserError`` when variables are missing, are no numbers or contradict each other.
+    Raises ``UserError`` when variables are missing, are not numbers or contradict each other.
     """
     for launcher in (_mlhpc, _torchrun, _horovodrun, _open_mpi, _pmi, _srun, _by_hand):
-        if place := launcher(env):
-            _check(place)
-            return place
+        if info := launcher(env):
+            _check(info)
+            return info
     return RankInfo()
 
 
@@ -69,9 +69,9 @@ def _torchrun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _by_hand(env: Mapping[str, str]) -> RankInfo | None:
-    """Whoever set RANK or WORLD_SIZE meant several ranks: running as one would not be what was asked for."""
-    there = [name for name in ("RANK", "WORLD_SIZE") if name in env]
-    others = (
+    """RANK or WORLD_SIZE set by hand means several ranks: running as one would not be what was asked for."""
+    present = [name for name in ("RANK", "WORLD_SIZE") if name in env]
+    required = (
         "RANK",
         "WORLD_SIZE",
         "LOCAL_RANK",
@@ -80,13 +80,13 @@ def _by_hand(env: Mapping[str, str]) -> RankInfo | None:
         "GROUP_WORLD_SIZE",
         "MASTER_ADDR",
     )
-    missing = [name for name in (*others, "MASTER_PORT") if not env.get(name)]
-    if there and missing:
+    missing = [name for name in (*required, "MASTER_PORT") if not env.get(name)]
+    if present and missing:
         raise UserError(
-            f"the environment has {' and '.join(there)} but not {', '.join(missing)}: start with torchrun, "
-            f"which sets them all, or unset {' and '.join(there)} to run as one rank"
+            f"the environment has {' and '.join(present)} but not {', '.join(missing)}: start with torchrun, "
+            f"which sets them all, or unset {' and '.join(present)} to run as one rank"
         )
-    return _torch_variables(env) if there else None
+    return _torch_variables(env) if present else None
 
 
 def _torch_variables(env: Mapping[str, str]) -> RankInfo:
@@ -151,10 +151,10 @@ def _mpirun(env: Mapping[str, str], prefix: str, local_rank: str, local_size: st
 
 
 def _srun(env: Mapping[str, str]) -> RankInfo | None:
-    """https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES
+    """https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
 
     SLURM_STEP_* describe this job step, where SLURM_NTASKS may be the job's. SLURM_LAUNCH_NODE_IPADDR is
-    not used: it is where srun was typed, a login node perhaps.
+    not used: it is where srun was called, maybe a login node.
     """
     if "SLURM_STEP_ID" not in env or "SLURM_STEP_NUM_TASKS" not in env:
         return None
@@ -187,8 +187,8 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _ports(token: str) -> tuple[int, ...]:
-    """Where rank 0 may listen: eight ports that depend on the job, so that jobs which share a node seldom
-    try the same. Below 32768, where Linux starts to give ports to outgoing connections."""
+    """Where rank 0 may listen: eight ports that depend on the job, so that jobs which share a node rarely try
+    the same. Below 32768, where Linux's ephemeral ports start."""
     first = zlib.crc32(token.encode())
     return tuple(20000 + (first + 1499 * i) % 12000 for i in range(8))
 
@@ -196,7 +196,7 @@ def _ports(token: str) -> tuple[int, ...]:
 def _text(env: Mapping[str, str], name: str) -> str:
     if not env.get(name):
         raise UserError(
-            f"the environment has no {name}, though its launcher sets it; start all ranks with one launcher"
+            f"the environment lacks {name}, which its launcher sets; start all ranks with one launcher"
         )
     return env[name]
 
@@ -208,40 +208,40 @@ def _number(env: Mapping[str, str], name: str) -> int:
         raise UserError(f"the environment has {name}={env[name]!r}: not a number") from None
 
 
-def _check(place: RankInfo) -> None:
-    node, nodes = place.node or 0, place.nodes or 1
+def _check(info: RankInfo) -> None:
+    node, nodes = info.node or 0, info.nodes or 1
     if not (
-        0 <= place.rank < place.size
-        and 0 <= place.local_rank < place.local_size <= place.size
-        and 0 <= node < nodes <= place.size
-        and place.local_rank <= place.rank
+        0 <= info.rank < info.size
+        and 0 <= info.local_rank < info.local_size <= info.size
+        and 0 <= node < nodes <= info.size
+        and info.local_rank <= info.rank
     ):
         raise UserError(
-            f"the variables of {place.launcher} contradict each other: rank {place.rank} of {place.size}, "
-            f"{place.local_rank} of {place.local_size} on its node, which is {node} of {nodes}; unset what "
+            f"the variables of {info.launcher} contradict each other: rank {info.rank} of {info.size}, "
+            f"{info.local_rank} of {info.local_size} on its node, which is {node} of {nodes}; unset what "
             "is left over from another launcher"
         )
 
 
-def threads_per_rank(place: RankInfo, env: Mapping[str, str] = os.environ) -> int:
-    """How many threads a rank may compute with, so that the ranks of a node do not share a core.
+def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int:
+    """How many threads a rank may compute with so that the ranks of a node do not share a core.
 
     What Slurm gave each task (SLURM_CPUS_PER_TASK), within the cores this process may run on; otherwise
     those cores divided among the ranks of the node, at least one.
     """
     cores = len(os.sched_getaffinity(0))
-    if place.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
+    if info.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
         return min(cores, _number(env, "SLURM_CPUS_PER_TASK"))
-    return max(1, cores // place.local_size)
+    return max(1, cores // info.local_size)
 
 
-def with_leader(place: RankInfo, env: Mapping[str, str]) -> RankInfo:
-    """``place`` of a launcher that does not tell where rank 0 is, with what else tells it: on one node,
+def with_leader(info: RankInfo, env: Mapping[str, str]) -> RankInfo:
+    """``info`` of a launcher that does not report where rank 0 is, with its host from elsewhere: on one node,
     this one; otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""
-    if place.launcher == "horovodrun":
+    if info.launcher == "horovodrun":
         raise UserError("horovodrun starts Horovod; start this with torchrun, srun, mpirun or --ranks")
     job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or f"{os.getuid()} {os.getppid()}"
-    if place.local_size == place.size:
+    if info.local_size == info.size:
         leader = "127.0.0.1"
     elif "MLHPC_LEADER" in env:
         leader = env["MLHPC_LEADER"]
@@ -250,8 +250,8 @@ def with_leader(place: RankInfo, env: Mapping[str, str]) -> RankInfo:
         leader = expand_hosts(env["SLURM_JOB_NODELIST"])[0]
     else:
         raise UserError(
-            f"{place.launcher} does not tell the ranks where rank 0 is: set MLHPC_LEADER to its host "
+            f"{info.launcher} does not report where rank 0 is: set MLHPC_LEADER to its host "
             "(mpirun -x MLHPC_LEADER=...), or start with torchrun or srun"
         )
-    token = f"{place.launcher} {job} {place.size}"
-    return replace(place, leader=leader, ports=_ports(token), token=token)
+    token = f"{info.launcher} {job} {info.size}"
+    return replace(info, leader=leader, ports=_ports(token), token=token)

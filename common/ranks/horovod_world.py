@@ -1,10 +1,11 @@
 """The ranks of a run over Horovod and TensorFlow."""
 
+import json
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -17,17 +18,16 @@ from mlhpc.common.ranks.base_world import (
     BaseWorld,
     interface_of,
     my_address,
-    myself,
+    this_peer,
     with_node_index,
 )
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rollcall import Peer, Rendezvous, RollCall
+from mlhpc.common.ranks.rendezvous import LOOPBACK, Peer, Rendezvous
+from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.errors import UserError
 
-T = TypeVar("T")
-
 HOROVOD_ENDED = "Horovod has been shut down"
-"""In what Horovod raises on the survivors when a rank is gone (horovod/common/common.h): a symptom."""
+"""Part of the error that Horovod raises on the survivors of a lost rank (horovod/common/common.h): a symptom."""
 
 
 @dataclass(frozen=True)
@@ -35,31 +35,31 @@ class HorovodWorld(BaseWorld):
     """A ``World`` whose collectives are Horovod's and whose losses are the roll call's."""
 
     @classmethod
-    def start(cls, place: RankInfo, ranks: RollCall | None, timeout_s: float = 60.0) -> Self:
-        """Start Horovod on the ranks that answered the roll call; where the launcher did not tell where
-        rank 0 is (``ranks`` is None: horovodrun, mpirun), start Horovod first and call the roll over it.
+    def start(cls, info: RankInfo, roll_call: RollCall | None, timeout_s: float = 60.0) -> Self:
+        """Start Horovod on the ranks that answered the roll call; where the launcher did not report where
+        rank 0 is (``roll_call`` is None: horovodrun, mpirun), start Horovod first and call the roll over it.
 
-        Raises ``UserError`` when Horovod counts other ranks than the launcher did.
+        Raises ``UserError`` when Horovod counts other ranks than the launcher.
         """
-        _take_one_gpu(place.local_rank)
-        if ranks and not _mpi_is_there():
-            _set_up_gloo(place, ranks)
-        if place.launcher == "mpirun" and not hvd.mpi_built():
+        _take_one_gpu(info.local_rank)
+        if roll_call and not _uses_mpi():
+            _set_up_gloo(info, roll_call)
+        if info.launcher == "mpirun" and not hvd.mpi_built():
             raise UserError(
                 "mpirun needs a Horovod that was built with MPI (HOROVOD_WITH_MPI=1), and this one was not; "
                 "start with srun, torchrun, horovodrun --gloo or mlhpc run --ranks"
             )
         hvd.init()
-        if (hvd.rank(), hvd.size()) != (place.rank, place.size):
+        if (hvd.rank(), hvd.size()) != (info.rank, info.size):
             raise UserError(
-                f"{place.launcher} started this as rank {place.rank} of {place.size}, but Horovod says rank "
+                f"{info.launcher} started this as rank {info.rank} of {info.size}, but Horovod says rank "
                 f"{hvd.rank()} of {hvd.size()}: it was built for another MPI, or cannot see the launcher "
                 "from inside a container; horovodrun --check-build shows its build"
             )
-        ranks = ranks or _call_roll_over_horovod(place, timeout_s)
-        world = cls(with_node_index(place, ranks.roll), ranks)
+        roll_call = roll_call or _call_roll_over_horovod(info, timeout_s)
+        world = cls(with_node_index(info, roll_call.roll), roll_call)
         world.barrier()
-        ranks.start_beating()
+        roll_call.start_beating()
         return world
 
     def barrier(self) -> None:
@@ -67,25 +67,26 @@ class HorovodWorld(BaseWorld):
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         tensor = tf.constant(np.asarray(values, dtype=np.float64))
-        with tf.device("CPU:0"):  # float64 counts and times; a GPU has nothing to add to them
+        with tf.device("CPU:0"):  # float64 counts and times gain nothing from a GPU
             return np.asarray(hvd.allreduce(tensor, op=hvd.Sum).numpy(), dtype=np.float64)
 
-    def broadcast(self, obj: T) -> T:
-        result: T = hvd.broadcast_object(obj, root_rank=0)
-        return result
+    def _broadcast_bytes(self, data: bytes) -> bytes:
+        return _broadcast_bytes(data)
 
-    def gather(self, obj: T) -> list[T]:
-        result: list[T] = hvd.allgather_object(obj)
-        return result
+    def _gather_bytes(self, data: bytes) -> list[bytes]:
+        with tf.device("CPU:0"):
+            lengths = hvd.allgather(tf.constant([len(data)], tf.int64)).numpy()
+            everything = hvd.allgather(tf.constant(np.frombuffer(data, np.uint8))).numpy()
+        return [part.tobytes() for part in np.split(everything, np.cumsum(lengths)[:-1])]
 
     def fail(self, reason: str) -> None:
         if HOROVOD_ENDED in reason:
-            self.ranks.wait_for_loss(SYMPTOM_S)
-        self.ranks.fail(reason)
+            self.roll_call.wait_for_loss(SYMPTOM_S)
+        self.roll_call.fail(reason)
 
     def close(self) -> None:
-        self.barrier()  # nobody leaves while another still needs it
-        self.ranks.close()
+        self.barrier()  # no rank leaves while another still needs it
+        self.roll_call.close()
         hvd.shutdown()
 
 
@@ -99,36 +100,46 @@ def broadcast_variables(variables: Sequence[Any]) -> None:
     hvd.broadcast_variables(list(variables), root_rank=0)
 
 
+def _broadcast_bytes(data: bytes) -> bytes:
+    with tf.device("CPU:0"):
+        length = int(hvd.broadcast(tf.constant(len(data), tf.int64), root_rank=0).numpy())
+        content = np.frombuffer(data, np.uint8) if hvd.rank() == 0 else np.zeros(length, np.uint8)
+        result: bytes = hvd.broadcast(tf.constant(content), root_rank=0).numpy().tobytes()
+    return result
+
+
 def _take_one_gpu(local_rank: int) -> None:
-    """TensorFlow takes the memory of every GPU that it sees: let a rank see its own."""
+    """TensorFlow takes all memory of every GPU that it sees: let a rank see its own, and take what it needs."""
     if gpus := tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices(gpus[local_rank % len(gpus)], "GPU")
+        gpu = gpus[local_rank % len(gpus)]
+        tf.config.set_visible_devices(gpu, "GPU")
+        tf.config.experimental.set_memory_growth(gpu, True)
 
 
-def _mpi_is_there() -> bool:
-    """srun --mpi=pmix started this, Horovod can use it, and the site did not ask for Gloo."""
+def _uses_mpi() -> bool:
+    """Whether srun --mpi=pmix started this, Horovod can use it, and the site did not ask for Gloo."""
     return "PMIX_RANK" in os.environ and hvd.mpi_built() and os.environ.get("HOROVOD_CONTROLLER") != "gloo"
 
 
-def _set_up_gloo(place: RankInfo, ranks: RollCall) -> None:
-    """Do what horovodrun does without ssh: rank 0 serves Gloo's rendezvous, each rank knows its place.
+def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
+    """Do what horovodrun does, without ssh: rank 0 serves Gloo's rendezvous, each rank gets its variables.
 
     Variables: https://horovod.readthedocs.io/en/stable/mpirun.html and horovod/runner/gloo_run.py, 0.28.1.
     """
     if not hvd.gloo_built():
         raise UserError("this Horovod was built without Gloo (HOROVOD_WITH_GLOO=1); start with mpirun")
     facts: dict[str, Any] = {}
-    slots = _slots(ranks.roll)
-    if place.rank == 0:
+    slots = _slots(roll_call.roll)
+    if info.rank == 0:
         from horovod.runner.http.http_server import RendezvousServer
 
         server = RendezvousServer()
-        facts = {"address": ranks.my_address(), "port": server.start()}
+        facts = {"address": roll_call.my_address(), "port": server.start()}
         server.init(slots)
-    facts = ranks.share(facts)
-    address = my_address(ranks, facts["address"])
-    slot = slots[place.rank]
-    # Gloo's own patience of 30 s would end before the roll call has found out who is silent.
+    facts = roll_call.broadcast(facts)
+    address = my_address(roll_call, facts["address"])
+    slot = slots[info.rank]
+    # Gloo's own timeout of 30 s would end before the roll call has found out which rank is silent.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
     os.environ |= {
         "HOROVOD_CONTROLLER": "gloo",
@@ -150,29 +161,38 @@ def _slots(roll: Sequence[Peer]) -> list[Any]:
     """Horovod's description of the ranks. A cross rank counts hosts among equal local ranks."""
     from horovod.runner.common.util.hosts import SlotInfo
 
-    def among(ranks: list[int], rank: int) -> tuple[int, int]:
+    def index_among(ranks: list[int], rank: int) -> tuple[int, int]:
         return ranks.index(rank), len(ranks)
 
     slots = []
-    for me in roll:
-        local_rank, local_size = among([c.rank for c in roll if c.hostname == me.hostname], me.rank)
-        cross_rank, cross_size = among([c.rank for c in roll if c.local_rank == me.local_rank], me.rank)
+    for peer in roll:
+        local_rank, local_size = index_among([p.rank for p in roll if p.hostname == peer.hostname], peer.rank)
+        cross_rank, cross_size = index_among(
+            [p.rank for p in roll if p.local_rank == peer.local_rank], peer.rank
+        )
         slots.append(
-            SlotInfo(me.hostname, me.rank, local_rank, cross_rank, len(roll), local_size, cross_size)
+            SlotInfo(peer.hostname, peer.rank, local_rank, cross_rank, len(roll), local_size, cross_size)
         )
     return slots
 
 
-def _call_roll_over_horovod(place: RankInfo, timeout_s: float) -> RollCall:
-    """The roll call where only Horovod knows the way to rank 0: its address goes out by broadcast."""
-    door = socket.create_server(("", 0), backlog=1024) if place.rank == 0 else None
-    meeting = None
-    if door:
-        addresses = [a.address for found in psutil.net_if_addrs().values() for a in found]
+def _call_roll_over_horovod(info: RankInfo, timeout_s: float) -> RollCall:
+    """The roll call where only Horovod can reach rank 0: its address goes out by broadcast."""
+    listener = None
+    rendezvous: dict[str, Any] = {}
+    if info.rank == 0:
+        local = info.local_size == info.size
+        listener = socket.create_server((LOOPBACK if local else "", 0), backlog=1024)
+        addresses = [a.address for of_interface in psutil.net_if_addrs().values() for a in of_interface]
         ipv4 = sorted((a for a in addresses if _is_ipv4(a)), key=lambda a: a.startswith("127."))
-        meeting = Rendezvous(tuple(ipv4), (door.getsockname()[1],), token=os.urandom(8).hex())
-    meeting = hvd.broadcast_object(meeting, root_rank=0)
-    return RollCall.call(myself(place), place.size, meeting, listener=door, timeout_s=timeout_s)
+        rendezvous = {
+            "hosts": [LOOPBACK] if local else ipv4,
+            "port": listener.getsockname()[1],
+            "token": os.urandom(8).hex(),
+        }
+    rendezvous = json.loads(_broadcast_bytes(json.dumps(rendezvous).encode()))
+    meeting = Rendezvous(tuple(rendezvous["hosts"]), (rendezvous["port"],), rendezvous["token"])
+    return RollCall.call(this_peer(info), info.size, meeting, listener=listener, timeout_s=timeout_s)
 
 
 def _is_ipv4(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""Slurm's short form of a list of hosts, written out: ``scontrol`` is not there in most containers."""
+"""Slurm's compressed list of hosts, expanded: most containers have no ``scontrol``."""
 
 import re
 from itertools import product
@@ -20,7 +20,7 @@ def expand_hosts(short: str) -> list[str]:
 
 
 def _expand_word(word: str) -> list[str]:
-    """``r[1-2]n[0-1]`` is r1n0, r1n1, r2n0, r2n1: the last bracket turns fastest."""
+    """``r[1-2]n[0-1]`` is r1n0, r1n1, r2n0, r2n1: the last bracket varies fastest."""
     parts = re.split(r"\[([^\]]*)\]", word)  # every second part was in brackets
     choices = [_expand_ranges(part, word) if i % 2 else [part] for i, part in enumerate(parts)]
     return ["".join(choice) for choice in product(*choices)]
@@ -38,11 +38,11 @@ def _expand_ranges(ranges: str, word: str) -> list[str]:
 
 
 def expand_counts(short: str) -> list[int]:
-    """Slurm's tasks per node written out: ``2(x3),1`` is 2, 2, 2, 1. Raises ``UserError``."""
+    """Slurm's tasks per node, expanded: ``2(x3),1`` is 2, 2, 2, 1. Raises ``UserError``."""
     counts: list[int] = []
     for item in short.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
         if not match:
-            raise UserError(f"{short!r} is not Slurm's form of tasks per node, such as 2(x3),1")
+            raise UserError(f"{short!r} is not a Slurm list of tasks per node, such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
-from mlhpc.common.ranks.base_world import myself
+from mlhpc.common.ranks.base_world import this_peer
 from mlhpc.common.ranks.environment import RankInfo, identify, with_leader
-from mlhpc.common.ranks.rollcall import Rendezvous, RollCall
+from mlhpc.common.ranks.rendezvous import LOOPBACK, Rendezvous
+from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.world import Solo, World
-from mlhpc.errors import UserError
+from mlhpc.errors import AlreadyReported, Terminated, UserError
 
 Framework = Literal["horovod", "torch", "none"]
 """What carries the collectives of several ranks; ``none``: there can be only one."""
@@ -23,52 +24,66 @@ Framework = Literal["horovod", "torch", "none"]
 def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s: float = 60.0) -> World:
     """The world of this rank, with all ranks present: ``Solo`` where there is one.
 
-    Raises ``UserError`` on every rank when one did not come within ``timeout_s`` seconds, or when the
+    Raises ``UserError`` on every rank when one did not connect within ``timeout_s`` seconds, or when the
     framework counts other ranks than the launcher.
     """
-    place = identify(env)
-    if place.size == 1:
-        return Solo(place.launcher)
+    info = identify(env)
+    if info.size == 1:
+        return Solo(info.launcher)
     if framework == "none":
-        raise UserError(f"{place.launcher} started {place.size} ranks of what runs as one; start it once")
-    if framework == "torch" and not place.leader:
-        place = with_leader(place, env)
+        raise UserError(
+            f"{info.launcher} started {info.size} ranks of a command that runs as one; start it once"
+        )
+    if framework == "torch" and not info.leader:
+        info = with_leader(info, env)
     # The roll call comes before the framework is loaded: a missing rank is named sooner.
-    ranks = call_roll(place, env, timeout_s) if place.leader else None
+    roll_call = call_roll(info, env, timeout_s) if info.leader else None
     try:
         if framework == "torch":
             from mlhpc.common.ranks.torch_world import TorchWorld
 
-            assert ranks is not None
-            return TorchWorld.start(place, ranks)
+            assert roll_call is not None
+            return TorchWorld.start(info, roll_call)
         from mlhpc.common.ranks.horovod_world import HorovodWorld
 
-        return HorovodWorld.start(place, ranks, timeout_s)
+        return HorovodWorld.start(info, roll_call, timeout_s)
     except BaseException as error:
-        if ranks:
-            ranks.fail(f"{type(error).__name__}: {error}")
+        if roll_call:
+            roll_call.fail(f"{type(error).__name__}: {error}")
         raise
 
 
 @contextmanager
 def joined(framework: Framework) -> Iterator[World]:
-    """``connect``, and leave in good order at the end; or tell the other ranks why not."""
+    """``connect``, and leave in good order at the end; or tell the other ranks why not.
+
+    A ``UserError`` that rank 0 raises too is raised as ``AlreadyReported`` on the others, so that a run prints it
+    once.
+    """
     world = connect(framework)
     try:
         yield world
         world.close()
     except BaseException as error:
-        world.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        plain = isinstance(error, UserError | Terminated)
+        world.fail(str(error) if plain else f"{type(error).__name__}: {error}")
         if world.size > 1:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            end_with(130 if interrupted else 2 if isinstance(error, UserError) else 1)
+            end_with(_status(error))
+        if isinstance(error, UserError) and world.same_failure_on_rank0():
+            raise AlreadyReported(str(error)) from error
         raise
 
 
+def _status(error: BaseException) -> int:
+    if isinstance(error, Terminated):
+        return error.status
+    return 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, UserError) else 1
+
+
 def end_with(status: int) -> None:
-    """Have this process end with ``status`` before the interpreter takes itself apart: threads of gloo, which
-    outlive the process group where anything still holds it, may yet let go of objects of Python's, and would
-    abort it. Registered last, this is done first: what else is to be done at exit is not."""
+    """End this process with ``status`` before the interpreter shuts down: threads of gloo outlive the process
+    group where anything still holds it, and may release Python objects during shutdown, which aborts the process.
+    Registered last, this runs first: other exit handlers do not run."""
     atexit.register(_end, status)
 
 
@@ -78,16 +93,18 @@ def _end(status: int) -> None:
     os._exit(status)
 
 
-def call_roll(place: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0) -> RollCall:
-    """Meet the other ranks at the leader that the launcher named. Raises ``UserError``."""
-    assert place.leader is not None
-    meeting = Rendezvous(_addresses(place.leader, env), place.ports, place.token)
-    return RollCall.call(myself(place), place.size, meeting, hosts=place.hosts, timeout_s=timeout_s)
+def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0) -> RollCall:
+    """Meet the other ranks at the leader that the launcher reported. Raises ``UserError``."""
+    assert info.leader is not None
+    local = info.local_size == info.size
+    hosts = (LOOPBACK,) if local else _addresses(info.leader, env)
+    rendezvous = Rendezvous(hosts, info.ports, info.token)
+    return RollCall.call(this_peer(info), info.size, rendezvous, hosts=info.hosts, timeout_s=timeout_s)
 
 
 def _addresses(leader: str, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Where to look for ``leader``: MLHPC_LEADER where a site sets it; its name; where no name service
-    knows the name, as on many cloud clusters, the address in Slurm's books."""
+    """Where to look for ``leader``: MLHPC_LEADER where a site sets it; its name; where the name does not resolve,
+    as on many cloud clusters, the address in Slurm's configuration."""
     if address := env.get("MLHPC_LEADER"):
         return (address,)
     try:

@@ -1,4 +1,4 @@
-"""Several ranks on this machine with no launcher: ``mlhpc run … --ranks N``."""
+"""Several ranks on this machine without a launcher: ``mlhpc run … --ranks N``."""
 
 import os
 import queue
@@ -17,21 +17,21 @@ from mlhpc.common.ranks.environment import identify
 from mlhpc.errors import UserError
 
 GRACE_S = 10.0
-"""How long ranks may go on after one of them died. The roll call ends them sooner, and says why."""
+"""How long ranks may go on after one of them died. The roll call ends them sooner, and reports why."""
 
 
 def run_local(ranks: int, argv: Sequence[str]) -> int:
     """Run ``argv`` as ``ranks`` processes that find each other, and return their exit status.
 
     Rank 0 has this process's standard streams. What the others print goes to standard error, each line
-    after ``[rank 1]``. When one ends with an error the rest are ended; its status is returned, 128 plus the
-    signal where a signal ended it (as a shell has it), 130 after Ctrl-C. Raises ``UserError`` inside
-    another launcher: its ranks would each start all of these.
+    prefixed with ``[rank 1]``. When one ends with an error the rest are terminated; its status is returned, 128
+    plus the signal where a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. Raises
+    ``UserError`` inside another launcher, whose ranks would each start all of these.
     """
-    around = identify(os.environ)
-    if around.launcher != "none" and around.size > 1:
+    outer = identify(os.environ)
+    if outer.launcher != "none" and outer.size > 1:
         raise UserError(
-            f"--ranks {ranks} inside {around.launcher}, which started {around.size}: leave out --ranks"
+            f"--ranks {ranks} inside {outer.launcher}, which started {outer.size}: leave out --ranks"
         )
     token = secrets.token_hex(8)
     ended: queue.Queue[int] = queue.Queue()  # ranks, in the order in which they ended
@@ -42,10 +42,10 @@ def run_local(ranks: int, argv: Sequence[str]) -> int:
             for rank in range(ranks):
                 env = os.environ | {"MLHPC_RANK": str(rank), "MLHPC_SIZE": str(ranks), "MLHPC_TOKEN": token}
                 processes.append(_start(rank, argv, env))
-                forwarders += _look_after(rank, processes[rank], ended)
+                forwarders += _watch(rank, processes[rank], ended)
             return _wait(processes, ended)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as interrupt:
+        return 128 + (signal.SIGTERM if isinstance(interrupt, SigtermInterrupt) else signal.SIGINT)
     finally:
         end(processes, GRACE_S / 2)
         for thread in forwarders:
@@ -66,16 +66,14 @@ def _start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Po
     )
 
 
-def _look_after(
-    rank: int, process: subprocess.Popen[str], ended: queue.Queue[int]
-) -> Iterator[threading.Thread]:
+def _watch(rank: int, process: subprocess.Popen[str], ended: queue.Queue[int]) -> Iterator[threading.Thread]:
     def report() -> None:
         process.wait()
         ended.put(rank)
 
     def forward(output: IO[str]) -> None:
         for line in output:
-            sys.stderr.write(f"[rank {rank}] {line}")  # one call a line, so that lines stay whole
+            sys.stderr.write(f"[rank {rank}] {line}")  # one call per line, so that lines stay whole
 
     threading.Thread(target=report, daemon=True).start()
     if process.stdout:
@@ -85,7 +83,7 @@ def _look_after(
 
 
 def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -> int:
-    """The first bad exit status, once all have ended or had their time to; 0 when all went well."""
+    """The first non-zero exit status, once all have ended or had their time to; 0 when all went well."""
     status = 0
     deadline = None
     for _ in processes:
@@ -98,18 +96,17 @@ def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -
             status = 128 - code if code < 0 else code
             deadline = time.monotonic() + GRACE_S
             if code < 0:
-                sys.stderr.write(f"mlhpc: rank {rank} was ended by {signal.Signals(-code).name}\n")
-            elif (
-                code > 2
-            ):  # 1 has its traceback or the roll call's line, 2 is an error of the user in one line
-                sys.stderr.write(f"mlhpc: rank {rank} ended with exit status {code}\n")
+                sys.stderr.write(f"mlhpc: rank {rank} was terminated by {signal.Signals(-code).name}\n")
+            # 1 comes with a traceback or the roll call's line, 2 and 128 plus a signal with a line of their own.
+            elif 2 < code < 128:
+                sys.stderr.write(f"mlhpc: rank {rank} exited with status {code}\n")
     return status
 
 
-def end(processes: Sequence[subprocess.Popen[AnyStr]], patience_s: float) -> None:
-    """Ask processes to end, and kill those that have not after ``patience_s`` seconds."""
-    for send, patience in ((subprocess.Popen.terminate, patience_s), (subprocess.Popen.kill, GRACE_S / 2)):
-        deadline = time.monotonic() + patience
+def end(processes: Sequence[subprocess.Popen[AnyStr]], grace_s: float) -> None:
+    """Terminate processes, and kill those that have not ended after ``grace_s`` seconds."""
+    for send, wait_s in ((subprocess.Popen.terminate, grace_s), (subprocess.Popen.kill, GRACE_S / 2)):
+        deadline = time.monotonic() + wait_s
         for process in processes:
             send(process)
         for process in processes:
@@ -119,13 +116,17 @@ def end(processes: Sequence[subprocess.Popen[AnyStr]], patience_s: float) -> Non
                 continue
 
 
+class SigtermInterrupt(KeyboardInterrupt):
+    """SIGTERM, raised where Ctrl-C is."""
+
+
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does: a batch system or ``timeout`` ends a process so, and
-    those that it started must not stay behind."""
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does: a batch system or ``timeout`` sends it, and the processes
+    started here must not outlive this one."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise SigtermInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

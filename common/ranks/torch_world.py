@@ -1,10 +1,11 @@
 """The ranks of a run over torch.distributed: gloo between hosts, NCCL between GPUs."""
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,62 +18,59 @@ from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.errors import UserError
 
-T = TypeVar("T")
-
 PATIENCE = timedelta(days=1)
-"""A collective may wait while one rank stages for hours; who is gone is the roll call's to say."""
+"""A collective may wait while one rank stages for hours; the roll call detects lost ranks."""
 
 
 @dataclass(frozen=True)
 class TorchWorld(BaseWorld):
     """A ``World`` whose collectives are torch.distributed's and whose losses are the roll call's.
 
-    ``host`` is the process group of what ranks tell each other from host memory, gloo's.
+    ``host`` is gloo's process group, for what is in host memory.
     """
 
     host: dist.ProcessGroup
 
     @classmethod
-    def start(cls, place: RankInfo, ranks: RollCall) -> Self:
-        """Start torch.distributed on the ranks that answered the roll call. Rank 0 serves the rendezvous at
-        a port that is free, and the roll call tells it to the others. Raises ``UserError``."""
+    def start(cls, info: RankInfo, roll_call: RollCall) -> Self:
+        """Start torch.distributed on the ranks that answered the roll call. Rank 0 serves the store on a free
+        port of the address that the other ranks reach it by, and the roll call announces it. Raises
+        ``UserError``."""
         facts: dict[str, str | int] = {}
         store = None
-        if place.rank == 0:
-            store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-            facts = {"address": ranks.my_address(), "port": store.port}
-        facts = ranks.share(facts)
+        if info.rank == 0:
+            store = _serve_store(roll_call.my_address())
+            facts = {"address": store.host, "port": store.port}
+        facts = roll_call.broadcast(facts)
         address = str(facts["address"])
         if "GLOO_SOCKET_IFNAME" not in os.environ:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(my_address(ranks, address))
+            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(my_address(roll_call, address))
         if store is None:
             store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
         gpus = torch.cuda.device_count()
         if gpus:
             # Where the launcher shows every rank a GPU of its own, that is number 0 for each.
-            torch.cuda.set_device(place.local_rank % gpus)
+            torch.cuda.set_device(info.local_rank % gpus)
         backend = "cpu:gloo,cuda:nccl" if gpus and dist.is_nccl_available() else "gloo"
-        dist.init_process_group(
-            backend, store=store, rank=place.rank, world_size=place.size, timeout=PATIENCE
-        )
+        dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.size, timeout=PATIENCE)
         host = dist.new_group(backend="gloo", timeout=PATIENCE)
-        world = cls(with_node_index(place, ranks.roll), ranks, host)
+        world = cls(with_node_index(info, roll_call.roll), roll_call, host)
         world.barrier()
-        ranks.start_beating()
+        roll_call.start_beating()
         world._require_own_gpus()
         return world
 
     def _require_own_gpus(self) -> None:
-        """Raise UserError, on all ranks, when two have one GPU: NCCL would refuse it in other words."""
-        mine = None
+        """Raise UserError, on all ranks, when two share a GPU, which NCCL would refuse less clearly."""
+        gpu = None
         if torch.cuda.is_available():
             properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-            mine = (self.ranks.me.hostname, str(properties.uuid))
-        taken = [gpu for gpu in self.gather(mine) if gpu]
-        if shared := {gpu for gpu in taken if taken.count(gpu) > 1}:
+            gpu = (self.roll_call.me.hostname, str(properties.uuid))
+        gpus = [gpu for gpu in self.gather(gpu) if gpu]
+        if shared := {gpu for gpu in gpus if gpus.count(gpu) > 1}:
             raise UserError(
-                f"{self.local_size} ranks share a GPU of {min(shared)[0]}: start one rank a GPU, or hide it "
-                "with CUDA_VISIBLE_DEVICES="
+                f"{self.local_size} ranks share a GPU of {min(shared)[0]}: start one rank per GPU, or hide the "
+                "GPUs with CUDA_VISIBLE_DEVICES="
             )
 
     def barrier(self) -> None:
@@ -83,29 +81,53 @@ class TorchWorld(BaseWorld):
         dist.all_reduce(tensor, group=self.host)
         return np.asarray(tensor.numpy(), dtype=np.float64)
 
-    def broadcast(self, obj: T) -> T:
-        objects = [obj]
-        dist.broadcast_object_list(objects, src=0, group=self.host, device=torch.device("cpu"))
-        return objects[0]
+    def _broadcast_bytes(self, data: bytes) -> bytes:
+        length = torch.tensor(len(data))
+        dist.broadcast(length, src=0, group=self.host)
+        buffer = torch.empty(int(length), dtype=torch.uint8)
+        if self.rank == 0:
+            buffer.numpy()[:] = np.frombuffer(data, np.uint8)
+        dist.broadcast(buffer, src=0, group=self.host)
+        return buffer.numpy().tobytes()
 
-    def gather(self, obj: T) -> list[T]:
-        objects: list[T] = [obj] * self.size
-        dist.all_gather_object(objects, obj, group=self.host)
-        return objects
+    def _gather_bytes(self, data: bytes) -> list[bytes]:
+        lengths = [torch.tensor(0) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor(len(data)), group=self.host)
+        longest = int(max(lengths))  # gloo gathers tensors of one size
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine.numpy()[: len(data)] = np.frombuffer(data, np.uint8)
+        buffers = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(buffers, mine, group=self.host)
+        return [
+            buffer.numpy()[: int(length)].tobytes() for buffer, length in zip(buffers, lengths, strict=True)
+        ]
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
-        """A process group of some of the ranks, for tensors on either device; None where this rank is none
-        of them. Called by all ranks of the world, in the same order."""
+        """A process group of some of the ranks, for tensors on either device; None where this rank is not
+        among them. Called by all ranks of the world, in the same order."""
         group = dist.new_group(list(ranks), timeout=PATIENCE)
         return group if self.rank in ranks else None
 
     def fail(self, reason: str) -> None:
-        # What the survivors of a lost rank get from their collectives: a symptom.
+        # The error that the survivors of a lost rank get from their collectives is a symptom.
         if "gloo" in reason or "NCCL" in reason:
-            self.ranks.wait_for_loss(SYMPTOM_S)
-        self.ranks.fail(reason)
+            self.roll_call.wait_for_loss(SYMPTOM_S)
+        self.roll_call.fail(reason)
 
     def close(self) -> None:
-        self.barrier()  # nobody leaves while another still needs it
-        self.ranks.close()
+        self.barrier()  # no rank leaves while another still needs it
+        self.roll_call.close()
         dist.destroy_process_group()
+
+
+def _serve_store(address: str) -> TCPStore:
+    """A store on a free port of ``address`` only: it asks nobody who they are."""
+    listener = socket.create_server((address, 0), backlog=1024)
+    return TCPStore(
+        address,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=PATIENCE,
+        master_listen_fd=listener.detach(),
+    )

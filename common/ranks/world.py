@@ -1,4 +1,4 @@
-"""Who this process is among the ranks of a run, and the few things that ranks do together."""
+"""Which rank of a run this process is, and what the ranks do together."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loss:
-    """A rank that is gone: it died, raised, or never came."""
+    """A rank that is gone: it died or raised."""
 
     rank: int
     hostname: str
@@ -26,7 +26,8 @@ class Loss:
 class World(Protocol):
     """The ranks of one run as one of them sees them. Made once by ``launch.connect`` and passed in.
 
-    Every method that takes part of all ranks must be called by all of them in the same order.
+    Collectives must be called by all ranks in the same order. What ``broadcast`` and ``gather`` take is what
+    ``wire.encode`` takes: scalars, containers, paths, arrays, dataclasses and named tuples of this package.
     ``node`` counts from 0 to ``nodes - 1``; ``local_rank`` from 0 to ``local_size - 1`` on a node.
     """
 
@@ -52,28 +53,31 @@ class World(Protocol):
         """Element-wise sum over ranks, in float64; every rank gets it."""
 
     def broadcast(self, obj: T) -> T:
-        """Rank 0's ``obj`` (picklable), on every rank."""
+        """Rank 0's ``obj``, on every rank."""
 
     def gather(self, obj: T) -> list[T]:
-        """Every rank's ``obj`` (picklable) in order of rank, on every rank."""
+        """Every rank's ``obj`` in order of rank, on every rank."""
 
     def enter(self, phase: str) -> None:
-        """Say what this rank is doing now, so that its loss can be reported with the phase. Cheap."""
+        """Report what this rank is doing now, so that its loss can be reported with the phase. Cheap."""
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        """Have ``callback`` run on the lowest surviving rank when another rank is lost, just before
-        this process exits with status 1."""
+        """Run ``callback`` on the lowest surviving rank when another rank is lost, just before this process
+        exits with status 1."""
 
     def fail(self, reason: str) -> None:
-        """Tell the other ranks why this one is about to leave, so that they can say it."""
+        """Tell the other ranks why this one is about to end, so that they can report it."""
+
+    def same_failure_on_rank0(self) -> bool:
+        """After ``fail``: whether rank 0 fails for the same reason, and so reports it for this rank too."""
 
     def close(self) -> None:
-        """Leave in good order. After this the loss of another rank is nobody's business."""
+        """Leave in good order. After this the loss of another rank is not reported."""
 
 
 @dataclass(frozen=True)
 class Solo:
-    """A run of one process: nothing to wait for and nobody to lose."""
+    """A run of one rank."""
 
     launcher: str = "none"
     rank: int = 0
@@ -104,12 +108,15 @@ class Solo:
     def fail(self, reason: str) -> None:
         pass
 
+    def same_failure_on_rank0(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 
 
 def mean(world: World, values: npt.ArrayLike, weight: float) -> Any:
-    """Mean over ranks of ``values``, each rank's weighted with its ``weight`` (its sample count)."""
+    """Mean over ranks of ``values``, each rank's weighted by its ``weight`` (its sample count)."""
     local = np.atleast_1d(np.asarray(values, dtype=np.float64)) * weight
     total = world.sum(np.append(local, weight))
     return total[:-1] / total[-1]

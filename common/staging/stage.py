@@ -29,7 +29,7 @@ from isal import isal_zlib
 
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
-from mlhpc.common.data.partition import Mode, part, share
+from mlhpc.common.data.partition import Mode, files_of_node, files_of_rank
 from mlhpc.common.files import atomic, locks
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
@@ -90,8 +90,8 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
     started = time.monotonic()
     source = manifest.root
     team = staging_group(source, target, world, mode)
-    all_of_team = part(manifest.files, world.node, world.nodes, mode)
-    mine = share(all_of_team, team.members.index(world.rank), len(team.members))
+    all_of_team = files_of_node(manifest.files, world.node, world.nodes, mode)
+    mine = files_of_rank(all_of_team, team.members.index(world.rank), len(team.members))
     todo: list[File] = []
 
     def survey() -> Need:

@@ -85,14 +85,14 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     if not runs:
         raise ValueError("the events hold no finished run")
     train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
-    timed = {e.get("epoch"): e for e in events if e["event"] == "timed" and e["name"] == "data_wait"}
-    waits = {epoch: event["seconds"] for epoch, event in timed.items()}
+    waits = _sums(events, "timed", "data_wait", "seconds")
+    counts = _sums(events, "timed", "data_wait", "count")
     epochs = tuple(
         EpochTimes(epoch, seconds, waits.get(epoch, 0.0), evaluation.get(epoch, 0.0))
         for epoch, seconds in sorted(train.items())
     )
     # An evaluation on the way may cut the last epoch short: it then says nothing of the first.
-    batches = [timed.get(epoch.epoch, {}).get("count") for epoch in epochs]
+    batches = [counts.get(epoch.epoch) for epoch in epochs]
     whole = len(epochs) - (len(epochs) > 1 and batches[-1] != batches[0])
     wait = _without_excess([epoch.data_wait_s for epoch in epochs], whole)
     step = _without_excess([epoch.step_s for epoch in epochs], whole)
@@ -111,12 +111,16 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
 
 
 def _seconds(events: list[dict[str, Any]], name: str) -> dict[Any, float]:
-    """By epoch, summed: an epoch that is evaluated on its way is trained in several spans."""
-    seconds: dict[Any, float] = {}
-    for event in events:
-        if event["event"] == "end" and event["name"] == name:
-            seconds[event.get("epoch")] = seconds.get(event.get("epoch"), 0.0) + event["seconds"]
-    return seconds
+    return _sums(events, "end", name, "seconds")
+
+
+def _sums(events: list[dict[str, Any]], event: str, name: str, key: str) -> dict[Any, float]:
+    """By epoch, summed: an epoch with evaluations inside it is trained in several spans."""
+    sums: dict[Any, float] = {}
+    for each in events:
+        if each["event"] == event and each["name"] == name:
+            sums[each.get("epoch")] = sums.get(each.get("epoch"), 0.0) + each.get(key, 0)
+    return sums
 
 
 def _without_excess(seconds: list[float], whole: int) -> tuple[float, float]:

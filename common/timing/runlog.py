@@ -9,6 +9,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import sys
 import threading
 import time
@@ -22,7 +23,8 @@ from mlperf_logging.mllog.mllog import MLLogger
 
 from mlhpc.common.files.atomic import write_all
 from mlhpc.common.ranks.world import Loss, World
-from mlhpc.errors import Ended, UserError
+from mlhpc.common.timing.steps import RecordEvent, StepTimer, percentiles
+from mlhpc.errors import Terminated, UserError
 
 T = TypeVar("T")
 Status = Literal["success", "failed", "aborted"]
@@ -47,7 +49,8 @@ class RunLog:
         self._opened = time.perf_counter()
         self._opened_ms = time.time() * 1e3
         self._open_spans: list[str] = []
-        self._waited: dict[str, float] = {}
+        self._timers: dict[str, StepTimer] = {}  # of the loops that run
+        self._waited: dict[str, float] = {}  # in the loops that have ended
         self._status: Status = "aborted"
         self._stopping = threading.Lock()
         self._stopped = False
@@ -83,23 +86,26 @@ class RunLog:
         return time.perf_counter() - self._opened
 
     @contextmanager
-    def span(self, name: str, **tags: Any) -> Iterator[dict[str, Any]]:
-        """An interval. Its end is recorded also when an exception passes, and then says which. Yields its tags;
-        those that are changed inside, such as ``step``, are recorded so at its end."""
+    def span(self, name: str, *, sync: bool = False, **tags: Any) -> Iterator[dict[str, Any]]:
+        """An interval. ``sync``: it starts when the last rank has come to it and ends when the slowest one has
+        finished; otherwise it is this rank's own, and nothing waits.
+
+        Its end is also recorded when an exception passes, with that exception. Yields its tags; those that are
+        changed inside, such as ``step``, are recorded with the new value at its end."""
         phase = name
         if "epoch" in tags:
             phase = f"epoch {tags['epoch']}" if name == "epoch" else f"{name} of epoch {tags['epoch']}"
         self._open_spans.append(phase)
         self._world.enter(phase)
-        if name == "run":
-            self._world.barrier()  # the clock starts when the last rank is ready
+        if sync:
+            self._world.barrier()
         started = self._event("begin", name, **tags)
         self._ruled(name, "start", tags, started)
         error: str | None = None
         try:
             yield tags
-            if name in ("run", "staging", "init"):
-                self._world.barrier()  # ends when the slowest rank has ended, not when rank 0 has
+            if sync:
+                self._world.barrier()
         except BaseException as raised:
             error = _reason(raised)
             self._world.fail(error)  # from here, while the phase is still the one that failed
@@ -115,31 +121,49 @@ class RunLog:
             if not error:
                 self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
 
-    def timed(self, items: Iterable[T], name: str, **tags: Any) -> Generator[T, None, None]:
-        """Yield ``items``, and record as one event how long the loop waited for them; also when it leaves
-        before their end and closes this."""
-        count, waited, longest = 0, 0.0, 0.0
-        iterator = iter(items)
+    def timed(
+        self,
+        batches: Iterable[T],
+        name: str,
+        record_event: RecordEvent | None = None,
+        phase: str = "train",
+        **tags: Any,
+    ) -> Generator[T, None, None]:
+        """Yield ``batches``, and record how long the loop waited for them (``name``) and how long its steps took
+        (``phase``), also when it leaves before their end and closes this. ``record_event`` records events in the
+        queue of the device that the steps run on (None: they run on the host): ``StepTimer``."""
+        timer = self._timers[name] = StepTimer(record_event)
+        iterator = iter(batches)
         try:
             while True:
-                before = time.perf_counter()
+                timer.ask()
                 try:
-                    item = next(iterator)
+                    batch = next(iterator)
                 except StopIteration:
+                    timer.stop()
                     break
-                finally:
-                    wait = time.perf_counter() - before
-                    waited += wait
-                    self._waited[name] = self._waited.get(name, 0.0) + wait
-                longest, count = max(longest, wait), count + 1
-                yield item
+                timer.start()
+                yield batch
+                del batch  # its memory is the loader's to use again
         finally:
+            self._timers.pop(name, None)
+            self._waited[name] = self._waited.get(name, 0.0) + timer.total_wait
             if not self._events.closed:  # an iterator that an error left behind may end after the log
-                self._event("timed", name, count=count, seconds=waited, max=longest, **tags)
+                self._record_times(timer, name, phase, tags)
+
+    def _record_times(self, timer: StepTimer, name: str, phase: str, tags: dict[str, Any]) -> None:
+        waits, steps = timer.waits, timer.steps
+        waited = {"count": len(waits), "seconds": timer.total_wait, "max": 0.0}
+        self._event("timed", name, **waited | percentiles(waits), **tags)
+        if steps:
+            self._event("steps", phase, count=len(steps), seconds=sum(steps), **percentiles(steps), **tags)
 
     def mark(self, name: str, **tags: Any) -> None:
         """A moment inside the clock, and the seconds that each kind of loop had waited until then."""
-        self._event("mark", name, waited=self._waited, **tags)
+        waited = dict(self._waited)
+        for loop, timer in self._timers.items():
+            waited[loop] = waited.get(loop, 0.0) + timer.waited()
+        self._event("mark", name, waited=waited, **tags)
 
     def metric(self, name: str, value: float, **tags: Any) -> None:
         """A measured value, such as ``eval_error``; with ``epoch`` where the rules want ``epoch_num``."""
@@ -162,9 +186,13 @@ class RunLog:
         if self._world.rank == 0:
             sys.stderr.write(line + "\n")  # print writes twice, and another rank's line may come between
 
-    def finish(self, status: Status) -> None:
-        """Set the status that ``run_stop`` will carry. Without it a run counts as aborted."""
+    def finish(self, status: Status, device_peak_bytes: int | None = None) -> None:
+        """Set the status that ``run_stop`` will carry; without it a run counts as aborted. Notes the peak memory
+        of the process, and of its device where ``device_peak_bytes`` gives it."""
         self._status = status
+        # Linux counts in KiB (getrusage(2)).
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self.note("memory", peak_bytes=peak, device_peak_bytes=device_peak_bytes)
         self.note("finish", status=status)
 
     @property
@@ -236,7 +264,7 @@ def _has_run_stop(path: Path, patience_s: float) -> bool:
 
 
 def _reason(raised: BaseException) -> str:
-    if isinstance(raised, UserError | Ended):
+    if isinstance(raised, UserError | Terminated):
         return str(raised)
     return "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
 

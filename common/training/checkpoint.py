@@ -1,7 +1,8 @@
-"""A run's state after an epoch, as plain arrays: enough to go on along the same trajectory."""
+"""A run's state after an epoch, as plain arrays: enough to continue on the same trajectory."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ Arrays = Sequence[npt.NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``shared`` is what all ranks have alike (weights, optimizer); ``of_rank[r]`` is rank r's own (random
+    """``shared`` is the same on all ranks (weights, optimizer); ``of_rank[r]`` is rank r's own (random
     state). ``config`` is the resolved configuration (TOML text) of the run that wrote it."""
 
     epoch: int
@@ -38,10 +39,11 @@ def save(directory: Path, checkpoint: Checkpoint) -> None:
         "seed": np.array(checkpoint.seed),
         "config": np.array(checkpoint.config),
         "ranks": np.array(len(checkpoint.of_rank)),
+        "arrays": np.array([len(checkpoint.shared), *map(len, checkpoint.of_rank)]),
     }
     half = directory / "checkpoint.npz.part"
     try:
-        # As np.savez does, which leaves its archive open where the disk is full, to complain much later.
+        # As np.savez does, which however leaves its archive open when the disk is full, and fails much later.
         with zipfile.ZipFile(half, "w") as archive:
             for name, array in (facts | arrays).items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -55,26 +57,43 @@ def save(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(directory: Path) -> Checkpoint:
-    """The checkpoint in a run's directory. Raises UserError when there is none, or it is damaged."""
+    """The checkpoint in a run's directory. Raises UserError when there is none, or it is damaged or incomplete."""
     path = directory / "checkpoint.npz"
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            ranks = int(file["ranks"])
-
-            def numbered(prefix: str) -> list[npt.NDArray[np.generic]]:
-                count = sum(name.startswith(f"{prefix}_") for name in file.files)
-                return [file[f"{prefix}_{i}"] for i in range(count)]
-
-            return Checkpoint(
-                epoch=int(file["epoch"]),
-                seed=int(file["seed"]),
-                config=str(file["config"]),
-                shared=numbered("shared"),
-                of_rank=[numbered(f"rank{rank}") for rank in range(ranks)],
+    with reading(path), np.load(path, allow_pickle=False) as file:
+        ranks = int(file["ranks"])
+        prefixes = ["shared", *(f"rank{rank}" for rank in range(ranks))]
+        names = set(file.files) - {"epoch", "seed", "config", "ranks", "arrays"}
+        # Checkpoints of version 0.1 do not say how many arrays they have.
+        counts = file["arrays"].tolist() if "arrays" in file.files else _counts(names, prefixes)
+        expected = {f"{prefix}_{i}" for prefix, n in zip(prefixes, counts, strict=True) for i in range(n)}
+        if names != expected:
+            raise ValueError(
+                f"{len(expected - names)} arrays are missing, {len(names - expected)} are unknown"
             )
+        shared, *of_rank = (
+            [file[f"{prefix}_{i}"] for i in range(n)] for prefix, n in zip(prefixes, counts, strict=True)
+        )
+        return Checkpoint(int(file["epoch"]), int(file["seed"]), str(file["config"]), shared, of_rank)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise UserError for whatever goes wrong in making something of the checkpoint ``path``, in one line: damaged
+    bytes make the libraries that parse them raise nearly anything."""
+    try:
+        yield
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(
-            f"{directory} holds no checkpoint.npz; runs write one with --set training.checkpoint_epochs=1"
+            f"{path.parent} holds no {path.name}; runs write one with --set training.checkpoint_epochs=1"
         ) from None
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-        raise UserError(f"{path} is damaged ({error}); it cannot be resumed from") from None
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"{path} is damaged or of another network ({reason}); resume from another run, or start again"
+        ) from error
+
+
+def _counts(names: set[str], prefixes: Sequence[str]) -> list[int]:
+    return [sum(name.startswith(f"{prefix}_") for name in names) for prefix in prefixes]

@@ -18,11 +18,12 @@ def learning_rate(
 ) -> float:
     """The rate of the whole of ``epoch``, counted from 0.
 
-    Warm-up, both schedules: epoch 0 has ``peak / warmup_factor``, then equal steps up, so that ``peak`` is
-    reached in epoch ``warmup_epochs``. No decay applies during warm-up.
+    Warm-up, both schedules: epoch 0 has ``peak / warmup_factor``, then equal steps, so that ``peak`` is
+    reached in epoch ``warmup_epochs``. No decay applies during warm-up. A factor below 1 starts above ``peak``.
 
-    ``multistep`` is the closed division's (mlcommons/hpc, rounds 0.7 to 3.0): a decay factor is a
-    share of ``peak``, not of the rate before it, and holds "after" its boundary: in epochs > boundary.
+    ``multistep`` is the closed division's (mlcommons/hpc, utils/optimizers.py of the benchmark that counts in
+    epochs; compared with its recorded rates in the tests): a decay factor is a share of ``peak``, not of the
+    rate before it, and holds "after" its boundary: in epochs > boundary.
     ``linear`` (open division; Farrell et al. 2021, section 4.2.1) falls in equal steps an epoch from ``peak``
     in epoch ``warmup_epochs`` to zero in epoch ``max_epochs``, which is the first that is not trained.
 
@@ -56,31 +57,37 @@ def step_learning_rate(
     t_max: int = 1,
     eta_min: float = 0.0,
 ) -> float:
-    """The rate of update ``step``, counted from 0, by the schedules of the MLPerf HPC reference that counts
-    in steps (mlcommons/hpc, utils/schedulers.py), which give each rate from the one before it.
+    """The rate of update ``step``, counted from 0, by the schedules of the MLPerf HPC reference that counts in
+    updates (mlcommons/hpc, utils/schedulers.py as train.py drives it, rounds 2.0 and 3.0).
 
-    Warm-up with a factor of 1 rises from 0 towards ``base``, with a larger one from ``base`` towards
-    ``base * warmup_factor``, in ``warmup_steps`` equal steps. What the reference does after it, and so do we:
-    the rate of the last step of warm-up is kept, one step short of the top.
+    Equal to it update by update; the rates that it had when it was run are recorded in tests/data/reference.
 
-    ``multistep``: times ``decay_rate`` from each milestone on; one within warm-up has no effect.
-    ``cosine_annealing``: half a cosine from there to ``eta_min`` in ``t_max`` steps after warm-up, and up and
-    down again between ``eta_min`` and ``base`` in as many (Loshchilov and Hutter 2017, without restarts).
+    Warm-up: update s has the share (s + 1) / ``warmup_steps`` of the way, from 0 to ``base`` for a factor of 1
+    and from ``base`` to ``base * warmup_factor`` for a larger one. The last update of warm-up repeats the rate
+    before it, so the plateau is one step short of the top. A warm-up of one update does nothing.
+
+    ``multistep``: with warm-up, milestones count from its end: milestone m multiplies the rate by
+    ``decay_rate`` from update ``warmup_steps`` + m on. Without warm-up it does so from update m - 1 on.
+    ``cosine_annealing``: half a cosine from the plateau to ``eta_min`` in ``t_max`` updates, then up and down
+    between ``eta_min`` and ``base`` (Loshchilov and Hutter 2017, without restarts).
 
     Raises ``ValueError`` for a negative step.
     """
     if step < 0:
         raise ValueError(f"steps count from 0, got {step}")
+    # The reference starts its schedulers one step late: update 0 has the rate of step 1. Cosine annealing
+    # without warm-up is the exception.
+    top, after = base, step
     if warmup_steps:
-        share = min(step, warmup_steps - 1) / warmup_steps
-        top = base * (share if warmup_factor == 1 else 1 + (warmup_factor - 1) * share)
-        if step < warmup_steps:
+        after = step + 1 - warmup_steps
+        if warmup_steps > 1:
+            share = min(step + 1, warmup_steps - 1) / warmup_steps
+            top = base * (share if warmup_factor == 1 else 1 + (warmup_factor - 1) * share)
+        if after <= 0:
             return top
-    else:
-        top = base
     if schedule == "multistep":
-        return float(top * decay_rate ** sum(warmup_steps <= milestone <= step for milestone in milestones))
-    after = step - warmup_steps
+        first = warmup_steps or -1
+        return float(top * decay_rate ** sum(0 < milestone <= step - first for milestone in milestones))
     height = top if after <= t_max else base
     return eta_min + (height - eta_min) * (1 + math.cos(math.pi * after / t_max)) / 2
 

@@ -9,13 +9,15 @@ import tensorflow as tf
 
 Tensor = Any  # tf.Tensor, which has no types of its own
 
+MIN_CHANNELS = 8
+
 
 class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
-    """``keras.layers.Conv3D(filters, 3, padding="same")`` by minimal filtering along the first axis.
+    """``keras.layers.Conv3D``, of 3³ taps by minimal filtering along the first axis.
 
-    Same weights, same function. Winograd's F(2, 3) (Lavin & Gray, "Fast Algorithms for Convolutional Neural
-    Networks", CVPR 2016, section 4.1) computes two outputs of a 3-tap filter from four inputs by 4 products
-    in place of 6:
+    Takes "same" padding. Same weights, same function. Winograd's F(2, 3) (Lavin & Gray, "Fast Algorithms for
+    Convolutional Neural Networks", CVPR 2016, section 4.1) computes two outputs of a 3-tap filter from four
+    inputs by 4 products in place of 6:
 
         m0 = (i0 - i2) g0                    out0 = m0 + m1 + m2
         m1 = (i1 + i2) (g0 + g1 + g2) / 2    out1 = m1 - m2 - m3
@@ -26,10 +28,10 @@ class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
     around them are bound by memory; XLA makes one pass of each. Inputs have an even first side.
     """
 
-    def __init__(self, filters: int, **options: Any) -> None:
-        super().__init__(filters, 3, padding="same", **options)
-
     def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        # On the few channels of the network's input the sums cost more than they save.
+        if self.kernel_size != (3, 3, 3) or inputs.shape[-1] < MIN_CHANNELS:
+            return super().convolution_op(inputs, kernel)
         products = [
             tf.nn.conv2d(planes, filter_, strides=1, padding="SAME")
             for planes, filter_ in zip(_input_sums(inputs), _filter_sums(kernel), strict=True)
@@ -60,15 +62,13 @@ def _output_sums(products: list[Tensor], depth: int) -> Tensor:
 
 
 def start_xla() -> None:
-    """Have XLA announce itself once, unseen: it writes four lines to standard error past every log level.
-
-    The first compilation does it. This one is of nothing, so that standard error is away for a moment only.
-    """
-    seen = os.dup(2)
+    """Start XLA without the four lines that it writes to standard error in its first compilation, whatever the log
+    level. Here that is one of nothing, so that standard error is redirected for a moment only."""
+    stderr = os.dup(2)
     try:
-        with tempfile.TemporaryFile() as unseen:
-            os.dup2(unseen.fileno(), 2)
+        with tempfile.TemporaryFile() as discarded:
+            os.dup2(discarded.fileno(), 2)
             tf.function(lambda: tf.zeros(1), jit_compile=True)()
     finally:
-        os.dup2(seen, 2)
-        os.close(seen)
+        os.dup2(stderr, 2)
+        os.close(stderr)

@@ -42,11 +42,12 @@ class Universe:
 def convert(
     source: Path,
     out: Path,
-    sample: int,
-    gzip: bool,
-    validation_fraction: float,
     world: World,
     workers: int,
+    *,
+    sample: int = 128,
+    plain: bool = False,
+    validation: float = 1 / 9,
 ) -> None:
     """Cut the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a manifest.
 
@@ -58,8 +59,9 @@ def convert(
     expected, does not divide into samples or is missing though the manifest of ``source`` lists it, or
     ``out`` cannot be written or holds samples of another kind.
     """
+    gzip = not plain
     manifest.require(source, world, workers, lambda name: name.endswith(_SUFFIXES))
-    universes = on_rank0(world, lambda: find_universes(source, validation_fraction))
+    universes = on_rank0(world, lambda: find_universes(source, validation))
     shapes = on_all_ranks(world, lambda: [_shape(u, sample) for u in universes[world.rank :: world.size]])
     shape_of = [shapes[i % world.size][i // world.size] for i in range(len(universes))]
     _require_one_kind(universes, shape_of)

@@ -6,16 +6,19 @@ batches ahead of it. Counts stay int16 here; the step takes their logarithm on t
 """
 
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.data.sharding import Pool, eval_batches, train_batches
+from mlhpc.benchmarks.schema import Loading
+from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.prefetch import read_batches
+from mlhpc.common.data.sharding import eval_batches, train_batches
 from mlhpc.common.formats.tfrecord import read_examples
 from mlhpc.cosmoflow.data.augment import apply_symmetry, draw
 from mlhpc.errors import UserError
@@ -38,12 +41,14 @@ def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
     return [directory / name for name in names[:expected]]
 
 
-def read_sample(path: Path, x: npt.NDArray[np.int16], y: npt.NDArray[np.float32], symmetry: int = 0) -> int:
-    """Read ``path`` into ``x [n, n, n, channels]`` and ``y [targets]``; return its size on disk in bytes.
+def read_sample(sample: tuple[Path, int], x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> int:
+    """Read ``sample``, a file and the symmetry that is applied to its voxels (``augment.apply_symmetry``), into
+    ``x [n, n, n, channels]`` and ``y [targets]``; return the size of the file in bytes.
 
-    ``symmetry`` turns the voxels (``augment.turned``). Raises ``UserError`` naming the file when it is
+    Raises ``UserError`` naming the file when it is
     missing, truncated or corrupt, or holds anything but one sample of this shape.
     """
+    path, symmetry = sample
     samples = list(read_examples(path))
     if len(samples) != 1:
         raise UserError(f"{path}: it has {len(samples)} records, and a sample file has one")
@@ -66,63 +71,60 @@ def read_sample(path: Path, x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]
 class Loader:
     """What one rank reads: ``x`` int16 ``[b, n, n, n, channels]``, ``y`` float32 ``[b, targets]``, by batch.
 
-    ``place`` is the rank's place in its pools, ``steps`` the number that ``sharding.steps_per_epoch`` gave
-    all ranks. The arrays handed out are the caller's to keep. An iterator that is closed or dropped stops
-    its readers. An error in a file is raised from the iterator, as ``read_sample`` raises it.
+    ``steps`` is the number that ``sharding.steps_per_epoch`` gave all ranks; ``augment`` turns training samples by
+    a random symmetry each. The arrays handed out are the caller's to keep. An iterator that is closed or dropped
+    stops its readers. An error in a file is raised from the iterator, as ``read_sample`` raises it.
     """
 
-    train_files: Sequence[Path]
-    eval_files: Sequence[Path]
-    train_pool: Pool
-    eval_pool: Pool
-    place: int
-    sample_shape: tuple[int, ...]
+    samples: RankSamples
+    loading: Loading
+    _: KW_ONLY
+    sample_shape: Sequence[int]
     targets: int
     local_batch: int
     eval_batch: int
     steps: int
     seed: int
     augment: bool = False
-    readers: int = 2
-    batches_ahead: int = 2
     bytes_read: int = 0  # on disk, of the batches handed out so far, training and evaluation
 
-    def train_epoch(self, epoch: int) -> Iterator[Batch]:
+    def train_epoch(self, epoch: int) -> Generator[Batch, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
-        batches = train_batches(self.train_pool, self.place, self.local_batch, self.steps, self.seed, epoch)
-        turns = draw(self.train_pool.samples, self.seed, epoch) if self.augment else None
-        return self._read(self.train_files, batches, turns)
+        samples = self.samples.train_pool.samples
+        symmetries = draw(samples, self.seed, epoch) if self.augment else np.zeros(samples, np.int8)
+        return self._read(
+            [(self.samples.train_files[i], symmetries[i]) for i in batch]
+            for batch in self._train_batches(epoch)
+        )
 
-    def evaluation(self) -> Iterator[Batch]:
+    def evaluation(self) -> Generator[Batch, None, None]:
         """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
-        return self._read(self.eval_files, eval_batches(self.eval_pool, self.place, self.eval_batch))
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+        return self._read([(self.samples.eval_files[i], 0) for i in batch] for batch in batches)
 
-    def _read(
-        self,
-        files: Sequence[Path],
-        batches: Iterable[Sequence[int] | npt.NDArray[np.int64]],
-        turns: npt.NDArray[np.int8] | None = None,
-    ) -> Iterator[Batch]:
-        pool = ThreadPoolExecutor(self.readers, thread_name_prefix="reader")
-        waiting: deque[tuple[Batch, list[Future[int]]]] = deque()
+    def files_of(self, epoch: int, step: int) -> list[Path]:
+        """The files of one training batch of this rank; both count from 0."""
+        return [self.samples.train_files[i] for i in self._train_batches(epoch)[step]]
 
-        def hand_out() -> Batch:
-            batch, samples = waiting.popleft()
-            self.bytes_read += sum(sample.result() for sample in samples)
-            return batch
+    def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
+        samples = self.samples
+        return train_batches(
+            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
+        )
 
-        try:
-            for indices in batches:
-                x = np.empty((len(indices), *self.sample_shape), np.int16)
-                y = np.empty((len(indices), self.targets), np.float32)
-                samples = [
-                    pool.submit(read_sample, files[i], x[k], y[k], 0 if turns is None else int(turns[i]))
-                    for k, i in enumerate(indices)
-                ]
-                waiting.append(((x, y), samples))
-                if len(waiting) > self.batches_ahead:
-                    yield hand_out()
-            while waiting:
-                yield hand_out()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def _read(self, batches: Iterable[list[tuple[Path, int]]]) -> Generator[Batch, None, None]:
+        def allocate(samples: int) -> tuple[Batch, Iterator[tuple[Any, ...]]]:
+            x = np.empty((samples, *self.sample_shape), np.int16)
+            y = np.empty((samples, self.targets), np.float32)
+            return (x, y), zip(x, y, strict=True)
+
+        def finish(batch: Batch, sizes: list[int]) -> tuple[Batch, int]:
+            return batch, sum(sizes)
+
+        workers, prefetch = self.loading.workers, self.loading.prefetch
+        with closing(
+            read_batches(batches, allocate, read_sample, finish, workers=workers, prefetch=prefetch)
+        ) as read:
+            for batch, size in read:
+                self.bytes_read += size
+                yield batch

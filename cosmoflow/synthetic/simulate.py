@@ -118,7 +118,7 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
         with progress(len(todo), "universes", "universes", show=world.rank == 0) as advance:
             generate.in_processes(work, todo, workers, advance)
 
-    generate.on_all(world, out, make_mine)
+    generate.write_on_all_ranks(world, out, make_mine)
     if missing or not (out / manifest.NAME).exists():
         files = sum(len(names) for _, names in tasks)
         with progress(files, "checksums", "files", show=world.rank == 0) as advance:

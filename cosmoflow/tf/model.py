@@ -8,7 +8,6 @@ import tensorflow as tf
 from keras import layers
 
 from mlhpc.benchmarks.cosmoflow import Network
-from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D
 from mlhpc.errors import UserError
 
 LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default that the reference has
@@ -24,12 +23,14 @@ def build_model(
     precision: str = "float32",
     seed: int = 0,
     dropout_seed: int = 0,
+    conv3d: type[layers.Conv3D] = layers.Conv3D,
 ) -> keras.Model:
     """Voxels ``[b, n, n, n, channels]`` of log(1 + counts) to ``[b, targets]`` in (-1.2, 1.2), float32.
 
     ``precision`` is a Keras dtype policy. ``weight_decay`` is the factor of the L2 loss on the kernels of all
     dense layers but the last. ``seed`` draws the initial weights (Glorot uniform, the Keras default), and
-    with ``dropout_seed`` the dropout masks: give every rank its own, or all drop the same units.
+    with ``dropout_seed`` the dropout masks: give every rank its own, or all drop the same units. ``conv3d`` is the
+    class of the convolutions.
     Raises ``UserError`` when the side of a sample cannot be halved once a block, and for float16 without a
     GPU, for TensorFlow's CPU pooling has no float16.
     """
@@ -39,20 +40,14 @@ def build_model(
             f"sample shape {list(sample_shape)} does not suit a network of {network.conv_layers} blocks: "
             f"it needs three sides that are multiples of {2**network.conv_layers}, then channels"
         )
-    has_gpu = bool(tf.config.list_physical_devices("GPU"))
-    if precision == "mixed_float16" and not has_gpu:
-        raise UserError("training.precision mixed_float16 needs a GPU; on a CPU take mixed_bfloat16")
+    require_precision(precision)
     seeds = iter(np.random.SeedSequence(seed).generate_state(32).tolist())
     dropout_seeds = iter(np.random.SeedSequence([seed, dropout_seed]).generate_state(32).tolist())
 
     def convolution(block: int) -> layers.Layer:
         filters, glorot = network.conv_filters * 2**block, keras.initializers.GlorotUniform(next(seeds))
         options = {"use_bias": False, "kernel_initializer": glorot, "dtype": precision}
-        # On the few channels of the first block the minimal convolution's sums cost more than they save; on
-        # a GPU the library chooses its own algorithm.
-        if block and network.conv_kernel == 3 and not has_gpu:
-            return MinimalConv3D(filters, **options)
-        return layers.Conv3D(filters, network.conv_kernel, padding="same", **options)
+        return conv3d(filters, network.conv_kernel, padding="same", **options)
 
     voxels = x = keras.Input(sample_shape, name="log_counts")
     if network.input_mean:
@@ -80,6 +75,12 @@ def build_model(
     last = keras.initializers.GlorotUniform(next(seeds))
     x = layers.Dense(network.targets, activation="tanh", kernel_initializer=last, dtype="float32")(x)
     return keras.Model(voxels, layers.Rescaling(SCALE, dtype="float32")(x), name="cosmoflow")
+
+
+def require_precision(precision: str) -> None:
+    """Raise UserError for float16 without a GPU: TensorFlow's CPU pooling has no float16."""
+    if precision == "mixed_float16" and not tf.config.list_physical_devices("GPU"):
+        raise UserError("training.precision=mixed_float16 needs a GPU; on a CPU use mixed_bfloat16")
 
 
 class Bias(layers.Layer):  # type: ignore[misc]

@@ -1,12 +1,10 @@
-"""A run's weights, optimizer and random state: alike on all ranks, saved, and brought back."""
+"""A run's weights, optimizer and random state: broadcast to all ranks, saved, and restored."""
 
 from pathlib import Path
 
 import keras
 import numpy as np
 
-from mlhpc.benchmarks import load
-from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training import checkpoint
 from mlhpc.errors import UserError, count
@@ -22,25 +20,26 @@ def broadcast_weights(model: keras.Model, optimizer: keras.optimizers.Optimizer,
 
 def save(
     directory: Path,
-    run: CosmoFlow,
+    config: str,
     seed: int,
     epoch: int,
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     world: World,
 ) -> None:
-    """Write a checkpoint after ``epoch``. All ranks call it; rank 0 writes."""
+    """Write a checkpoint after ``epoch``. ``config`` is the run's resolved configuration, as TOML text. Called by
+    all ranks; rank 0 writes."""
     of_rank = world.gather([np.array(v) for v in _random_state(model)])
     if world.rank == 0:
         shared = [np.array(v) for v in [*model.weights, *optimizer.variables]]
-        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, load.dumps(run), shared, of_rank))
+        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, config, shared, of_rank))
     world.barrier()
 
 
 def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> int:
-    """Bring back the checkpoint in ``directory``; returns the epoch it was written after.
+    """Restore the checkpoint in ``directory``; returns the epoch it was written after.
 
-    Raises UserError when it is missing or damaged, or was written by another number of ranks.
+    Raises UserError when it is missing, damaged or of another network, or was written by another number of ranks.
     """
     saved = checkpoint.load(directory)
     if len(saved.of_rank) != world.size:
@@ -48,11 +47,9 @@ def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Opt
             f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with as many, "
             f"not {world.size}"
         )
-    for variables, arrays in (
-        ([*model.weights, *optimizer.variables], saved.shared),
-        (_random_state(model), saved.of_rank[world.rank]),
-    ):
-        for variable, array in zip(variables, arrays, strict=True):
+    with checkpoint.reading(directory / "checkpoint.npz"):
+        variables = [*model.weights, *optimizer.variables, *_random_state(model)]
+        for variable, array in zip(variables, [*saved.shared, *saved.of_rank[world.rank]], strict=True):
             variable.assign(array)
     return saved.epoch
 

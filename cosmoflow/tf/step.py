@@ -1,18 +1,31 @@
 """One training step and one evaluation step, compiled."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from mlhpc.benchmarks.cosmoflow import Hyperparameters
-from mlhpc.cosmoflow.cpu.convolution import start_xla
+from mlhpc.common.ranks.world import World
+from mlhpc.common.training.schedules import learning_rate
+from mlhpc.cosmoflow.tf.device import LaunchEvents
 
 Tensor = Any  # tf.Tensor, which has no types of its own
 TrainStep = Callable[[Any, Any], Tensor]
 EvalStep = Callable[[Any, Any], tuple[Tensor, Tensor]]
+
+
+class Steps(NamedTuple):
+    """One training and one evaluation step (``make_train_step``, ``make_eval_step``)."""
+
+    train: TrainStep
+    evaluate: EvalStep
+
+    def watched(self, events: LaunchEvents | None) -> "Steps":
+        """The same steps, whose launches ``events`` knows; themselves for None."""
+        return self if events is None else Steps(events.watch(self.train), events.watch(self.evaluate))
 
 
 def log_counts(x: Tensor) -> Tensor:
@@ -32,6 +45,29 @@ def make_optimizer(hyperparameters: Hyperparameters, precision: str) -> keras.op
     else:
         optimizer = keras.optimizers.Adam(rate)
     return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "mixed_float16" else optimizer
+
+
+def rate_at(hyperparameters: Hyperparameters, epoch: int, max_epochs: int) -> float:
+    """The learning rate of the whole of ``epoch``, counted from 0."""
+    return learning_rate(
+        epoch,
+        peak=hyperparameters.opt_base_learning_rate,
+        warmup_epochs=hyperparameters.opt_learning_rate_warmup_epochs,
+        warmup_factor=hyperparameters.opt_learning_rate_warmup_factor,
+        decay_boundary_epochs=hyperparameters.opt_learning_rate_decay_boundary_epochs,
+        decay_factors=hyperparameters.opt_learning_rate_decay_factor,
+        schedule=hyperparameters.opt_learning_rate_schedule,
+        max_epochs=max_epochs,
+    )
+
+
+def make_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> Steps:
+    """The compiled steps of ``model``, with gradients averaged over ranks."""
+    if world.size == 1:
+        return Steps(make_train_step(model, optimizer), make_eval_step(model))
+    from mlhpc.common.ranks.horovod_world import average_gradients
+
+    return Steps(make_train_step(model, optimizer, average_gradients), make_eval_step(model))
 
 
 def make_train_step(
@@ -81,27 +117,25 @@ def make_eval_step(model: keras.Model) -> EvalStep:
 def warm_up(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
-    train_step: TrainStep,
-    eval_step: EvalStep,
+    steps: Steps,
     train_batch: int,
     eval_batch: int,
 ) -> None:
-    """Run both steps once on zeros, which compiles them, and put back all that it changed.
+    """Run both steps once on zeros, which compiles them, and restore everything they changed.
 
     Weights, optimizer state and random state are afterwards what they were, bit for bit. No data set is
     touched: this may be done before the clock starts (MLPerf HPC training rules, initialisation). With
-    several ranks all must call it, for the gradients are averaged.
+    several ranks all must call it, because gradients are averaged.
     """
-    start_xla()
     variables = [*model.variables, *optimizer.variables]
     before = [np.array(variable) for variable in variables]
     shape, targets = model.input_shape[1:], model.output_shape[1]
-    for step, batch in ((train_step, train_batch), (eval_step, eval_batch)):
+    for step, batch in ((steps.train, train_batch), (steps.evaluate, eval_batch)):
         step(np.zeros((batch, *shape), np.int16), np.zeros((batch, targets), np.float32))
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
 
 
 def _signature(model: keras.Model) -> list[tf.TensorSpec]:
-    """Any batch size, so that the smaller last batch of an evaluation compiles nothing anew."""
+    """Any batch size, so that the smaller last batch of an evaluation is not compiled again."""
     return [tf.TensorSpec(model.input_shape, tf.int16), tf.TensorSpec(model.output_shape, tf.float32)]

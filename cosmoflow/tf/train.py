@@ -1,41 +1,67 @@
-"""CosmoFlow, trained to target. The clock runs inside ``with log.span("run")``, and nowhere else."""
+"""CosmoFlow, trained to target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import keras
 import numpy as np
+import tensorflow as tf
 
-from mlhpc.benchmarks import rules
+from mlhpc.benchmarks import load, rules
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.data.assign import assign_samples
-from mlhpc.common.data.manifest import Manifest, describe, take
+from mlhpc.common.data.manifest import Manifest, take
 from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
 from mlhpc.common.host.progress import track
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
-from mlhpc.common.timing.runlog import RunLog
-from mlhpc.common.training.schedules import learning_rate
+from mlhpc.common.timing.runlog import RunLog, Status
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset
+from mlhpc.common.training.epoch import log_epoch, require_parameters
+from mlhpc.common.training.finite import require_finite
+from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.loader import Loader
-from mlhpc.cosmoflow.tf.model import build_model
+from mlhpc.cosmoflow.tf.device import (
+    LaunchEvents,
+    oom_as_user_error,
+    peak_memory,
+    to_device,
+    use_one_gpu,
+)
+from mlhpc.cosmoflow.tf.model import build_model, require_precision
 from mlhpc.cosmoflow.tf.state import broadcast_weights, restore, save
-from mlhpc.cosmoflow.tf.step import make_eval_step, make_optimizer, make_train_step, warm_up
-from mlhpc.errors import UserError
+from mlhpc.cosmoflow.tf.step import make_optimizer, make_steps, rate_at, warm_up
+
+ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.opt_base_learning_rate"
+"""For a loss that is not finite."""
 
 
+def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
+    """Raise UserError when the run cannot start on these ranks and this machine. Makes and changes nothing."""
+    run.require_startable(world.size, staged=staged is not None)
+    require_precision(run.training.precision)
+
+
+@oom_as_user_error()
 def train(
     run: CosmoFlow, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
-    """Train until an evaluation meets the target, or the epochs run out; what happened is in ``log``.
+    """Train until an evaluation meets the target or the epochs run out; what happened is in ``log``.
 
-    ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it where it lies),
-    ``resume`` the folder of a run to go on from. Raises UserError for what the user can mend.
+    ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
+    ``resume`` the folder of a run to continue. Raises UserError for what the user can fix.
     """
     hparams, training = run.hyperparameters, run.training
     local_batch = local_batch_size(hparams.global_batch_size, world.size)
 
-    # Before the clock: network, optimizer, compilation on synthetic samples. The data set is not touched.
-    with log.span("init"):
+    # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
+    with log.span("init", sync=True):
+        device = use_one_gpu(world.local_rank)
+        cpu_kernels = device is None and training.cpu_kernels
+        if cpu_kernels:
+            start_xla()
         model = build_model(
             run.network,
             run.data.sample_shape,
@@ -44,96 +70,88 @@ def train(
             precision=training.precision,
             seed=seed,
             dropout_seed=seed + 1 + world.rank,
+            conv3d=MinimalConv3D if cpu_kernels else keras.layers.Conv3D,
         )
-        if run.network.parameters not in (None, model.count_params()):
-            raise UserError(
-                f"the network has {model.count_params()} parameters, not {run.network.parameters}"
-            )
+        require_parameters(model.count_params(), run.network.parameters)
         optimizer = make_optimizer(hparams, training.precision)
-        train_step = make_train_step(model, optimizer, _average_gradients(world))
-        eval_step = make_eval_step(model)
-        warm_up(model, optimizer, train_step, eval_step, local_batch, training.eval_batch_size)
+        steps = make_steps(model, optimizer, world)
+        warm_up(model, optimizer, steps, local_batch, training.eval_batch_size)
         last_epoch = restore(resume, model, optimizer, world) if resume else 0
         broadcast_weights(model, optimizer, world)
-        rate_of = partial(
-            learning_rate,
-            peak=hparams.opt_base_learning_rate,
-            warmup_epochs=hparams.opt_learning_rate_warmup_epochs,
-            warmup_factor=hparams.opt_learning_rate_warmup_factor,
-            decay_boundary_epochs=hparams.opt_learning_rate_decay_boundary_epochs,
-            decay_factors=hparams.opt_learning_rate_decay_factor,
-            schedule=hparams.opt_learning_rate_schedule,
-            max_epochs=training.max_epochs,
-        )
+        events = LaunchEvents() if device else None
+        steps = steps.watched(events)
 
-    with log.span("run"):
-        if staged:
-            with log.span("staging"):
-                dataset = _dataset(run, data, world)
+    # The clock: from the moment the last rank is ready until the slowest one has finished.
+    with log.span("run", sync=True):
+        with log.span("staging", sync=True) if staged else nullcontext():
+            dataset = _open(run, data, world)
+            if staged:
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+        if staged:
             log.note("staging", **asdict(report))
-        else:
-            dataset = _dataset(run, data, world)
-        loader = _open_loader(run, dataset, staged, local_batch, seed, world)
+        loader = _open_loader(run, dataset, staged, local_batch, seed, world, gpu=device is not None)
 
-        bytes_before = 0
+        record = partial(log_epoch, log, world, run.target)
+        status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
-            with log.span("epoch", epoch=epoch, step=(epoch - 1) * loader.steps) as ended:
+            before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []
+            with log.span("epoch", epoch=epoch, step=before) as span:
                 with log.span("train", epoch=epoch):
-                    optimizer.learning_rate = rate = rate_of(epoch - 1)
-                    batches = log.timed(loader.train_epoch(epoch - 1), "data_wait", epoch=epoch)
-                    losses = []
-                    for x, y in track(batches, loader.steps, f"epoch {epoch}", world):
-                        losses.append(train_step(x, y))
+                    optimizer.learning_rate = rate = rate_at(hparams, epoch - 1, training.max_epochs)
+                    batches = to_device(loader.train_epoch(epoch - 1), device)
+                    timed = log.timed(batches, "data_wait", events, epoch=epoch)
+                    for x, y in track(timed, loader.steps, f"epoch {epoch}", world):
+                        losses.append(steps.train(x, y))
                         if len(losses) == run.study.warmup_steps:
                             log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
-                    (loss,) = mean(world, np.mean(losses), weight=1)
-                    bytes_read = loader.bytes_read - bytes_before
-                    ended["step"] = epoch * loader.steps
+                    local_losses = tf.stack(losses).numpy()  # waits for the device
+                    (loss,) = mean(world, local_losses.mean(), weight=1)
+                    span["step"] = before + loader.steps
+                bytes_read = loader.bytes_read - bytes_before
+                require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                 if run.study.steps:
-                    _require_finite(loss, epoch, rate)
                     break
                 with log.span("eval", epoch=epoch):
-                    errors = [eval_step(x, y) for x, y in loader.evaluation()]
-                    error_sum, count = world.sum(np.sum(errors, axis=0) if errors else (0, 0))
+                    batches = to_device(loader.evaluation(), device)
+                    timed = log.timed(batches, "eval_data_wait", events, "eval", epoch=epoch)
+                    results = [steps.evaluate(x, y) for x, y in timed]
+                    error_sum, count = world.sum(np.sum(results, axis=0) if results else (0, 0))
                     error = error_sum / count
-                    bytes_before = loader.bytes_read
+                log.metric(run.target.metric, error, epoch=epoch)
 
-            log.metric("samples", loader.steps * hparams.global_batch_size, epoch=epoch)
-            log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
-            log.metric("learning_rate", rate, epoch=epoch)
-            log.metric("train_loss", loss, epoch=epoch)
-            log.metric(run.target.metric, error, epoch=epoch)
-            log.say(
-                f"epoch {epoch}: loss {loss:.4f}, {run.target.label} {error:.4f} (target {run.target.value})"
-            )
-            _require_finite(loss, epoch, rate)
+            trained = loader.steps * hparams.global_batch_size
+            record(epoch, samples=trained, bytes_read=bytes_read, rate=rate, loss=loss, quality=error)
             if run.target.met_by(error):
-                log.finish("success")
-                return
+                status = "success"
+                break
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
-                    save(log.out, run, seed, epoch, model, optimizer, world)
-        log.finish("failed")
+                    save(log.out, load.dumps(run), seed, epoch, model, optimizer, world)
+        log.finish(status, peak_memory(device))
 
 
-def _require_finite(loss: float, epoch: int, rate: float) -> None:
-    if not np.isfinite(loss):
-        raise UserError(f"the loss became {loss} in epoch {epoch}, at learning rate {rate:g}; lower the rate")
-
-
-def _dataset(run: CosmoFlow, data: Path, world: World) -> Manifest:
-    """The part of the data set that the run needs; the closed division's rules on data are held here."""
-    dataset = describe(data, world, run.benchmark)
-    dataset = take(dataset, train=run.data.train_samples, validation=run.data.eval_samples)
-    rules.enforce(rules.RunContext(run, facts=dataset.facts))
-    return dataset
+def _open(run: CosmoFlow, data: Path, world: World) -> Manifest:
+    """The part of the data set that the run needs, checked before terabytes of it are copied."""
+    return open_dataset(
+        data,
+        run.benchmark,
+        world,
+        select=partial(take, train=run.data.train_samples, validation=run.data.eval_samples),
+        enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
+    )
 
 
 def _open_loader(
-    run: CosmoFlow, dataset: Manifest, staged: Path | None, local_batch: int, seed: int, world: World
+    run: CosmoFlow,
+    dataset: Manifest,
+    staged: Path | None,
+    local_batch: int,
+    seed: int,
+    world: World,
+    *,
+    gpu: bool,
 ) -> Loader:
-    mine = assign_samples(
+    samples = assign_samples(
         dataset,
         staged,
         run.staging.mode,
@@ -142,26 +160,13 @@ def _open_loader(
         eval_samples=run.data.eval_samples,
     )
     return Loader(
-        mine.train_files,
-        mine.eval_files,
-        mine.train_pool,
-        mine.eval_pool,
-        place=mine.place,
+        samples,
+        run.loading.resolved(gpu=gpu, cores=cores_per_rank()),
         sample_shape=run.data.sample_shape,
         targets=run.network.targets,
         local_batch=local_batch,
         eval_batch=run.training.eval_batch_size,
-        steps=run.study.cut(steps_per_epoch(world.gather(mine.train_pool), local_batch)),
+        steps=run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch)),
         seed=seed,
         augment=run.training.augment,
-        readers=run.loading.workers,
-        batches_ahead=run.loading.prefetch,
     )
-
-
-def _average_gradients(world: World):  # type: ignore[no-untyped-def]
-    if world.size == 1:
-        return None
-    from mlhpc.common.ranks.horovod_world import average_gradients
-
-    return average_gradients

@@ -1,68 +1,54 @@
-"""Convolutions whose gradients PyTorch's CPU library is slow at, or wrong, computed another way.
+"""Convolutions for CPUs: those whose gradients PyTorch's CPU library computes slowly, or wrongly, computed
+another way.
 
-The functions are the same, up to rounding. On a GPU these modules are PyTorch's own. What was found with oneDNN
-3.11 (torch 2.12) on one core of an AMD EPYC 9004: the weight gradient of a dilated depthwise convolution (1536
-channels, 48 x 72, batch 2) takes 600 ms where its forward pass takes 6; the input gradient of a depthwise one of
-stride 2 in bfloat16 20 times its forward pass; the weight gradient of a deconvolution twice. The gradient of a
-1 x 1 convolution of stride 2 writes beyond its memory for some shapes in float32 (8 channels to 16, 5 samples of
-16 x 24, channels last, two threads: the process ends in free()). The weight gradient of a dilated dense one (2048
-channels to 256, 48 x 72, rates 12 and 18) takes twice as long as the matrix products that it is.
+The functions are the same, up to rounding. Measured with oneDNN 3.11 (torch 2.12) on one core of an AMD EPYC 9004:
+the weight gradient of a dilated depthwise convolution (1536 channels, 48 x 72, batch 2) takes 600 ms where its
+forward pass takes 6; the input gradient of a depthwise one of stride 2 in bfloat16 takes 20 times its forward
+pass; the weight gradient of a deconvolution twice. The gradient of a 1 x 1 convolution of stride 2 writes out of
+bounds for some shapes in float32 (8 channels to 16, 5 samples of 16 x 24, channels last, two threads: the process
+aborts in free()). The weight gradient of a dilated convolution over all channels (2048 to 256, 48 x 72, dilations
+12 and 18) takes twice as long as the matrix products that it consists of.
 """
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from mlhpc.deepcam.cpu.winograd import winograd
+from mlhpc.deepcam.layers.convolution import Conv3x3, Deconvolution, Depthwise, Pointwise, Separable
 
 Gradients = tuple[Tensor | None, Tensor | None]
 
 
-class Depthwise(nn.Conv2d):
-    """A 3 x 3 convolution of every channel by itself, without bias; halves the sides with ``stride`` 2."""
-
-    def __init__(self, channels: int, *, stride: int = 1, dilation: int = 1) -> None:
-        super().__init__(
-            channels, channels, 3, stride, padding=dilation, dilation=dilation, groups=channels, bias=False
-        )
-
+class CpuDepthwise(Depthwise):
     def forward(self, input: Tensor) -> Tensor:
-        if input.device.type != "cpu" or self.stride == self.dilation == (1, 1):
+        if self.stride == self.dilation == (1, 1):
             return super().forward(input)
         x, weight = _cast(input), _cast(self.weight)
         if self.stride == (1, 1):
             return _depthwise(x, weight, self.dilation[0])
         if x.dtype == torch.bfloat16:
-            return _Halving.apply(x, weight)  # type: ignore[no-any-return]
+            return _Downsampled.apply(x, weight)  # type: ignore[no-any-return]
         return super().forward(input)
 
 
-class Separable(nn.Sequential):
-    """A depthwise convolution, then a pointwise one. With ``stride`` 1, on a CPU, what is between them is not kept
-    for the backward pass but computed again there, which takes about as long as to have fresh memory for it."""
-
-    def __init__(self, inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1) -> None:
-        super().__init__(Depthwise(inputs, stride=stride, dilation=dilation), Pointwise(inputs, outputs))
-        self.stride, self.rate = stride, dilation
+class CpuSeparable(Separable):
+    """With ``stride`` 1, the activation between the two is not kept for the backward pass but recomputed there,
+    which takes about as long as allocating fresh memory for it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.stride > 1 or input.device.type != "cpu" or torch.compiler.is_compiling():
+        if self.stride > 1 or torch.compiler.is_compiling():
             return super().forward(input)  # type: ignore[no-any-return]
         of_depth, of_point = (_cast(weight) for weight in self.parameters())
-        return _RecomputedSeparable.apply(_cast(input), of_depth, of_point, self.rate)  # type: ignore[no-any-return]
+        return _RecomputedSeparable.apply(_cast(input), of_depth, of_point, self.dilation)  # type: ignore[no-any-return]
 
 
-class Conv3x3(nn.Conv2d):
-    """A 3 x 3 convolution over all channels, without bias, that keeps the sides."""
-
-    def __init__(self, inputs: int, outputs: int, *, dilation: int = 1) -> None:
-        super().__init__(inputs, outputs, 3, padding=dilation, dilation=dilation, bias=False)
-
+class CpuConv3x3(Conv3x3):
     def forward(self, input: Tensor) -> Tensor:
-        if input.device.type != "cpu" or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return super().forward(input)
         x, weight = _cast(input), _cast(self.weight)
         if self.dilation != (1, 1):
@@ -72,14 +58,9 @@ class Conv3x3(nn.Conv2d):
         return winograd(x, weight) if pays and x.dtype != torch.bfloat16 else super().forward(input)
 
 
-class Pointwise(nn.Conv2d):
-    """A 1 x 1 convolution without bias; with ``stride`` 2 of every other row and column."""
-
-    def __init__(self, inputs: int, outputs: int, *, stride: int = 1) -> None:
-        super().__init__(inputs, outputs, 1, stride, bias=False)
-
+class CpuPointwise(Pointwise):
     def forward(self, input: Tensor) -> Tensor:
-        if input.device.type != "cpu" or self.stride == (1, 1):
+        if self.stride == (1, 1):
             return super().forward(input)
         # Sliced with channels last, so that the gradient is laid out like that too; and copied, for what is kept
         # for the backward pass keeps all that it was cut from.
@@ -87,19 +68,14 @@ class Pointwise(nn.Conv2d):
         return F.conv2d(kept.permute(0, 3, 1, 2), self.weight)
 
 
-class Deconvolution(nn.ConvTranspose2d):
-    """A 3 x 3 deconvolution to twice the rows and columns, without bias."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, 3, stride=2, padding=1, output_padding=1, bias=False)
-
+class CpuDeconvolution(Deconvolution):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        if input.device.type != "cpu" or self.out_channels < 16:
+        if self.out_channels < 16:
             return super().forward(input, output_size)
-        return _Doubling.apply(_cast(input), _cast(self.weight))  # type: ignore[no-any-return]
+        return _Upsampled.apply(_cast(input), _cast(self.weight))  # type: ignore[no-any-return]
 
 
-class _Halving(torch.autograd.Function):
+class _Downsampled(torch.autograd.Function):
     """A depthwise convolution of stride 2. The gradient of its input is one of stride 1, over the gradient of
     the output with zeros put between."""
 
@@ -139,10 +115,10 @@ class _RecomputedSeparable(torch.autograd.Function):
     """A depthwise convolution of stride 1 and a pointwise one; keeps only what comes in."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, of_depth: Tensor, of_point: Tensor, rate: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, of_depth: Tensor, of_point: Tensor, dilation: int) -> Tensor:
         ctx.save_for_backward(x, of_depth, of_point)
-        ctx.rate = rate
-        return F.conv2d(_depthwise(x, of_depth, rate), of_point)
+        ctx.dilation = dilation
+        return F.conv2d(_depthwise(x, of_depth, dilation), of_point)
 
     @staticmethod
     @once_differentiable
@@ -151,7 +127,7 @@ class _RecomputedSeparable(torch.autograd.Function):
         wants_x, wants_depth, wants_point, _ = ctx.needs_input_grad
         x, of_depth = x.detach().requires_grad_(wants_x), of_depth.detach().requires_grad_(wants_depth)
         with torch.enable_grad():
-            between = _depthwise(x, of_depth, ctx.rate)
+            between = _depthwise(x, of_depth, ctx.dilation)
         wanted = [tensor for tensor in (x, of_depth) if tensor.requires_grad]
         gradient, of_point, _ = torch.ops.aten.convolution_backward(
             gradient,
@@ -175,21 +151,25 @@ class _Dilated(torch.autograd.Function):
     with the output's gradient, over the pixels that the tap has inside the picture."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, rate: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.rate = rate
-        return F.conv2d(x, weight, None, 1, rate, rate)
+        ctx.dilation = dilation
+        return F.conv2d(x, weight, None, 1, dilation, dilation)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, _ = ctx.needs_input_grad
-        of_x = F.conv_transpose2d(gradient, weight, None, 1, ctx.rate, 0, 1, ctx.rate) if wants_x else None
-        return of_x, _dilated_taps(x, gradient, weight, ctx.rate) if wants_weight else None, None
+        of_x = (
+            F.conv_transpose2d(gradient, weight, None, 1, ctx.dilation, 0, 1, ctx.dilation)
+            if wants_x
+            else None
+        )
+        return of_x, _dilated_taps(x, gradient, weight, ctx.dilation) if wants_weight else None, None
 
 
-def _dilated_taps(x: Tensor, gradient: Tensor, weight: Tensor, rate: int) -> Tensor:
+def _dilated_taps(x: Tensor, gradient: Tensor, weight: Tensor, dilation: int) -> Tensor:
     """The gradient of the weights [outputs, inputs, 3, 3] of a convolution with this dilation."""
     outputs, inputs = weight.shape[:2]
     rows, columns = x.shape[2:]
@@ -197,11 +177,11 @@ def _dilated_taps(x: Tensor, gradient: Tensor, weight: Tensor, rate: int) -> Ten
     x, gradient = x.permute(2, 0, 3, 1), gradient.permute(2, 0, 3, 1)
     taps = weight.new_empty(3, 3, outputs, inputs)
     for j in range(3):
-        of_x, of_gradient = _meeting(columns, (j - 1) * rate)
+        of_x, of_gradient = _meeting(columns, (j - 1) * dilation)
         columns_of_x = x[:, :, of_x].contiguous()
         columns_of_gradient = gradient[:, :, of_gradient].contiguous()
         for i in range(3):
-            of_x, of_gradient = _meeting(rows, (i - 1) * rate)
+            of_x, of_gradient = _meeting(rows, (i - 1) * dilation)
             pixels = columns_of_gradient[of_gradient].view(-1, outputs)
             torch.mm(pixels.t(), columns_of_x[of_x].view(-1, inputs), out=taps[i, j])
     return taps.permute(2, 3, 0, 1)
@@ -215,7 +195,7 @@ def _meeting(size: int, shift: int) -> tuple[slice, slice]:
     return slice(first, first + length), slice(other, other + length)
 
 
-class _Doubling(torch.autograd.Function):
+class _Upsampled(torch.autograd.Function):
     """A deconvolution. Row i of the input meets rows 2i - 1, 2i and 2i + 1 of the output, columns alike: the
     gradient of a tap's weights is one matrix product of the input with every other pixel of the output's
     gradient. Laid out row after row, with a border of zeros, the taps are shifts by a constant."""
@@ -262,27 +242,28 @@ def _bordered(pixels: Tensor, below: int, right: int) -> Tensor:
     return bordered
 
 
-def _depthwise(x: Tensor, weight: Tensor, rate: int) -> Tensor:
+def _depthwise(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
     """A 3 x 3 convolution of every channel by itself, with this dilation, that keeps the sides."""
-    if rate > 1 and not (x.shape[2] % rate or x.shape[3] % rate):
-        return _whole(F.conv2d(_grids(x, rate), weight, None, 1, 1, 1, len(weight)), rate)
-    return F.conv2d(x, weight, None, 1, rate, rate, len(weight))
+    if dilation > 1 and not (x.shape[2] % dilation or x.shape[3] % dilation):
+        return _whole(F.conv2d(_grids(x, dilation), weight, None, 1, 1, 1, len(weight)), dilation)
+    return F.conv2d(x, weight, None, 1, dilation, dilation, len(weight))
 
 
-def _grids(x: Tensor, rate: int) -> Tensor:
-    """[b, c, h, w] to [b rate^2, c, h / rate, w / rate]: every ``rate``-th row and column together, which is
-    what a convolution of that dilation sees."""
+def _grids(x: Tensor, dilation: int) -> Tensor:
+    """[b, c, h, w] to [b dilation^2, c, h / dilation, w / dilation]: every ``dilation``-th row and column
+    together, which is what a convolution of that dilation sees."""
     batch, channels, rows, columns = x.shape
-    grids = x.permute(0, 2, 3, 1).reshape(batch, rows // rate, rate, columns // rate, rate, channels)
-    grids = grids.permute(0, 2, 4, 1, 3, 5).reshape(-1, rows // rate, columns // rate, channels)
+    rows, columns = rows // dilation, columns // dilation
+    grids = x.permute(0, 2, 3, 1).reshape(batch, rows, dilation, columns, dilation, channels)
+    grids = grids.permute(0, 2, 4, 1, 3, 5).reshape(-1, rows, columns, channels)
     return grids.permute(0, 3, 1, 2)
 
 
-def _whole(grids: Tensor, rate: int) -> Tensor:
+def _whole(grids: Tensor, dilation: int) -> Tensor:
     """The inverse of ``_grids``."""
     _, channels, rows, columns = grids.shape
-    x = grids.permute(0, 2, 3, 1).reshape(-1, rate, rate, rows, columns, channels)
-    x = x.permute(0, 3, 1, 4, 2, 5).reshape(-1, rows * rate, columns * rate, channels)
+    x = grids.permute(0, 2, 3, 1).reshape(-1, dilation, dilation, rows, columns, channels)
+    x = x.permute(0, 3, 1, 4, 2, 5).reshape(-1, rows * dilation, columns * dilation, channels)
     return x.permute(0, 3, 1, 2)
 
 

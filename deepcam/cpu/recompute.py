@@ -1,4 +1,4 @@
-"""What a training step on a CPU need not keep for its backward pass. On a GPU everything is as PyTorch has it."""
+"""What a training step on a CPU need not keep for its backward pass."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -9,12 +9,12 @@ from mlhpc.deepcam.layers.batchnorm import recompute_output
 
 
 class RecomputeSequential(nn.Sequential):
-    """Modules one after the other, of which none keeps what it gets from a batch norm: the batch norm, which keeps
-    what it was made from, makes it again for the backward pass. The gradients are the same, bit for bit, and of
-    two tensors one is kept."""
+    """Modules in sequence, none of which keeps the output of a batch norm that it gets as input: the batch norm,
+    which keeps its own input anyway, recomputes it for the backward pass. The gradients are the same, bit for
+    bit, and one tensor is kept instead of two."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.device.type != "cpu" or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return super().forward(input)  # type: ignore[no-any-return]
         for module in self:
             with _forgetting(input):

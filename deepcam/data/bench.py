@@ -51,30 +51,24 @@ def _epoch(
     evict: bool,
     way: str,
 ) -> Figures:
+    from mlhpc.benchmarks.deepcam import Loading
+    from mlhpc.common.data.assign import RankSamples
     from mlhpc.common.data.sharding import Pool
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches
     from mlhpc.deepcam.data.loader import Loader
 
-    pool = Pool(len(files), 1)
+    samples = RankSamples(list(files), list(files[:batch]), Pool(len(files), 1), Pool(batch, 1), 0)
+    loading = {"loader": way.partition(",")[0], "cache": "cached" in way, "workers": workers, "prefetch": 2}
     loader = Loader(
-        train_files=files,
-        eval_files=files[:batch],
-        train_pool=pool,
-        eval_pool=Pool(batch, 1),
-        place=0,
+        samples,
+        Loading.model_validate(loading),
         sample_shape=shape,
         statistics=hdf5.read_statistics(data, shape[2]),
         local_batch=batch,
         eval_batch=batch,
         steps=len(files) // batch,
         seed=1,
-        readers=workers,
-        loader=way.partition(",")[0],  # type: ignore[arg-type]
-        cache="cached" in way,
         device=DEVICE,
     )
-
-    return measure_batches(
-        loader,
-        [path for file in files for path in {file, npy.label_path(file)} if path.exists()] if evict else [],
-    )
+    paths = [path for file in files for path in {file, npy.label_path(file)} if path.exists()]
+    return measure_batches(loader, paths if evict else [])

@@ -55,7 +55,7 @@ def locate(path: Path) -> Layout | None:
     Raises UserError naming the file when it is no HDF5 file, truncated, or has not the two arrays.
     """
     with _opened(path) as file:
-        extents = [_extent(_dataset(file, path, name)) for name in (DATA, LABELS)]
+        extents = [_extent(_dataset(file, path, name), path) for name in (DATA, LABELS)]
     data, labels = extents
     if data is None or labels is None:
         return None
@@ -146,7 +146,9 @@ def channel_name(channel: int, channels: int) -> str:
     return f"channel {channel}" + (f" ({CHANNELS[channel]})" if channels == len(CHANNELS) else "")
 
 
-def _extent(dataset: Any) -> Extent | None:
+def _extent(dataset: Any, path: Path) -> Extent | None:
+    if dataset.file.filename != str(path):  # an external link: the offset would be one in another file
+        return None
     offset = dataset.id.get_offset()
     return None if offset is None else Extent(offset, dataset.dtype, dataset.shape)
 
@@ -155,9 +157,26 @@ def _dataset(file: Any, path: Path, name: str) -> Any:
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
         raise UserError(f"{path}: has no dataset {name}; it is not a file of a DeepCAM data set")
+    _require_own_files(dataset, path)
     if dataset.size and not dataset.id.get_storage_size() and not dataset.is_virtual:
         raise UserError(f"{path}: {name} was never written; download or make the file again")
     return dataset
+
+
+def _require_own_files(dataset: Any, path: Path) -> None:
+    """Raise UserError where an array is stored in a file outside the sample's folder: a data set from somebody
+    else may not read what is not its own."""
+    sources = [dataset.file.filename, *(name for name, *_ in dataset.external or ())]
+    if dataset.is_virtual:
+        sources += [source.file_name for source in dataset.virtual_sources() if source.file_name != "."]
+    folder = path.resolve().parent
+    for source in sources:
+        if not (folder / source).resolve().is_relative_to(folder) and Path(source) != path:
+            raise UserError(
+                f"{path}: {dataset.name} is a link to {source}, outside the folder of the sample; copy the data "
+                f"into "
+                "the file"
+            )
 
 
 @contextmanager

@@ -4,25 +4,28 @@ Three ways to read them give the same samples in the same order: threads of this
 PyTorch worker processes (``workers``), NVIDIA DALI (``dali``).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from mlhpc.common.data.sharding import Pool, eval_batches, train_batches
+from mlhpc.benchmarks.deepcam import Loading
+from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.prefetch import read_batches
+from mlhpc.common.data.sharding import eval_batches, train_batches
 from mlhpc.common.files.filesystem import memory_left
-from mlhpc.deepcam.data import threads
+from mlhpc.common.pytorch.buffers import Buffers
 from mlhpc.deepcam.data.hdf5 import Statistics
-from mlhpc.deepcam.data.sample import Reader
+from mlhpc.deepcam.data.sample import Batch, CachedReader, Reader
 from mlhpc.errors import UserError, count
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-Indices = Sequence[int] | npt.NDArray[np.int64]
+TensorPair = tuple[torch.Tensor, torch.Tensor]
+Source = Callable[[Sequence[Sequence[Path]]], Generator[Batch, None, None]]
+"""From the files of each batch to the batches, in order."""
 
 
 @dataclass
@@ -30,90 +33,118 @@ class Loader:
     """What one rank reads: ``x`` float32 ``[b, channels, rows, columns]``, channels last in memory,
     normalised by ``statistics``; ``y`` uint8 ``[b, rows, columns]``, classes 0 to 2.
 
-    ``sample_shape`` is [rows, columns, channels]; ``place`` is the rank's place in its pools, ``steps`` the
-    number that ``sharding.steps_per_epoch`` gave all ranks. The tensors handed out are the caller's to keep.
-    For ``device`` "cuda" they are in page-locked memory, from DALI on the GPU. An iterator that is closed or
-    dropped stops its threads or processes. What is wrong with a file is raised from the iterator, as
-    ``Reader.read`` raises it.
+    ``sample_shape`` is [rows, columns, channels], ``steps`` the number that ``sharding.steps_per_epoch`` gave
+    all ranks. The tensors handed out are the caller's to keep. For ``device`` "cuda" they are in page-locked
+    memory, with DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. What
+    is wrong with a file is raised from the iterator, as ``Reader.read`` raises it.
 
-    ``cache`` keeps every sample that was read once in memory; it is for the loader "threads". Where ranks
-    share a pool, each comes to read all of it: with a pool of its own, a rank keeps its part alone.
-    ``ranks_on_node`` says how many ask for memory at once.
+    ``loading.cache`` keeps every sample in memory once read; it needs the loader "threads". Where ranks share a
+    pool, each eventually reads all of it; with a pool of its own, a rank keeps only its part. ``ranks_on_node``
+    is how many ask for memory at once.
     """
 
-    train_files: Sequence[Path]
-    eval_files: Sequence[Path]
-    train_pool: Pool
-    eval_pool: Pool
-    place: int
-    sample_shape: tuple[int, ...]
+    samples: RankSamples
+    loading: Loading
+    _: KW_ONLY
+    sample_shape: Sequence[int]
     statistics: Statistics
     local_batch: int
     eval_batch: int
     steps: int
     seed: int
-    readers: int = 2
-    batches_ahead: int = 2
-    loader: Literal["threads", "workers", "dali"] = "threads"
-    cache: bool = False
     ranks_on_node: int = 1
     device: str = "cpu"
     bytes_read: int = 0  # on disk, of the batches handed out so far, training and evaluation
-    _kept: threads.Kept = field(default_factory=dict, repr=False)
-    _memory: threads.Memory = field(init=False, repr=False)
+    _source: Source = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._memory = threads.Memory(pinned=self.device != "cpu")
-        if self.cache and self.loader != "threads":
-            raise UserError(
-                f"loading.cache keeps samples in the memory of the rank, and loading.loader={self.loader} "
-                "reads them elsewhere; set loading.loader=threads"
-            )
+        if self.loading.cache:
+            self._require_memory()
+        self._source = self._open_source()
 
-    def train_epoch(self, epoch: int) -> Iterator[Batch]:
+    def train_epoch(self, epoch: int) -> Generator[TensorPair, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
-        batches = train_batches(self.train_pool, self.place, self.local_batch, self.steps, self.seed, epoch)
-        return self._read(self.train_files, batches)
+        return self._hand_out(self._source(self._train_files(epoch)))
+
+    def evaluation(self) -> Generator[TensorPair, None, None]:
+        """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+        return self._hand_out(
+            self._source([[self.samples.eval_files[i] for i in batch] for batch in batches])
+        )
 
     def files_of(self, epoch: int, step: int) -> list[Path]:
         """The files of one training batch of this rank; both count from 0."""
-        batches = train_batches(self.train_pool, self.place, self.local_batch, self.steps, self.seed, epoch)
-        return [self.train_files[i] for i in batches[step]]
+        return self._train_files(epoch)[step]
 
-    def evaluation(self) -> Iterator[Batch]:
-        """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
-        return self._read(self.eval_files, eval_batches(self.eval_pool, self.place, self.eval_batch))
+    def _train_files(self, epoch: int) -> list[list[Path]]:
+        samples = self.samples
+        batches = train_batches(
+            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
+        )
+        return [[samples.train_files[i] for i in batch] for batch in batches]
 
-    def _read(self, files: Sequence[Path], batches: Iterable[Indices]) -> Iterator[Batch]:
-        paths = [[files[i] for i in indices] for indices in batches]
-        reader = Reader(self.sample_shape, None if self.loader == "dali" else self.statistics)
-        if self.loader == "workers":
+    def _open_source(self) -> Source:
+        """The way to read that ``loading.loader`` names."""
+        loading, reader = self.loading, Reader(self.sample_shape, self.statistics)
+        if loading.loader == "workers":
             from mlhpc.deepcam.data import workers
 
-            source = workers.batches(
-                reader, paths, self.readers, self.batches_ahead, self.device, self.ranks_on_node
+            return partial(
+                workers.batches,
+                reader=reader,
+                workers=loading.workers,
+                prefetch=loading.prefetch,
+                device=self.device,
+                ranks_on_node=self.ranks_on_node,
             )
-        elif self.loader == "dali":
+        if loading.loader == "dali":
             from mlhpc.deepcam.data import dali
 
-            source = dali.batches(
-                reader, self.statistics, paths, self.readers, self.batches_ahead, self.device, self._memory
+            as_stored = self._read_by_threads(Reader(self.sample_shape, None))
+            return partial(
+                dali.batches,
+                read=as_stored,
+                shape=reader.shape,
+                statistics=self.statistics,
+                workers=loading.workers,
+                device=self.device,
             )
-        else:
-            if self.cache:
-                self._require_memory()
-            kept = self._kept if self.cache else None
-            source = threads.batches(reader, paths, self.readers, self.batches_ahead, self._memory, kept)
-        with closing(source):
-            for x, y, size in source:
+        return self._read_by_threads(CachedReader(reader) if loading.cache else reader)
+
+    def _read_by_threads(self, reader: Reader | CachedReader) -> Source:
+        memory, (rows, columns, channels) = Buffers(pinned=self.device != "cpu"), self.sample_shape
+
+        def allocate(samples: int) -> tuple[TensorPair, Iterator[tuple[Any, ...]]]:
+            x = memory.take((samples, rows, columns, channels), torch.float32)
+            y = memory.take((samples, rows, columns), torch.uint8)
+            return (x, y), zip(x.numpy(), y.numpy(), strict=True)
+
+        def finish(arrays: TensorPair, sizes: list[int]) -> Batch:
+            return *arrays, sum(sizes)
+
+        return partial(
+            read_batches,
+            allocate=allocate,
+            read=reader.read,
+            finish=finish,
+            workers=self.loading.workers,
+            prefetch=self.loading.prefetch,
+        )
+
+    def _hand_out(self, batches: Generator[Batch, None, None]) -> Generator[TensorPair, None, None]:
+        with closing(batches):
+            for x, y, size in batches:
                 self.bytes_read += size
                 yield x.permute(0, 3, 1, 2), y
 
     def _require_memory(self) -> None:
-        """Raise UserError when the samples that are not kept yet cannot all be."""
-        own_eval = len(range(self.place, self.eval_pool.samples, self.eval_pool.ranks))
-        samples = self.train_pool.samples + own_eval
-        need = (samples - len(self._kept)) * self.ranks_on_node * sample_bytes(self.sample_shape)
+        """Raise UserError when not all samples fit into memory."""
+        pool = self.samples.eval_pool
+        samples = self.samples.train_pool.samples + len(
+            range(self.samples.pool_rank, pool.samples, pool.ranks)
+        )
+        need = samples * self.ranks_on_node * sample_bytes(self.sample_shape)
         if need > (left := memory_left()):
             raise UserError(
                 f"loading.cache needs {need / 2**30:.1f} GiB for {count(samples, 'sample')} of "
@@ -122,7 +153,7 @@ class Loader:
             )
 
 
-def zeros_batch(samples: int, sample_shape: Sequence[int]) -> Batch:
+def zeros_batch(samples: int, sample_shape: Sequence[int]) -> TensorPair:
     """A batch of zeros, to warm up with."""
     rows, columns, channels = sample_shape
     x = torch.zeros((samples, rows, columns, channels)).permute(0, 3, 1, 2)

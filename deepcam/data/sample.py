@@ -8,16 +8,24 @@ cache. All that takes long releases the interpreter's lock, so that threads read
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.formats import npy
 from mlhpc.common.formats.extent import Extent, opened, read_into
 from mlhpc.deepcam.data import hdf5
 from mlhpc.deepcam.data.hdf5 import Statistics, channel_name
 from mlhpc.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+Batch = tuple["torch.Tensor", "torch.Tensor", int]
+"""``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as they lie in memory, and the size of their
+files in bytes."""
 
 CLASSES = 3  # background, tropical cyclone, atmospheric river
 _BLOCK = 1 << 20  # bytes of a block of rows; two threads' blocks fit their cores' level-2 caches
@@ -47,6 +55,15 @@ def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
     return paths[:expected]
 
 
+def require_layout(dataset: Manifest) -> None:
+    """Raise UserError for .npy files without a manifest that states their type: a sample is two of them."""
+    if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
+        raise UserError(
+            f"{dataset.root}: its .npy files have no manifest that describes them, and a sample is two of them; "
+            "make them with mlhpc data convert deepcam"
+        )
+
+
 def sample_shape(path: Path) -> tuple[int, int, int]:
     """[rows, columns, channels] of a sample of either layout. Raises UserError when it is none."""
     if path.suffix == ".h5":
@@ -68,6 +85,23 @@ def shift_and_scale(
     scale = 1 / (statistics.maximum - statistics.minimum)
     shift, scale = (np.tile(values.astype(np.float32), columns) for values in (statistics.minimum, scale))
     return shift, scale
+
+
+class CachedReader:
+    """Reads every sample from its files once, and from memory after that. Threads may share one."""
+
+    def __init__(self, reader: "Reader") -> None:
+        self._reader = reader
+        self._cache: dict[Path, tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]] = {}
+
+    def read(self, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]) -> int:
+        """As ``Reader.read``; 0 bytes when the sample comes from memory."""
+        if path in self._cache:
+            x[...], y[...] = self._cache[path]
+            return 0
+        size = self._reader.read(path, x, y)
+        self._cache[path] = x.copy(), y.copy()
+        return size
 
 
 class Reader:

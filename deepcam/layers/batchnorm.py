@@ -19,7 +19,8 @@ class BatchNorm(nn.BatchNorm2d):
     """``BatchNorm2d``, followed by a ReLU where ``relu`` says so.
 
     ``group`` are the ranks that share statistics while training; None: each has its own. ``frozen`` keeps it
-    in evaluation mode, with the running statistics, while the rest of the network is trained.
+    in evaluation mode, with the running statistics, while the rest of the network is trained. ``recompute`` lets
+    the modules that get its output have it recomputed for their backward pass, instead of keeping it.
     """
 
     def __init__(self, features: int, *, relu: bool = False) -> None:
@@ -27,6 +28,7 @@ class BatchNorm(nn.BatchNorm2d):
         self.relu = relu
         self.group: dist.ProcessGroup | None = None
         self.frozen = False
+        self.recompute = False
 
     def train(self, mode: bool = True) -> "BatchNorm":
         super().train(mode and not self.frozen)
@@ -36,8 +38,7 @@ class BatchNorm(nn.BatchNorm2d):
         self._check_input_dim(input)
         if self.training and self.group is None and input.numel() == input.shape[1]:
             raise ValueError("batch norm: one value a channel has no variance")
-        on_cpu = input.device.type == "cpu" and not torch.compiler.is_compiling()
-        if self.training and on_cpu:
+        if self.training and self.recompute and not torch.compiler.is_compiling():
             return _Trained.apply(input, self.weight, self.bias, self, self.relu)  # type: ignore[no-any-return]
         if self.training and self.group is not None:
             x = _Trained.apply(input, self.weight, self.bias, self, False)

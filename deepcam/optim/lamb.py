@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlhpc.common.pytorch.foreach import multiply_each
+
 CACHE = 2**20
 """Numbers of weights worked on at once on a CPU: with gradients and state they stay in its caches."""
 
@@ -159,7 +161,7 @@ def update(
         of_weights = torch.stack(torch._foreach_norm(weights))
         of_updates = torch.stack(torch._foreach_norm(gradients))
         ratios = torch.where((of_weights > 0) & (of_updates > 0), of_weights / of_updates, 1.0)
-        torch._foreach_mul_(gradients, list((rate * ratios).unbind()))
+        multiply_each(gradients, rate * ratios)
     else:
         torch._foreach_mul_(gradients, rate)
     torch._foreach_sub_(weights, gradients)

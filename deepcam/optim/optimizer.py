@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from mlhpc.benchmarks.deepcam import Hyperparameters
+from mlhpc.common.training.schedules import step_learning_rate
 from mlhpc.deepcam.optim.lamb import Lamb
 
 
@@ -38,6 +39,21 @@ def make_optimizer(
         )
     kind = torch.optim.Adam if facts.opt_name == "Adam" else torch.optim.AdamW
     return kind(parameters, rate, **options, fused=True)
+
+
+def rate_at(hyperparameters: Hyperparameters, update: int) -> float:
+    """The learning rate of ``update``, counted from 0."""
+    return step_learning_rate(
+        update,
+        base=hyperparameters.opt_lr,
+        warmup_steps=hyperparameters.scheduler_lr_warmup_steps,
+        warmup_factor=hyperparameters.scheduler_lr_warmup_factor,
+        schedule=hyperparameters.scheduler_type,
+        milestones=hyperparameters.scheduler_milestones,
+        decay_rate=hyperparameters.scheduler_decay_rate,
+        t_max=hyperparameters.scheduler_t_max,
+        eta_min=hyperparameters.scheduler_eta_min,
+    )
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -69,7 +69,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
         with progress(len(todo), "samples", "samples", show=world.rank == 0) as advance:
             generate.in_processes(partial(_write, simulation, rows, columns, out), todo, workers, advance)
 
-    generate.on_all(world, out, make_mine)
+    generate.write_on_all_ranks(world, out, make_mine)
     if missing or not (out / STATISTICS).exists():
         train = names[: data.train_samples]
         with progress(len(train), "statistics", "files", show=world.rank == 0) as advance:
@@ -134,7 +134,7 @@ def write_statistics(
     )
     low, high = zip(*(extremes for part in parts for extremes in part), strict=True)
     statistics = hdf5.Statistics(np.min(low, axis=0), np.max(high, axis=0))
-    generate.on_all(
+    generate.write_on_all_ranks(
         world, root, lambda: hdf5.write_statistics(root / STATISTICS, statistics) if world.rank == 0 else None
     )
 

@@ -2,14 +2,14 @@
 
 import argparse
 import os
-from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from mlhpc.commands.parser import Commands, Parser, add_benchmark, add_command, print_help
-from mlhpc.errors import UserError, count, did_you_mean
+from mlhpc.benchmarks import registry
+from mlhpc.commands.parser import NAMES, Commands, Parser, add_benchmark, add_command, print_help
+from mlhpc.errors import UserError, count
 
-BENCH_SIZES = {"deepcam": (32, 2), "resnet50": (512, 32)}
-"""Samples and batch of ``data bench``, of those benchmarks that have loaders to compare."""
+CORES = len(os.sched_getaffinity(0))
 
 
 def add(commands: Commands) -> None:
@@ -18,129 +18,132 @@ def add(commands: Commands) -> None:
     make = add_command(actions, "make", _data_make, "make the data set of a preset in its official layout")
     add_benchmark(make)
     make.add_argument("--out", type=Path, help="where (default: data/BENCHMARK-PRESET)")
-    make.add_argument(
-        "--raw", action="store_true", help="write whole universes as HDF5, as before preparation"
-    )
-    make.add_argument(
-        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of this rank"
-    )
-    convert = add_command(actions, "convert", _data_convert, "convert a data set to what is trained from")
-    convert.add_argument(
-        "benchmark",
-        metavar="BENCHMARK",
-        help="cosmoflow: raw HDF5 universes to TFRecord files; deepcam: HDF5 samples to .npy pairs; "
-        "resnet50: folders of JPEG to one of three formats of few files",
-    )
+    make.add_argument("--workers", type=int, default=CORES, help="processes per rank (default: %(default)s)")
+    _add_options(make, "make_data")
+    convert = add_command(actions, "convert", _data_convert, "convert a data set to another format")
+    tools = (f"{b.name}: {b.convert.help}" for b in registry.BUILT_IN if b.convert)
+    convert.add_argument("benchmark", metavar="BENCHMARK", help="; ".join(tools))
     convert.add_argument("source", type=Path)
     convert.add_argument("out", type=Path)
-    convert.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    cosmoflow = convert.add_argument_group("cosmoflow")
-    cosmoflow.add_argument("--sample", type=int, help="voxels along a side of a sample (default: 128)")
-    cosmoflow.add_argument("--plain", action="store_true", help="no GZIP, as in round 0.7")
-    cosmoflow.add_argument("--validation", type=float, help="share of universes held out (default: 1/9)")
-    convert.add_argument_group("deepcam").add_argument(
-        "--float16", action="store_true", help="fields normalised, in half the bytes: open division alone"
-    )
-    convert.add_argument_group("resnet50").add_argument(
-        "--to", choices=("tfrecord", "lmdb", "raw"), help="TFRecord shards, LMDB, or decoded pixels"
-    )
+    convert.add_argument("--workers", type=int, default=CORES, help="threads per rank (default: %(default)s)")
+    _add_options(convert, "convert")
     bench = add_command(actions, "bench", _data_bench, "compare the loaders of a benchmark on a data set")
-    bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(BENCH_SIZES))
+    sizes = {b.name: b.loader_bench for b in registry.BUILT_IN if b.loader_bench}
+    samples = ", ".join(f"{name} {size.samples}" for name, size in sizes.items())
+    batches = ", ".join(f"{name} {size.batch}" for name, size in sizes.items())
+    bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(sizes))
     bench.add_argument("data", type=Path)
-    bench.add_argument(
-        "--samples", type=int, help="training samples to read (default: deepcam 32, resnet50 512)"
-    )
-    bench.add_argument("--batch", type=int, help="samples of a batch (default: deepcam 2, resnet50 32)")
-    bench.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    bench.add_argument("--rounds", type=int, default=3, help="turns of each loader (default: 3)")
+    bench.add_argument("--samples", type=int, help=f"training samples to read (default: {samples})")
+    bench.add_argument("--batch", type=int, help=f"samples per batch (default: {batches})")
+    bench.add_argument("--workers", type=int, default=CORES, help="default: %(default)s")
+    bench.add_argument("--rounds", type=int, default=3, help="rounds of each loader (default: 3)")
     bench.add_argument("--evict", action="store_true", help="drop the data set from the page cache first")
     index = add_command(
         actions, "index", _data_index, "write the manifest of a data set: sizes and checksums"
     )
     index.add_argument("data", type=Path)
-    index.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    index.add_argument("--workers", type=int, default=CORES, help="threads (default: %(default)s)")
     verify = add_command(actions, "verify", _data_verify, "compare a data set with its manifest")
     verify.add_argument("data", type=Path)
-    verify.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    verify.add_argument("--workers", type=int, default=CORES, help="threads (default: %(default)s)")
     show = add_command(actions, "show", _data_show, "draw a sample as a picture")
-    show.add_argument("benchmark", metavar="BENCHMARK", help="cosmoflow, deepcam, resnet50")
-    show.add_argument("sample", type=Path, help="a file; resnet50: the data set, many of its images")
-    show.add_argument("--out", type=Path, default=Path("sample.png"))
+    show.add_argument("benchmark", metavar="BENCHMARK", help=NAMES)
+    show.add_argument("sample", type=Path, help="a file; for resnet50 the data set, to show many images")
+    show.add_argument("--out", type=Path, default=Path("sample.png"), help="default: %(default)s")
+
+
+def _add_options(command: argparse.ArgumentParser, tool: str) -> None:
+    """The options of the suite's own benchmarks now, those of other packages' when their names are known."""
+    for benchmark in registry.BUILT_IN:
+        _add_options_of(benchmark, tool, command)
+
+    def parse_rest(options: argparse.Namespace, unknown: list[str]) -> list[str]:
+        parser = Parser(add_help=False, allow_abbrev=False)
+        benchmark = registry.find(options.benchmark)
+        if benchmark not in registry.BUILT_IN:
+            _add_options_of(benchmark, tool, parser)
+        return parser.parse_known_args(unknown, options)[1]
+
+    command.set_defaults(parse_rest=parse_rest)
+
+
+def _add_options_of(benchmark: registry.Benchmark, tool: str, parser: argparse.ArgumentParser) -> None:
+    options = getattr(getattr(benchmark, tool), "options", ())
+    group = parser.add_argument_group(f"options for {benchmark.name}") if options else parser
+    for option in options:
+        if option.type is bool:
+            group.add_argument(f"--{option.name}", action="store_true", help=option.help)
+        else:
+            choices = option.choices or None
+            group.add_argument(f"--{option.name}", type=option.type, choices=choices, help=option.help)
+
+
+def _given(options: argparse.Namespace, benchmark: registry.Benchmark, tool: str) -> dict[str, Any]:
+    """The options of ``benchmark`` that were given, and all its flags. Raises UserError for options of another
+    benchmark, and for a required one that is missing."""
+    for other in registry.BUILT_IN:
+        for option in getattr(getattr(other, tool), "options", ()):
+            if _is_given(getattr(options, option.name, None)) and other is not benchmark:
+                raise UserError(f"--{option.name} is for {other.name}")
+    given = {}
+    for option in getattr(getattr(benchmark, tool), "options", ()):
+        value = getattr(options, option.name, None)
+        if _is_given(value) or option.type is bool:
+            given[option.name] = value
+        elif option.required:
+            choices = f" {', '.join(option.choices)}" if option.choices else ""
+            raise UserError(f"{benchmark.name} needs --{option.name}{choices}: {option.help}")
+    return given
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False  # 0 is given, and equals False
 
 
 def _data_make(options: argparse.Namespace) -> int:
     from mlhpc.benchmarks import load
     from mlhpc.common.ranks import launch
-    from mlhpc.run import BACKENDS
 
     run = load.load(options.benchmark, options.preset, options.set)
-    if options.raw and options.benchmark != "cosmoflow":
-        raise UserError(f"--raw is for cosmoflow: the data set of {options.benchmark} has no raw form")
-    more = {"raw": True} if options.raw else {}
+    benchmark = registry.find(options.benchmark)
+    given = _given(options, benchmark, "make_data")
+    make = registry.load_object(benchmark.make_data.function)
     out = options.out or Path("data") / f"{options.benchmark}-{options.preset}"
-    simulate = import_module(f"mlhpc.{options.benchmark}.synthetic.simulate")
-    with launch.joined(BACKENDS[options.benchmark]) as world:
-        simulate.make(run.data, out, world, options.workers, **more)
+    with launch.joined(benchmark.frameworks[run.training.framework].collectives) as world:
+        make(run.data, out, world, options.workers, **given)
     return 0
 
 
 def _data_convert(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
-    from mlhpc.run import BACKENDS
 
-    if options.benchmark not in BACKENDS:
-        raise UserError(f"no benchmark {options.benchmark!r}; {did_you_mean(options.benchmark, BACKENDS)}")
-    asked = {name: getattr(options, name) for name in ("sample", "plain", "validation", "float16", "to")}
-    for name, value in asked.items():
-        owner = {"float16": "deepcam", "to": "resnet50"}.get(name, "cosmoflow")
-        if value not in (None, False) and options.benchmark != owner:
-            raise UserError(f"--{name} is for {owner}")
-    with launch.joined(BACKENDS[options.benchmark]) as world:
-        if options.benchmark == "deepcam":
-            from mlhpc.deepcam.data.convert import convert as convert_deepcam
-
-            convert_deepcam(options.source, options.out, options.float16, world, options.workers)
-            return 0
-        if options.benchmark == "resnet50":
-            from mlhpc.resnet50.data.convert import convert as convert_resnet50
-
-            if options.to is None:
-                raise UserError("data convert resnet50: give --to tfrecord, lmdb or raw")
-            convert_resnet50(options.source, options.out, options.to, world, options.workers)
-            return 0
-        from mlhpc.cosmoflow.data.convert import convert
-
-        convert(
-            options.source,
-            options.out,
-            sample=128 if options.sample is None else options.sample,
-            gzip=not options.plain,
-            validation_fraction=1 / 9 if options.validation is None else options.validation,
-            world=world,
-            workers=options.workers,
-        )
+    benchmark = registry.find(options.benchmark)
+    if benchmark.convert is None:
+        raise UserError(f"{benchmark.name} has no other format to convert to")
+    given = _given(options, benchmark, "convert")
+    convert = registry.load_object(benchmark.convert.function)
+    with launch.joined(benchmark.frameworks[benchmark.default_framework].collectives) as world:
+        convert(source=options.source, out=options.out, world=world, workers=options.workers, **given)
     return 0
 
 
 def _data_bench(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    if options.benchmark not in BENCH_SIZES:
-        raise UserError(
-            f"no loaders to compare for {options.benchmark!r}; data bench is for {' and '.join(BENCH_SIZES)}"
-        )
-    samples, batch = BENCH_SIZES[options.benchmark]
-    given = {
-        "samples": samples if options.samples is None else options.samples,
-        "batch": batch if options.batch is None else options.batch,
+    bench = registry.find(options.benchmark).loader_bench
+    if bench is None:
+        names = " and ".join(b.name for b in registry.benchmarks().values() if b.loader_bench)
+        raise UserError(f"{options.benchmark} has one loader: data bench is for {names}")
+    sizes = {
+        "samples": bench.samples if options.samples is None else options.samples,
+        "batch": bench.batch if options.batch is None else options.batch,
         "workers": options.workers,
         "rounds": options.rounds,
     }
-    for name, value in given.items():
+    for name, value in sizes.items():
         if value < 1:
             raise UserError(f"--{name} {value}: give 1 or more")
-    module = import_module(f"mlhpc.{options.benchmark}.data.bench")
-    same = module.bench(options.data, **given, evict=options.evict, console=Console())
+    same = registry.load_object(bench.function)(options.data, **sizes, evict=options.evict, console=Console())
     return 0 if same else 1
 
 
@@ -148,11 +151,11 @@ def _data_index(options: argparse.Namespace) -> int:
     from mlhpc.common.data import manifest
     from mlhpc.common.ranks import launch
 
-    known = manifest.load(options.data).facts if (options.data / manifest.NAME).exists() else {}
-    # What was counted when it was made may be otherwise now: that is why one indexes again.
-    known = {key: value for key, value in known.items() if key not in ("samples", "staged")}
+    before = manifest.load(options.data).facts if (options.data / manifest.NAME).exists() else {}
+    # What was counted when it was made may have changed: that is why one indexes again.
+    facts = {key: value for key, value in before.items() if key not in ("samples", "staged")}
     with launch.joined("horovod") as world:
-        found = manifest.index(options.data, known, world, options.workers)
+        found = manifest.index(options.data, facts, world, options.workers)
         if world.rank == 0:
             print(f"{options.data}: {count(len(found.files), 'file')} indexed")
     return 0
@@ -169,10 +172,9 @@ def _data_verify(options: argparse.Namespace) -> int:
 
 
 def _data_show(options: argparse.Namespace) -> int:
-    from mlhpc.run import BACKENDS
-
-    if options.benchmark not in BACKENDS:
-        raise UserError(f"no benchmark {options.benchmark!r}; {did_you_mean(options.benchmark, BACKENDS)}")
-    import_module(f"mlhpc.{options.benchmark}.synthetic.show").show(options.sample, options.out)
+    show = registry.find(options.benchmark).show
+    if show is None:
+        raise UserError(f"{options.benchmark} has no pictures of its samples")
+    registry.load_object(show)(options.sample, options.out)
     print(options.out)
     return 0

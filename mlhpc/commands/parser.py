@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
+from mlhpc.benchmarks.registry import BUILT_IN
 from mlhpc.errors import UserError, did_you_mean
 
 
@@ -20,17 +21,27 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"no {what} {value!r}; {did_you_mean(str(value), map(str, action.choices))}")
 
 
+NAMES = ", ".join(benchmark.name for benchmark in BUILT_IN)
+
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 """Where commands are added."""
 
 
 def add_command(
-    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], summary: str
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int] | str, summary: str
 ) -> argparse.ArgumentParser:
-    """A command among ``commands``; ``run`` is what it does, and gives the exit status."""
+    """A command among ``commands``. ``run`` does it and returns the exit status: a function, or
+    ``"package.module:function"``, imported when the command runs."""
     made = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
     made.set_defaults(command=run, parser=made)
     return made
+
+
+def folder(text: str) -> Path:
+    """The path of an option. An empty one, from an unset variable of a shell, does not mean the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; give a folder, or leave the option out")
+    return Path(text)
 
 
 def print_help(options: argparse.Namespace) -> int:
@@ -39,7 +50,7 @@ def print_help(options: argparse.Namespace) -> int:
 
 
 def add_benchmark(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", metavar="BENCHMARK", help="cosmoflow, deepcam, resnet50")
+    parser.add_argument("benchmark", metavar="BENCHMARK", help=f"{NAMES}, or one of an installed package")
     parser.add_argument("--preset", default="smoke", help="a named size (mlhpc presets BENCHMARK)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
 

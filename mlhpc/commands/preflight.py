@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command
+from mlhpc.commands.parser import Commands, add_command, folder
 from mlhpc.errors import UserError
 
 
@@ -27,11 +27,12 @@ def add(commands: Commands) -> None:
     doctor = add_command(
         commands, "doctor", _doctor, "check this machine before a run, or describe it for a submission"
     )
-    doctor.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="start its backend too")
-    doctor.add_argument("--data", type=Path, help="the data set of the run to come")
-    doctor.add_argument("--stage", type=Path, help="where it would be staged (default: $TMPDIR, /tmp)")
-    doctor.add_argument("--out", type=Path, help="the folder for results; with --system, the file to write")
-    doctor.add_argument("--ranks", type=int, default=0, help="start so many ranks on this machine")
+    doctor.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="start its framework too")
+    doctor.add_argument("--data", type=folder, help="the data set of the planned run")
+    doctor.add_argument("--stage", type=folder, help="where it is staged (default: $TMPDIR, /tmp)")
+    doctor.add_argument("--out", type=folder, help="folder for results; with --system or --site, the file")
+    doctor.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    doctor.add_argument("--site", metavar="NAME", help="write a first run_scripts/sites/NAME.sh")
     doctor.add_argument("--system", action="store_true", help="the official system description, as JSON")
     doctor.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of --system"
@@ -77,7 +78,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks.local import run_local
 
     if options.ranks < 0:
-        raise UserError(f"--ranks {options.ranks}: give a number of ranks of 1 or more")
+        raise UserError(f"--ranks {options.ranks}: give 1 or more")
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
     from rich.console import Console
@@ -85,6 +86,10 @@ def _doctor(options: argparse.Namespace) -> int:
     from mlhpc.doctor.command import describe_system, doctor
     from mlhpc.doctor.node import Folders
 
+    if options.site is not None:
+        from mlhpc.doctor.site import write_site
+
+        return write_site(options.site, options.out, Console(stderr=True))
     if options.system:
         return describe_system(options.set, options.out, Console(stderr=True))
     if options.set:

@@ -1,86 +1,117 @@
-"""The nodes of a launch: what each has to say, told to rank 0 over TCP, and how far its clock is off."""
+"""All nodes of a launch: their facts, sent to rank 0 over TCP, and how far their clocks are apart."""
 
+import hmac
+import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlhpc.common.ranks import environment, launch
+from mlhpc.common.ranks.connection import Connection
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rollcall import Connection as Wire
-from mlhpc.doctor.node import EXAMINED_S
+from mlhpc.doctor.node import EXAMINE_S
 from mlhpc.errors import UserError
 
+GREETING_S = 3.0
+"""Seconds that a new connection has to say its token; ranks send it at once."""
 
-def place_of(env: Mapping[str, str]) -> RankInfo:
-    """This rank's place, with where to meet rank 0 as far as that can be known (of mpirun from Slurm's
-    variables or MLHPC_LEADER, or because all ranks are on this node). Raises UserError as ``identify``."""
-    place = environment.identify(env)
-    if place.size == 1 or place.leader:
-        return place
+
+def find_rank_info(env: Mapping[str, str]) -> RankInfo:
+    """This rank, with the address of rank 0 as far as it can be known (under mpirun from Slurm's variables or
+    MLHPC_LEADER, or because all ranks are on this node). Raises UserError as ``identify``."""
+    rank_info = environment.identify(env)
+    if rank_info.size == 1 or rank_info.leader:
+        return rank_info
     try:
-        return environment.with_leader(place, env)
+        return environment.with_leader(rank_info, env)
     except UserError:
-        return place
+        return rank_info
 
 
-def of_all_nodes(
-    place: RankInfo, look: Callable[[], dict[str, Any]], env: Mapping[str, str]
+def gather_nodes(
+    rank_info: RankInfo, examine: Callable[[], dict[str, Any]], env: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """On rank 0 what ``look`` finds on every node, by its first rank, and ``offset_s``: how far that node's
-    clock is ahead of rank 0's. Of this node alone where the ranks cannot meet (``place_of``). An empty
-    list on other ranks. Raises UserError on every rank when one does not come, and names it."""
-    if place.size == 1 or not place.leader:
-        return [look() | {"offset_s": 0.0}] if place.rank == 0 else []
-    ranks = launch.call_roll(place, env)
+    """On rank 0 the facts of every node, examined by its first rank, and ``offset_s``: seconds by which its clock
+    is ahead of rank 0's. Only this node where the ranks cannot connect (``find_rank_info``). An empty list on
+    other ranks. Raises UserError on every rank when a rank does not connect, naming it."""
+    if rank_info.size == 1 or not rank_info.leader:
+        return [examine() | {"offset_s": 0.0}] if rank_info.rank == 0 else []
+    ranks = launch.call_roll(rank_info, env)
     ranks.enter("doctor")
-    heard = []
-    if place.rank == 0:
-        with socket.create_server(("", 0), backlog=1024) as door:
-            ranks.share({"host": ranks.my_address(), "port": door.getsockname()[1]})
-            heard = [
-                (0, look() | {"offset_s": 0.0}),
-                *_hear(door, sum(c.local_rank == 0 for c in ranks.roll) - 1),
-            ]
+    facts: dict[int, dict[str, Any]] = {}
+    if rank_info.rank == 0:
+        with socket.create_server((ranks.my_address(), 0), backlog=1024) as listener:
+            host, port = listener.getsockname()[:2]
+            token = secrets.token_hex(16)
+            ranks.broadcast({"host": host, "port": port, "token": token})
+            facts[0] = examine() | {"offset_s": 0.0}
+            first_ranks = [peer.rank for peer in ranks.roll if peer.local_rank == 0 and peer.rank != 0]
+            facts |= receive_facts(listener, token, first_ranks)
     else:
-        where = ranks.share({})
-        if place.local_rank == 0:
-            _tell(
-                Wire(socket.create_connection((where["host"], where["port"]), timeout=60)), place.rank, look()
-            )
+        address = ranks.broadcast({})
+        if rank_info.local_rank == 0:
+            sock = socket.create_connection((address["host"], address["port"]), timeout=60)
+            _send_facts(Connection(sock), address["token"], rank_info.rank, examine)
     ranks.close()
-    return [facts for _, facts in sorted(heard, key=lambda one: one[0])]
+    return [facts[rank] for rank in sorted(facts)]
 
 
-def _tell(wire: Wire, rank: int, facts: dict[str, Any]) -> None:
-    wire.send(rank=rank, facts=facts)
-    while "ping" in wire.answer(EXAMINED_S):
-        wire.send(time=time.time())
-    wire.close()
+def _send_facts(connection: Connection, token: str, rank: int, examine: Callable[[], dict[str, Any]]) -> None:
+    connection.send(token=token, rank=rank)
+    connection.send(facts=examine())
+    while "ping" in connection.answer(EXAMINE_S):
+        connection.send(time=time.time())
+    connection.close()
 
 
-def _hear(door: socket.socket, nodes: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    door.settimeout(EXAMINED_S)
-    for _ in range(nodes):
+def receive_facts(
+    listener: socket.socket, token: str, ranks: Sequence[int], seconds: float = EXAMINE_S
+) -> dict[int, dict[str, Any]]:
+    """The facts of ``ranks`` and their ``offset_s``. Connections without the token, which only the ranks of this
+    launch have, are closed. Raises UserError for ranks that did not report in time."""
+    deadline = time.monotonic() + seconds
+    facts: dict[int, dict[str, Any]] = {}
+    while missing := set(ranks) - set(facts):
+        listener.settimeout(max(0.01, deadline - time.monotonic()))
         try:
-            wire = Wire(door.accept()[0])
-            told = wire.answer(EXAMINED_S)
-            yield told["rank"], told["facts"] | {"offset_s": _offset(wire)}
+            connection = Connection(listener.accept()[0])
+        except TimeoutError:
+            numbers = ", ".join(map(str, sorted(missing)[:8]))
+            raise UserError(f"rank {numbers} connected but did not report its node in time") from None
+        rank = _greet(connection, token, missing)
+        if rank is None:
+            connection.close()
+            continue
+        try:
+            reply = connection.answer(max(0.01, deadline - time.monotonic()))
+            facts[rank] = reply["facts"] | {"offset_s": _offset(connection)}
         except (TimeoutError, EOFError, ValueError, KeyError) as error:
-            why = str(error) or "time is up"
-            raise UserError(f"a rank that had come did not say what it found ({why})") from None
-        wire.send(done=True)
-        wire.close()
+            why = str(error) or "timeout"
+            raise UserError(f"rank {rank} connected but did not report its node ({why})") from None
+        connection.send(done=True)
+        connection.close()
+    return facts
 
 
-def _offset(wire: Wire, rounds: int = 9) -> float:
+def _greet(connection: Connection, token: str, ranks: set[int]) -> int | None:
+    """The rank at the other end; None for a stranger."""
+    try:
+        hello = connection.answer(GREETING_S)
+        rank = hello["rank"]
+        return rank if hmac.compare_digest(hello["token"], token) and rank in ranks else None
+    except (TimeoutError, EOFError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _offset(connection: Connection, rounds: int = 9) -> float:
     """Seconds by which the clock at the other end is ahead: its reading against the middle of the round trip
-    (Cristian 1989), from the quickest of the ``rounds``."""
+    (Cristian 1989), from the fastest of ``rounds``."""
     trips = []
     for _ in range(rounds):
         sent = time.time()
-        wire.send(ping=True)
-        theirs = float(wire.answer(10.0)["time"])
-        back = time.time()
-        trips.append((back - sent, theirs - (sent + back) / 2))
+        connection.send(ping=True)
+        remote = float(connection.answer(10.0)["time"])
+        received = time.time()
+        trips.append((received - sent, remote - (sent + received) / 2))
     return min(trips)[1]

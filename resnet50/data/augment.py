@@ -1,5 +1,7 @@
 """Which part of an image is seen, and how large: a random view in training, the central one in evaluation.
 
+This is how torchvision's users have it; closed runs do as the MLPerf reference does (``mlperf.py``).
+
 Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842, section 6): 8% to 100% of the area at an aspect
 ratio from 3/4 to 4/3. Evaluation: the shorter side to 256, the central 224 x 224 of it (He et al. 2016,
 arXiv:1512.03385, section 3.4, "10-crop" with the centre alone), in proportion at other sizes.
@@ -73,6 +75,12 @@ def crop_resize(pixels: torch.Tensor, view: View, size: int) -> torch.Tensor:
     )
     crop: torch.Tensor = box[:, view.down : view.down + size, view.right : view.right + size]
     return crop
+
+
+def render(pixels: torch.Tensor, view: View, size: int, x: npt.NDArray[np.float32]) -> None:
+    """Write the ``view`` of an image uint8 ``[3, height, width]`` into ``x`` float32 ``[size, size, 3]``,
+    normalised."""
+    normalise(crop_resize(pixels, view, size).numpy(), view.mirrored, x)
 
 
 def normalise(pixels: npt.NDArray[np.uint8], mirrored: bool, x: npt.NDArray[np.float32]) -> None:

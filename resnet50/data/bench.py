@@ -57,25 +57,20 @@ def bench(
 def _epoch(
     images: Images, samples: int, batch: int, workers: int, evict: Sequence[Path], way: str
 ) -> Figures:
+    from mlhpc.benchmarks.resnet50 import Loading
     from mlhpc.common.data.sharding import Pool
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches
+    from mlhpc.resnet50.data.dataset import RankSamples
     from mlhpc.resnet50.data.loader import Loader
 
     loader = Loader(
-        images,
-        images,
-        Pool(samples, 1),
-        Pool(samples, 1),
-        place=0,
-        size=SIDE,
+        RankSamples(images, images, Pool(samples, 1), Pool(samples, 1), 0),
+        Loading.model_validate({"loader": way, "workers": workers, "prefetch": 4}),
+        sample_shape=(SIDE, SIDE, 3),
         local_batch=batch,
         eval_batch=batch,
         steps=samples // batch,
         seed=1,
-        readers=workers,
-        batches_ahead=4,
-        loader=way,  # type: ignore[arg-type]
         device=DEVICE,
     )
-
     return measure_batches(loader, evict)

@@ -6,19 +6,20 @@ its image.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from mlhpc.common.pytorch.dali import Outputs, load
+from mlhpc.common.data.prefetch import read_batches
+from mlhpc.common.pytorch.buffers import single_threaded_readers
+from mlhpc.common.pytorch.dali import load, new_pipeline, outputs_of
 from mlhpc.errors import UserError
+from mlhpc.resnet50.data import mlperf
 from mlhpc.resnet50.data.augment import MEAN, STD, View
 from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode
-from mlhpc.resnet50.data.reader import Reader, Sample
-from mlhpc.resnet50.data.threads import Item, ahead_of, finish, reading
+from mlhpc.resnet50.data.reader import Batch, Reader, Sample, finish
 
 _END = b"\xff\xd9"  # of a JPEG
 
@@ -33,9 +34,9 @@ class _Source(NamedTuple):
 
 
 def batches(
-    reader: Reader, batches: Sequence[Sequence[int]], readers: int, ahead: int, device: str
-) -> Generator[Item, None, None]:
-    """``batches`` of image numbers in order, read by ``readers`` threads and decoded by as many of DALI's; by
+    batches: Sequence[Sequence[int]], reader: Reader, *, workers: int, prefetch: int, device: str
+) -> Generator[Batch, None, None]:
+    """``batches`` of image numbers in order, read by ``workers`` threads and decoded by as many of DALI's; by
     the GPU, and handed out there, when ``device`` is not "cpu".
 
     Raises UserError when DALI is not installed, and naming the image when one cannot be read or decoded.
@@ -44,87 +45,117 @@ def batches(
     if not batches:
         return
     gpu = device != "cpu"
+    geometry = _geometry(reader)
     encoded = reader.images.read(batches[0][0])[0].ndim == 1
-    taken: deque[list[_Source]] = deque()  # by DALI, which reads them where they are: kept until it is done
+    taken: deque[list[_Source]] = deque()  # by DALI, which reads them in place: kept until it is done
+    source = read_batches(
+        batches,
+        allocate=lambda samples: (None, [()] * samples),
+        read=partial(_take, reader),
+        finish=lambda _, sources: sources,
+        workers=workers,
+        prefetch=prefetch,
+        threads=single_threaded_readers,
+    )
 
-    def begin(indices: Sequence[int]) -> list[Future[_Source]]:
-        return [pool.submit(_take, reader, index) for index in indices]
+    def feed() -> Iterator[tuple[list[Any], ...]]:
+        for sources in source:
+            taken.append(sources)
+            yield _columns(sources, geometry)
 
-    with reading(readers) as pool:
-        source = ahead_of(batches, begin, ahead)
-
-        def feed() -> Iterator[tuple[list[Any], ...]]:
-            for futures in source:
-                sources = [future.result() for future in futures]
-                taken.append(sources)
-                views = [one.view for one in sources]
-                boxes = [
-                    [(v.top, v.left) for v in views],
-                    [(v.height, v.width) for v in views],
-                    [(v.rows, v.columns) for v in views],
-                ]
-                places = [
-                    [v.down / max(1, v.rows - reader.size) for v in views],
-                    [v.right / max(1, v.columns - reader.size) for v in views],
-                ]
-                yield (
-                    [one.data for one in sources],
-                    *([np.array(pair, np.int32) for pair in kind] for kind in boxes[:2]),
-                    [np.array(pair, np.float32) for pair in boxes[2]],
-                    *([np.array(at, np.float32) for at in kind] for kind in places),
-                    [np.array(v.mirrored, np.int32) for v in views],
-                )
-
-        pipeline: Any = dali.Pipeline(
-            batch_size=max(map(len, batches)),
-            num_threads=readers,
-            device_id=torch.cuda.current_device() if gpu else None,
-            exec_dynamic=True,  # what it hands out is ours to keep
+    pipeline = new_pipeline(dali, max(map(len, batches)), workers, device)
+    with pipeline:
+        data, start, shape, *where = fn.external_source(
+            source=feed,
+            num_outputs=3 + len(geometry),
+            batch=True,
+            dtype=[types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * len(geometry),
+            ndim=[1 if encoded else 3, 1, 1, *(dimensions for _, dimensions in geometry)],
         )
-        kinds = [types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * 3 + [types.INT32]
-        with pipeline:
-            data, start, shape, size, down, right, mirror = fn.external_source(
-                source=feed,
-                num_outputs=7,
-                batch=True,
-                dtype=kinds,
-                ndim=[1 if encoded else 3, 1, 1, 1, 0, 0, 0],
+        if encoded:
+            box = fn.decoders.image_slice(
+                data, start=start, shape=shape, axes=(0, 1), device="mixed" if gpu else "cpu"
             )
-            if encoded:
-                box = fn.decoders.image_slice(
-                    data, start=start, shape=shape, axes=(0, 1), device="mixed" if gpu else "cpu"
-                )
-            else:
-                box = fn.slice(data.gpu() if gpu else data, start=start, shape=shape, axes=(0, 1))
-            resized = fn.resize(box, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
-            pipeline.set_outputs(
-                fn.crop_mirror_normalize(
-                    resized,
-                    crop=(reader.size, reader.size),
-                    crop_pos_y=down,
-                    crop_pos_x=right,
-                    mirror=mirror,
-                    mean=[255 * mean for mean in MEAN],
-                    std=[255 * std for std in STD],
-                    dtype=types.FLOAT,
-                    output_layout="HWC",
-                )
-            )
-        outputs = Outputs()
-        try:
-            for _ in batches:
-                try:
-                    (images,) = pipeline.run()
-                except RuntimeError as error:
-                    raise _blame(reader, taken, error) from error
-                x = outputs.tensor(images)
-                sources = taken.popleft()
-                _, y, total, _ = finish(x, [Sample(one.label, one.data.nbytes) for one in sources], gpu)
-                yield x, y.to(x.device, non_blocking=True), total, ()
-        finally:
-            outputs.close()
-            pipeline._shutdown()  # what DALI still works on must not be freed under it
-            source.close()
+        else:
+            box = fn.slice(data.gpu() if gpu else data, start=start, shape=shape, axes=(0, 1))
+        pipeline.set_outputs(_render(reader, fn, types, box, where))
+    with outputs_of(pipeline, source) as next_output:
+        for _ in batches:
+            try:
+                x = next_output()
+            except RuntimeError as error:
+                raise _as_user_error(reader, taken, error) from error
+            sources = taken.popleft()
+            _, y, total, _ = finish(x, [Sample(one.label, one.data.nbytes) for one in sources], gpu)
+            yield x, y.to(x.device, non_blocking=True), total, ()
+
+
+def _columns(
+    sources: Sequence[_Source], geometry: Sequence[tuple[Callable[[View], Any], int]]
+) -> tuple[list[Any], ...]:
+    """What the pipeline takes for each image: its bytes; the box that is seen, its top left corner and its extent;
+    and what ``geometry`` makes of its view."""
+    views = [one.view for one in sources]
+    return (
+        [one.data for one in sources],
+        [np.array((view.top, view.left), np.int32) for view in views],
+        [np.array((view.height, view.width), np.int32) for view in views],
+        *([np.array(kind(view), np.float32) for view in views] for kind, _ in geometry),
+    )
+
+
+def _geometry(reader: Reader) -> list[tuple[Callable[[View], Any], int]]:
+    """What DALI is told of each view besides its box: how to make it, and how many dimensions it has."""
+    size = reader.size
+    if reader.preprocessing == "mlperf":
+        return [(partial(_pixels_seen, size=size), 2)]
+    return [
+        (lambda view: (view.rows, view.columns), 1),
+        (lambda view: view.down / max(1, view.rows - size), 0),
+        (lambda view: view.right / max(1, view.columns - size), 0),
+        (lambda view: view.mirrored, 0),
+    ]
+
+
+def _pixels_seen(view: View, size: int) -> list[list[float]]:
+    """The affine map from output to box, columns before rows, that samples where ``mlperf.render`` does. DALI
+    counts from a pixel's corner, half a pixel before its centre."""
+    rows, columns = view.height / view.rows, view.width / view.columns
+    right = columns * (view.right - 0.5) + 0.5
+    across = [-columns, 0, view.width - right] if view.mirrored else [columns, 0, right]
+    return [across, [0, rows, rows * (view.down - 0.5) + 0.5]]
+
+
+def _render(reader: Reader, fn: Any, types: Any, box: Any, where: list[Any]) -> Any:
+    """The operators from a box's pixels to what the network sees."""
+    side = reader.size
+    if reader.preprocessing == "mlperf":
+        (matrix,) = where
+        # Beyond the last pixel's centre the edge is repeated, as in TensorFlow.
+        seen = fn.warp_affine(
+            box,
+            matrix=matrix,
+            size=(side, side),
+            inverse_map=True,
+            dtype=types.FLOAT,
+            interp_type=types.INTERP_LINEAR,
+        )
+        return fn.crop_mirror_normalize(
+            seen, mean=list(mlperf.MEAN), std=[1.0], dtype=types.FLOAT, output_layout="HWC"
+        )
+    size, down, right, mirror = where
+    resized = fn.resize(box, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
+    return fn.crop_mirror_normalize(
+        resized,
+        crop=(side, side),
+        crop_pos_y=down,
+        crop_pos_x=right,
+        mirror=fn.cast(mirror, dtype=types.INT32),
+        mean=[255 * mean for mean in MEAN],
+        std=[255 * std for std in STD],
+        dtype=types.FLOAT,
+        output_layout="HWC",
+    )
 
 
 def _take(reader: Reader, index: int) -> _Source:
@@ -138,7 +169,7 @@ def _take(reader: Reader, index: int) -> _Source:
         raise reader.named(index, error) from error
 
 
-def _blame(reader: Reader, taken: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
+def _as_user_error(reader: Reader, taken: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
     """The image that DALI could not decode, where ours cannot either."""
     for one in (one for sources in taken for one in sources):
         try:

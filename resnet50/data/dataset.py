@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mlhpc.benchmarks.resnet50 import Data
 from mlhpc.common.data.manifest import Manifest
-from mlhpc.common.data.partition import Mode, part
+from mlhpc.common.data.partition import Mode, files_of_node
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.formats.tfrecord import record_extents
 from mlhpc.common.ranks.collectives import on_all_ranks
@@ -33,13 +33,13 @@ _SWITCH = {"train": "data.train_samples", "validation": "data.eval_samples"}
 
 @dataclass(frozen=True)
 class RankSamples:
-    """The images that a rank reads from, its pools, and its place in them."""
+    """The images that a rank reads from, its pools, and its rank in them."""
 
     train: Images
     evaluation: Images
     train_pool: Pool
     eval_pool: Pool
-    place: int
+    pool_rank: int
 
 
 def select(dataset: Manifest, data: Data) -> Manifest:
@@ -130,8 +130,8 @@ def assign_samples(
     root = staged or dataset.root
     here = None
     if mode == "shard":
-        here = {file.path for file in part(dataset.files, world.node, world.nodes, mode)}
-    ranks, place = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
+        here = {file.path for file in files_of_node(dataset.files, world.node, world.nodes, mode)}
+    ranks, pool_rank = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
     if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
         raise UserError(
             "staging.mode=shard gives nodes equal numbers of images, and theirs of ranks are unequal: "
@@ -141,12 +141,12 @@ def assign_samples(
     for split, wanted in zip(SPLITS, (train_samples, eval_samples), strict=True):
         found = len(splits[split])
         if mode == "shard":  # ranks of a node see the same files, which count once
-            found = sum(world.gather(found if place == 0 else 0))
+            found = sum(world.gather(found if pool_rank == 0 else 0))
         _require_count(dataset.root, split, found, wanted)
     train, evaluation = (splits[split] for split in SPLITS)
     number = world.node if mode == "shard" else 0
     return RankSamples(
-        train, evaluation, Pool(len(train), ranks, number), Pool(len(evaluation), ranks, number), place
+        train, evaluation, Pool(len(train), ranks, number), Pool(len(evaluation), ranks, number), pool_rank
     )
 
 
@@ -212,8 +212,8 @@ def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
 
 def _extents(paths: list[Path], mode: Mode, world: World) -> dict[Path, npt.NDArray[np.int64]]:
     """The records of every shard; ranks that see the same shards read the headers of a part each."""
-    ranks, place = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
-    mine = paths[place::ranks]
+    ranks, pool_rank = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
+    mine = paths[pool_rank::ranks]
     parts = on_all_ranks(world, lambda: [(path, record_extents(path)) for path in mine])
     found = {path: extents for part in parts for path, extents in part}
     empty = np.empty((0, 2), np.int64)

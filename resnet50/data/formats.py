@@ -113,21 +113,36 @@ class Shards:
         return self.paths[int(self._files[index])]
 
 
+_MAX_SIDE = 1 << 20  # pixels
+
+
 class Lmdb:
     """An LMDB of Caffe's Datum messages (caffe.proto: data = 4, label = 5, encoded = 7), in order of key."""
 
     def __init__(self, folder: Path, classes: int) -> None:
+        import lmdb
+
         self.path, self.classes = folder / LMDB, classes
         self._keys: list[bytes] | None = None
         self._environment: Any = None
-        environment = self._open()
-        self._count: int = environment.stat()["entries"]
-        # Keys that only count need no list, and to make one is to touch every image.
-        with environment.begin() as transaction, transaction.cursor() as cursor:
+        try:
+            self._count: int = self._open().stat()["entries"]
+            self._keys = self._list_keys()
+        except (lmdb.Error, TypeError) as error:  # damaged pages
+            raise UserError(self._why_not(error)) from error
+        if self._keys is not None and len(self._keys) != self._count:
+            raise UserError(
+                f"{self.path}: {len(self._keys)} images, and it counts {self._count} of them; {_REMEDY}"
+            )
+
+    def _list_keys(self) -> list[bytes] | None:
+        """All keys; None where they only count, for listing them would touch every image."""
+        with self._open().begin() as transaction, transaction.cursor() as cursor:
             ends = [bytes(cursor.key()) for go in (cursor.first, cursor.last) if go()]
-            if ends and ends != [b"%08d" % 0, b"%08d" % (self._count - 1)]:
-                cursor.first()
-                self._keys = [bytes(key) for key in cursor.iternext(values=False)]
+            if not ends or ends == [b"%08d" % 0, b"%08d" % (self._count - 1)]:
+                return None
+            cursor.first()
+            return [bytes(key) for key in cursor.iternext(values=False)]
 
     def __len__(self) -> int:
         return self._count
@@ -211,10 +226,15 @@ class Raw:
         try:
             self.index = np.load(folder / INDEX, allow_pickle=False)
             size = self.path.stat().st_size
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder}: {PIXELS} or {INDEX}: cannot be read ({error}); {_REMEDY}") from error
+        except Exception as error:  # of a damaged header, numpy's parser raises nearly anything
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{folder}: {PIXELS} or {INDEX}: cannot be read ({reason}); {_REMEDY}") from error
+        if not isinstance(self.index, np.ndarray):
+            raise UserError(f"{folder / INDEX}: an archive, not int64 [images, 4]; {_REMEDY}")
         if self.index.dtype != np.int64 or self.index.ndim != 2 or self.index.shape[1] != 4:
             raise UserError(f"{folder / INDEX}: not int64 [images, 4]; {_REMEDY}")
+        if (self.index[:, :3] > (size, _MAX_SIDE, _MAX_SIDE)).any():  # before products can overflow
+            raise UserError(f"{folder / INDEX}: has images beyond the {size} bytes of {PIXELS}; {_REMEDY}")
         offset, height, width, label = self.index.T
         end = int((offset + 3 * height * width).max(initial=0))
         if size != end or (self.index[:, :3] < (0, 1, 1)).any():

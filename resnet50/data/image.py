@@ -19,6 +19,11 @@ _JPEG = b"\xff\xd8"
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
+MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 1 << 27)
+"""From here on Pillow takes an image for a decompression bomb; JPEGs that it does not decode have the same
+limit."""
+
+
 class BrokenImage(UserError):
     """An image that cannot be decoded: what may be left out where the user says so."""
 
@@ -34,6 +39,7 @@ def decode(data: Bytes) -> torch.Tensor:
         return torch.from_numpy(data).permute(2, 0, 1)
     try:
         if data[:2].tobytes() == _JPEG:
+            _require_plausible(data)
             pixels: torch.Tensor = decode_jpeg(torch.from_numpy(data), ImageReadMode.RGB)
             return pixels
         with Image.open(io.BytesIO(data.data)) as image:
@@ -48,6 +54,25 @@ def size_of(data: Bytes) -> tuple[int, int]:
         return data.shape[0], data.shape[1]
     if data[:2].tobytes() != _JPEG:
         return int((pixels := decode(data)).shape[1]), int(pixels.shape[2])
+    if size := _frame_size(data):
+        return size
+    raise BrokenImage("not a readable image (a JPEG without a frame header)")
+
+
+def _require_plausible(data: Bytes) -> None:
+    """Raise BrokenImage for a JPEG whose header promises more pixels than its bytes can hold, before memory for
+    them is taken. The cheapest block of 64 pixels takes a bit (ITU-T T.81, annex F.1.2), so that a byte gives
+    512."""
+    height, width = _frame_size(data) or (0, 0)
+    pixels = height * width
+    if pixels > MAX_PIXELS or pixels > 4096 + 1024 * len(data):
+        raise BrokenImage(
+            f"not a readable image ({len(data)} bytes that claim to be {height} x {width} pixels)"
+        )
+
+
+def _frame_size(data: Bytes) -> tuple[int, int] | None:
+    """Height and width in the frame header of a JPEG; None where there is none."""
     at, head = 2, data.data
     try:
         while head[at] == 0xFF:
@@ -61,7 +86,7 @@ def size_of(data: Bytes) -> tuple[int, int]:
             at += 1 if marker == 0xFF else 2 + (head[at + 2] << 8 | head[at + 3])
     except IndexError:
         pass
-    raise BrokenImage("not a readable image (a JPEG without a frame header)")
+    return None
 
 
 def _reason(error: Exception) -> str:

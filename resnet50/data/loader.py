@@ -6,107 +6,128 @@ and NVIDIA DALI (``dali``), whose decoder and resampling differ by a few grey le
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from mlhpc.common.data.sharding import Pool, eval_batches, train_batches
-from mlhpc.errors import UserError
-from mlhpc.resnet50.data import threads
+from mlhpc.benchmarks.resnet50 import Loading
+from mlhpc.common.data.prefetch import read_batches
+from mlhpc.common.data.sharding import eval_batches, train_batches
+from mlhpc.common.pytorch.buffers import single_threaded_readers
+from mlhpc.resnet50.data.dataset import RankSamples
 from mlhpc.resnet50.data.formats import Images
-from mlhpc.resnet50.data.reader import Reader
+from mlhpc.resnet50.data.reader import Batch, Reader, finish
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+TensorPair = tuple[torch.Tensor, torch.Tensor]
+Source = Callable[[Sequence[Sequence[int]]], Generator[Batch, None, None]]
+"""From the image numbers of each batch to the batches, in order."""
 
 
 @dataclass
 class Loader:
-    """What one rank reads: ``x`` float32 ``[b, 3, size, size]``, channels last in memory, normalised with
-    ImageNet's mean and standard deviation; ``y`` int64 ``[b]``.
+    """What one rank reads: ``x`` float32 ``[b, 3, side, side]``, channels last in memory; ``y`` int64 ``[b]``.
 
-    ``place`` is the rank's place in its pools, ``steps`` the number that ``sharding.steps_per_epoch`` gave
+    With ``preprocessing`` "torchvision", ``x`` is normalised with ImageNet's mean and standard deviation; with
+    "mlperf" it is the bytes minus the reference's means. Crops and resizing differ too (``mlperf.py``).
+
+    ``sample_shape`` is [side, side, 3], ``steps`` the number that ``sharding.steps_per_epoch`` gave
     all ranks. The tensors handed out are the caller's to keep. For ``device`` "cuda" they are in page-locked
-    memory, from DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. What
+    memory, with DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. What
     is wrong with a file is raised from the iterator as UserError.
 
-    An image that cannot be decoded stops the run, or with ``broken_images`` "skip" is told of on standard
+    An image that cannot be decoded stops the run. With ``loading.broken_images`` "skip" it is reported on standard
     error, once, and kept in ``skipped``, its name and what is wrong with it: in training the next image takes
     its place, in evaluation the batch is smaller by it.
     """
 
-    train: Images
-    validation: Images
-    train_pool: Pool
-    eval_pool: Pool
-    place: int
-    size: int
+    samples: RankSamples
+    loading: Loading
+    _: KW_ONLY
+    sample_shape: Sequence[int]
     local_batch: int
     eval_batch: int
     steps: int
     seed: int
-    readers: int = 2
-    batches_ahead: int = 2
-    loader: Literal["threads", "workers", "dali"] = "threads"
-    broken_images: Literal["stop", "skip"] = "stop"
+    preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
     ranks_on_node: int = 1
     device: str = "cpu"
     bytes_read: int = 0  # as stored, of the batches handed out so far, training and evaluation
     skipped: set[str] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        if self.broken_images == "skip" and self.loader == "dali":
-            raise UserError(
-                "loading.broken_images=skip: DALI stops at an image that it cannot decode; set "
-                "loading.loader=threads or workers"
-            )
-
-    def train_epoch(self, epoch: int) -> Iterator[Batch]:
+    def train_epoch(self, epoch: int) -> Generator[TensorPair, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
-        reader = Reader(self.train, self.size, (self.seed, self.train_pool.number, epoch), self.broken_images)
-        return self._read(reader, self._batches(epoch).tolist())
+        view_seed = (self.seed, self.samples.train_pool.number, epoch)
+        reader = self._reader(self.samples.train, view_seed)
+        return self._hand_out(self._source(reader)(self._train_batches(epoch).tolist()))
+
+    def evaluation(self) -> Generator[TensorPair, None, None]:
+        """Every evaluation image of this rank once, in order; the last batch may be smaller."""
+        reader = self._reader(self.samples.evaluation, None)
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+        return self._hand_out(self._source(reader)(batches))
+
+    def _reader(self, images: Images, draw: tuple[int, int, int] | None) -> Reader:
+        return Reader(images, self.sample_shape[0], draw, self.loading.broken_images, self.preprocessing)
 
     def files_of(self, epoch: int, step: int) -> list[str]:
         """The names of the images of one training batch of this rank; both count from 0."""
-        return [self.train.name(int(i)) for i in self._batches(epoch)[step]]
+        return [self.samples.train.name(int(i)) for i in self._train_batches(epoch)[step]]
 
-    def evaluation(self) -> Iterator[Batch]:
-        """Every evaluation image of this rank once, in order; the last batch may be smaller."""
-        reader = Reader(self.validation, self.size, None, self.broken_images)
-        return self._read(reader, eval_batches(self.eval_pool, self.place, self.eval_batch))
+    def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
+        samples = self.samples
+        return train_batches(
+            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
+        )
 
-    def _batches(self, epoch: int) -> npt.NDArray[np.int64]:
-        return train_batches(self.train_pool, self.place, self.local_batch, self.steps, self.seed, epoch)
-
-    def _read(self, reader: Reader, batches: Sequence[Sequence[int]]) -> Iterator[Batch]:
-        how = (self.readers, self.batches_ahead, self.device)
-        if self.loader == "workers":
+    def _source(self, reader: Reader) -> Source:
+        """The way to read that ``loading.loader`` names."""
+        loading = self.loading
+        threads: dict[str, Any] = {"workers": loading.workers, "prefetch": loading.prefetch}
+        if loading.loader == "workers":
             from mlhpc.resnet50.data import workers
 
-            source = workers.batches(reader, batches, *how, self.ranks_on_node)
-        elif self.loader == "dali":
+            where: dict[str, Any] = {"device": self.device, "ranks_on_node": self.ranks_on_node}
+            return partial(workers.batches, reader=reader, **threads, **where)
+        if loading.loader == "dali":
             from mlhpc.resnet50.data import dali
 
-            source = dali.batches(reader, batches, *how)
-        else:
-            source = threads.batches(reader, batches, *how)
-        with closing(source):
-            for x, y, size, broken in source:
+            return partial(dali.batches, reader=reader, **threads, device=self.device)
+        pinned = self.device != "cpu"
+
+        def allocate(samples: int) -> tuple[torch.Tensor, Iterator[tuple[Any, ...]]]:
+            x = torch.empty((samples, *self.sample_shape), pin_memory=pinned)
+            return x, zip(x.numpy(), strict=True)
+
+        return partial(
+            read_batches,
+            allocate=allocate,
+            read=reader.read,
+            finish=partial(finish, pinned=pinned),
+            threads=single_threaded_readers,
+            **threads,
+        )
+
+    def _hand_out(self, batches: Generator[Batch, None, None]) -> Generator[TensorPair, None, None]:
+        skip = self.loading.broken_images == "skip"
+        with closing(batches):
+            for x, y, size, broken in batches:
                 self.bytes_read += size
                 for message in broken:
                     if message not in self.skipped:
-                        sys.stderr.write(f"mlhpc: left out: {message}\n")
+                        sys.stderr.write(f"mlhpc: skipped: {message}\n")
                         self.skipped.add(message)
-                if self.broken_images == "skip" and (y < 0).any():  # left out of an evaluation
+                if skip and (y < 0).any():  # left out of an evaluation
                     x, y = x[y >= 0], y[y >= 0]
                 if len(y):
                     yield x.permute(0, 3, 1, 2), y
 
 
-def zeros_batch(images: int, sample_shape: Sequence[int]) -> Batch:
+def zeros_batch(images: int, sample_shape: Sequence[int]) -> TensorPair:
     """A batch of zeros, to warm up with."""
     return torch.zeros((images, *sample_shape)).permute(0, 3, 1, 2), torch.zeros(images, dtype=torch.int64)

@@ -1,17 +1,34 @@
 """One image from where it lies into a row of a batch: decoded, cropped, mirrored, normalised."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from mlhpc.errors import UserError
-from mlhpc.resnet50.data.augment import View, crop_resize, evaluation_view, normalise, training_view
+from mlhpc.resnet50.data import augment, mlperf
+from mlhpc.resnet50.data.augment import View
 from mlhpc.resnet50.data.formats import Images
 from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode, size_of
 
 LEFT_OUT = -1
+
+
+class Preprocessing(NamedTuple):
+    """How an image is seen, and how that becomes numbers; arguments as in ``augment`` and ``mlperf``."""
+
+    training_view: Callable[[int, int, int, np.random.Generator], View]
+    evaluation_view: Callable[[int, int, int], View]
+    render: Callable[[torch.Tensor, View, int, npt.NDArray[np.float32]], None]
+
+
+PREPROCESSING = {
+    "mlperf": Preprocessing(mlperf.training_view, mlperf.evaluation_view, mlperf.render),
+    "torchvision": Preprocessing(augment.training_view, augment.evaluation_view, augment.render),
+}
 
 
 class Sample(NamedTuple):
@@ -20,6 +37,16 @@ class Sample(NamedTuple):
     label: int
     size: int
     broken: tuple[str, ...] = ()
+
+
+Batch = tuple[torch.Tensor, torch.Tensor, int, tuple[str, ...]]
+"""``x`` [b, size, size, 3] and ``y`` [b] as they lie in memory; the bytes read; the images skipped, and why."""
+
+
+def finish(x: torch.Tensor, samples: Sequence[Sample], pinned: bool = False) -> Batch:
+    """The batch whose rows ``x`` are read; its labels are in page-locked memory if ``pinned``."""
+    y = torch.tensor([sample.label for sample in samples], dtype=torch.int64, pin_memory=pinned)
+    return x, y, sum(sample.size for sample in samples), tuple(b for sample in samples for b in sample.broken)
 
 
 @dataclass(frozen=True)
@@ -35,6 +62,7 @@ class Reader:
     size: int
     draw: tuple[int, int, int] | None
     broken: Literal["stop", "skip"] = "stop"
+    preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
 
     def view(self, index: int, data: Bytes) -> View:
         """How image ``index`` is seen. Raises BrokenImage when its size cannot be told."""
@@ -54,7 +82,7 @@ class Reader:
             try:
                 pixels = decode(data)
                 view = self._view(index, pixels.shape[1], pixels.shape[2])
-                normalise(crop_resize(pixels, view, self.size).numpy(), view.mirrored, x)
+                PREPROCESSING[self.preprocessing].render(pixels, view, self.size, x)
                 return Sample(label, total, tuple(broken))
             except BrokenImage as error:
                 if self.broken == "stop":
@@ -73,6 +101,8 @@ class Reader:
         )
 
     def _view(self, index: int, height: int, width: int) -> View:
+        preprocessing = PREPROCESSING[self.preprocessing]
         if self.draw is None:
-            return evaluation_view(height, width, self.size)
-        return training_view(height, width, self.size, np.random.default_rng([*self.draw, index]))
+            return preprocessing.evaluation_view(height, width, self.size)
+        rng = np.random.default_rng([*self.draw, index])
+        return preprocessing.training_view(height, width, self.size, rng)

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlhpc.common.pytorch.foreach import multiply_each
+
 
 class Lars(torch.optim.Optimizer):
     """SGD with momentum and, for groups with ``adapt``, a rate of its own for every tensor.
@@ -72,7 +74,7 @@ class Lars(torch.optim.Optimizer):
             torch._foreach_add_(gradients, weights, alpha=decay)
         torch._foreach_mul_(velocities, group["momentum"])
         if group["adapt"]:
-            torch._foreach_mul_(gradients, list(rates.unbind()))
+            multiply_each(gradients, rates)
             torch._foreach_add_(velocities, gradients)
         else:
             torch._foreach_add_(velocities, gradients, alpha=rate)

@@ -1,7 +1,7 @@
 """The optimizers that the rules allow: SGD with momentum, and LARS."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -12,16 +12,23 @@ from mlhpc.resnet50.optim.lars import Lars
 
 Group = dict[str, Any]
 
+_KERAS_EPSILON = 1e-7  # what the reference takes for an epsilon of 0, which it logs and the rules ask for
 
-def make_optimizer(hyperparameters: Hyperparameters, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of ``opt_name`` over ``model``: weights of more than one dimension in its first group;
-    biases and batch norm's factors and summands in the second, without weight decay or trust ratio (as in the
-    MLPerf reference, whose LARS skips "batch_normalization" and "bias").
 
-    SGD is PyTorch's: v = momentum v + g and w = w - lr v.
+def make_optimizer(
+    hyperparameters: Hyperparameters, model: nn.Module, sgd: Literal["mlperf", "pytorch"] = "pytorch"
+) -> torch.optim.Optimizer:
+    """The optimizer of ``opt_name`` over ``model``.
+
+    LARS and SGD of ``sgd`` "pytorch" (v = momentum v + g, w = w - lr v) leave weight decay, and LARS its trust
+    ratio, to weights of more than one dimension: not biases, nor batch norm's factors and summands.
+
+    SGD of ``sgd`` "mlperf" is the reference's (mlcommons/training, image_classification/tensorflow2): v =
+    momentum v + lr g, w = w - v, and a loss of weight_decay · w² of all weights but batch norm's, the dense
+    layer's bias included; so the gradient of weight decay is 2 · weight_decay · w.
     """
-    parameters = list(model.parameters())
     facts = hyperparameters
+    parameters = list(model.parameters())
     decayed: Group = {"params": [p for p in parameters if p.ndim > 1]}
     others: Group = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
     if facts.opt_name == "lars":
@@ -30,15 +37,19 @@ def make_optimizer(hyperparameters: Hyperparameters, model: nn.Module) -> torch.
             facts.lars_opt_base_learning_rate,
             momentum=facts.lars_opt_momentum,
             weight_decay=facts.lars_opt_weight_decay,
-            eps=facts.lars_epsilon,
+            eps=facts.lars_epsilon or _KERAS_EPSILON,
         )
-    return torch.optim.SGD(
-        [decayed, others],
-        facts.sgd_opt_base_learning_rate,
-        momentum=facts.sgd_opt_momentum,
-        weight_decay=facts.sgd_opt_weight_decay,
-        fused=True,
-    )
+    rate, momentum = facts.sgd_opt_base_learning_rate, facts.sgd_opt_momentum
+    if sgd == "mlperf":
+        norms = [p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()]
+        known = set(map(id, norms))
+        decayed = {"params": [p for p in parameters if id(p) not in known]}
+        others = {"params": norms, "weight_decay": 0.0}
+        # LARS without a trust ratio is that update.
+        decay = 2 * facts.sgd_opt_weight_decay
+        return Lars([decayed, others], rate, momentum=momentum, weight_decay=decay, adapt=False)
+    decay = facts.sgd_opt_weight_decay
+    return torch.optim.SGD([decayed, others], rate, momentum=momentum, weight_decay=decay, fused=True)
 
 
 def rate_at(hyperparameters: Hyperparameters, update: int, updates_per_epoch: int) -> float:

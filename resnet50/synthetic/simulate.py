@@ -52,7 +52,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
         with progress(len(todo), "images", "images", show=world.rank == 0) as advance:
             generate.in_processes(partial(_write, simulation, out), todo, workers, advance)
 
-    generate.on_all(world, out, make_mine)
+    generate.write_on_all_ranks(world, out, make_mine)
     if missing or not (out / manifest.NAME).exists():
         facts = {
             "benchmark": "resnet50",

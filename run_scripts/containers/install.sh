@@ -1,7 +1,9 @@
 #!/bin/bash
-# What both images do: the suite of this folder with both frameworks, and Horovod built for this TensorFlow.
-# Ubuntu 24.04 with the CUDA toolkit (the base images); Python is its 3.12.
+# What both images do: install.sh FRAMEWORK, on Ubuntu 24.04 with its Python 3.12.
+# One framework per image: TensorFlow's wheels bring CUDA 12, PyTorch's CUDA 13, and cuDNN and NCCL of both have the
+# same paths.
 set -euo pipefail
+if [[ ${1:-} != tensorflow && ${1:-} != pytorch ]]; then echo "install.sh: give tensorflow or pytorch" >&2; exit 2; fi
 
 export DEBIAN_FRONTEND=noninteractive
 apt-get update
@@ -10,11 +12,15 @@ rm -rf /var/lib/apt/lists/*
 
 python3 -m venv /opt/venv
 export PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1
-# Horovod wants an old setuptools and the TensorFlow it is for (docs/dependencies.md).
-pip install -c constraints.txt 'setuptools<70' wheel cmake packaging cloudpickle psutil pyyaml cffi
-pip install -c constraints.txt '.[cosmoflow-gpu]'
-HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 \
-  HOROVOD_WITHOUT_MPI=1 HOROVOD_GPU_OPERATIONS=NCCL \
-  pip install --no-build-isolation --no-binary horovod -c constraints.txt horovod
-pip install -c constraints.txt '.[deepcam,resnet50]'
-horovodrun --check-build | tee /dev/stderr | grep '\[X\] NCCL' >/dev/null
+case $1 in
+  tensorflow) # Horovod needs an old setuptools and its TensorFlow (docs/dependencies.md), NCCL the CUDA toolkit
+    pip install -c constraints.txt 'setuptools<70' wheel cmake packaging cloudpickle psutil pyyaml cffi
+    pip install -c constraints.txt '.[cosmoflow-gpu]'
+    HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 \
+      HOROVOD_WITHOUT_MPI=1 HOROVOD_GPU_OPERATIONS=NCCL \
+      pip install --no-build-isolation --no-binary horovod -c constraints.txt horovod
+    horovodrun --check-build | tee /dev/stderr | grep '\[X\] NCCL' >/dev/null ;;
+  pytorch) pip install -c constraints.txt '.[deepcam,resnet50,dali]' ;;
+esac
+cudas=$(pip list --format=freeze | sed -n 's/^nvidia-.*-cu\(1[0-9]\)=.*/\1/p' | sort -u)
+if (($(wc -w <<<"$cudas") > 1)); then echo "install.sh: wheels of CUDA" "$cudas" "in one environment" >&2; exit 1; fi

@@ -1,18 +1,18 @@
 # shellcheck shell=bash
-# Perlmutter-like: Slurm, four A100 and 64 cores a node, Slingshot, Lustre, no disk in the nodes. Start with
-#   MLHPC_SITE=perlmutter PRESET=closed sbatch -A ACCOUNT -C gpu -q regular -N 16 --gpus-per-node=4 \
-#     --ntasks-per-node=4 --cpus-per-task=32 run_scripts/cosmoflow.sbatch
-# Sourced at the top of the checkout by run_scripts/*.sbatch, which set BENCHMARK and PRESET; what is set stays.
+# Perlmutter-like: Slurm, four A100 and 64 cores per node, Slingshot, Lustre, no disk in the nodes. Submit with
+#   MLHPC_SITE=perlmutter BENCHMARK=cosmoflow PRESET=closed sbatch -A ACCOUNT -C gpu -q regular -N 16 \
+#     --gpus-per-node=4 --ntasks-per-node=4 --cpus-per-task=32 run_scripts/run.sbatch
+# Sourced at the top of the checkout by run_scripts/*; BENCHMARK and PRESET are set, and DATA, OUT, STAGE may be.
 
-# EDIT: the environment, made once on a login node (docs/sites.md), or a container.
+# EDIT: the environment, made once on a login node (docs/sites.md), or a container (LAUNCH_WRAP).
 module load cudatoolkit python
 if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi
 
 SHARED=${SHARED:-${PSCRATCH:-${SCRATCH:?}}}
 export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}
 export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
-# /tmp of these nodes is memory (tmpfs). The data set has to fit beside the training: where it does not, add
-# --set staging.mode=shard to the options of the run, which gives a node its part alone.
+# /tmp of these nodes is memory (tmpfs): the data set has to fit beside the training. Where it does not, add
+# --set staging.mode=shard to the options of the run, which gives each node only its part.
 export STAGE=${STAGE:-/tmp/mlhpc-$SLURM_JOB_ID}
 
 # A rank takes the GPU of its local rank, so it has to see all GPUs of its node.

@@ -1,9 +1,10 @@
 # shellcheck shell=bash
 # A generic Slurm cluster: a file system that all nodes share, a disk in every node, perhaps GPUs.
-# Copy it, edit what is marked EDIT, and choose yours with MLHPC_SITE=name. docs/sites.md goes through it.
-# Sourced at the top of the checkout by run_scripts/*.sbatch, which set BENCHMARK and PRESET; what is set stays.
+# Copy it and change what is marked EDIT, or let "mlhpc doctor --site NAME" write a first version. docs/sites.md.
+# Sourced at the top of the checkout by run_scripts/*; BENCHMARK and PRESET are set, and DATA, OUT, STAGE may be.
 
 # EDIT: modules and environment, the same on all nodes.
+# module purge
 # module load gcc openmpi
 if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi
 
@@ -12,11 +13,12 @@ SHARED=${SHARED:-${SCRATCH:-$PWD}}
 export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}
 export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
 
-# EDIT: the disk of a node. Whether it is one, or memory, and what is free: see mlhpc doctor.
+# EDIT: the disk of a node. See "mlhpc doctor": is it a disk or memory, and how much is free?
 export STAGE=${STAGE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/mlhpc-$SLURM_JOB_ID}
 
 # A rank takes the GPU of its local rank, so it has to see all GPUs of its node.
 export SLURM_GPU_BIND=none
-
+# EDIT: NUMA. Cores and memory next to each other:
+# export SLURM_CPU_BIND=cores SLURM_MEM_BIND=local
 # EDIT: the network of the collectives, where the first interface is not the fast one (ip -br addr).
 # export HOROVOD_GLOO_IFACE=ib0 GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0

@@ -1,4 +1,4 @@
-"""Whether a run counts: the official compliance checker, and what a run directory says about itself."""
+"""Whether a run counts: the official checkers, and rules for logs, run directories and sets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from mlhpc.submission.check.official import (
 )
 from mlhpc.submission.check.run_rules import run_rules
 from mlhpc.submission.logs.findings import Finding, passes, print_findings, verdict
+from mlhpc.submission.logs.mllog import parse
 from mlhpc.submission.logs.result_sets import PRUNED, Metric, ResultSet, result_sets
 from mlhpc.submission.logs.run_directory import Result, RunDirectory, read
 from mlhpc.submission.score.score import Strong, Weak
@@ -38,14 +39,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SetCheck:
-    """A set and what was found against it. ``rules``: those of its benchmark, ``hpc_2.0.0`` for example;
-    ``complying``: how many of its logs the official compliance checker passes, each on its own."""
+    """A set and its findings. ``rules``: those of its benchmark, ``hpc_2.0.0`` for example; ``complying``: how
+    many of its logs the official compliance checker passes, each on its own; ``copy_of``: an earlier set with the
+    same logs."""
 
     results: ResultSet
     rules: str
     score: Strong | Weak
     findings: tuple[Finding, ...]
     complying: int
+    copy_of: Path | None = None
 
     @property
     def passes(self) -> bool:
@@ -53,9 +56,9 @@ class SetCheck:
 
 
 def check(path: Path, ruleset: str = "2.0.0") -> list[Finding]:
-    """The findings against all that lies at ``path``: a log, a run, a campaign, a submission tree.
+    """The findings on everything at ``path``: a log, a run, a campaign, a submission tree.
 
-    ``ruleset`` is the HPC ruleset; resnet has one of its own, training 4.0.0. Nothing is written.
+    ``ruleset`` is the HPC ruleset; resnet has its own, training 4.0.0. Nothing is written.
     ``passes(findings)`` is the verdict.
 
     Raises:
@@ -65,68 +68,97 @@ def check(path: Path, ruleset: str = "2.0.0") -> list[Finding]:
 
 
 def check_sets(path: Path, ruleset: str = "2.0.0") -> Iterator[SetCheck]:
-    """As :func:`check`, set by set; none is kept after it was taken, so that many logs need little memory."""
+    """As :func:`check`, set by set; none is kept, so that many logs need little memory."""
     if ruleset not in RULESETS:
         raise UserError(f"no HPC ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
     sets = result_sets(path)
     scored = {(s.org, s.benchmark) for s in sets if s.metric == "strong"}
+    first: dict[frozenset[str], Path] = {}
     while sets:
         results = sets.pop(0)
         checked = check_set(results, ruleset)
         if results.is_tree and results.metric == "weak" and (results.org, results.benchmark) not in scored:
-            checked = replace(checked, findings=(*checked.findings, _throughput_alone(results)))
+            checked = _with(checked, _only_throughput(results))
+        if (
+            results.log_paths
+            and (original := first.setdefault(results.fingerprint, results.path)) != results.path
+        ):
+            checked = replace(_with(checked, _copied(results, original)), copy_of=original)
         yield checked
 
 
 def check_set(results: ResultSet, ruleset: str = "2.0.0") -> SetCheck:
-    """All that speaks against one set: run by run, as a set, and by the official checkers for sets."""
+    """The findings on one set: on every run, on the set, and those of the official checkers for sets."""
     rules = rules_of(results.benchmark, ruleset)
     score = score_set(results)
     one = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))
     missed = {run.path for run in score.runs if not run.converged}
-    excused = isinstance(score, Strong) and score.minutes is not None  # then at most one run missed
+    one_may_miss = isinstance(score, Strong) and score.minutes is not None  # then at most one run missed
     findings, complying = list(results.problems), 0
     with progress(len(results.log_paths), "checking", "logs", show=len(results.log_paths) > 20) as advance:
-        for path, found in _run_by_run(results, ruleset, one):
+        for path, log_findings in _run_by_run(results, ruleset, one):
             complying += path in results.log_paths and not any(
-                f.source == f"mlperf-logging {rules}" and f.severity != "warning" for f in found
+                f.source == f"mlperf-logging {rules}" and f.severity != "warning" for f in log_findings
             )
-            tolerated = excused and path in missed and not _is_aborted(path.parent, results)
-            findings += map(_tolerated, found) if tolerated else found
+            tolerated = one_may_miss and path in missed and not _is_aborted(path.parent, results)
+            findings += map(_tolerated, log_findings) if tolerated else log_findings
             advance(1)
     if not one:
-        for log in results.pruned:
-            found = [*official_findings(log, ruleset), *log_rules(log)]
-            findings += [_prefixed(f, f"{PRUNED}/") for f in found]
+        findings += _pruned_findings(results, ruleset)
         findings += set_findings(results, score)
         if results.system_json is not None and results.log_paths:
             findings += package_findings(results, ruleset)
         elif division_of(results) == "closed" and not has_own_target(results):
-            findings += seed_findings(results.logs, results.benchmark, ruleset)
+            findings += seed_findings(results.condensed, results.benchmark, ruleset)
         if division_of(results) == "closed":
             findings += _convergence(results, score, rules)
     return SetCheck(results, rules, score, tuple(findings), complying)
 
 
+def _pruned_findings(results: ResultSet, ruleset: str) -> Iterator[Finding]:
+    """Pruned logs do not count, and "should" comply (MLPerf HPC training rules 3.0, Throughput): package_checker
+    does not read them, and an instance that was killed has no run_stop. So all this gives is warnings."""
+    for path in results.pruned_paths:
+        log = parse(path)
+        for finding in (*official_findings(log, ruleset), *log_rules(log)):
+            yield replace(_prefixed(finding, f"{PRUNED}/"), severity="warning")
+
+
 def _run_by_run(results: ResultSet, ruleset: str, one: bool) -> Iterator[tuple[Path, list[Finding]]]:
-    """Every log with the findings against it, and against the run directory that it lies in."""
+    """Every log with the findings on it, and on its run directory."""
     for path in results.runs:
         prefix = "" if one else f"{path.name}/"
         yield path / "run.log", [_prefixed(f, prefix) for f in check_run(read(path), ruleset, results.metric)]
-    for log in results.logs if not results.runs else ():
-        yield log.path, [*official_findings(log, ruleset), *log_rules(log), *bare_log_rules(log)]
+    for path in results.log_paths if not results.runs else ():
+        log = parse(path)
+        yield path, [*official_findings(log, ruleset), *log_rules(log), *bare_log_rules(log)]
 
 
 def _is_aborted(folder: Path, results: ResultSet) -> bool:
-    """Whether this suite's run there did not come to its end: killed, or ended by an error. It missed nothing;
-    it is to be made again, not counted as the slowest. Of a foreign log nobody knows."""
+    """Whether a run of this suite was killed or stopped by an error. It did not miss the target: it has to be run
+    again, and cannot count as the slowest. Other logs do not have this information."""
     if folder not in results.runs:
         return False
     result = read(folder).result
     return result is None or result.status == "aborted"
 
 
-def _throughput_alone(results: ResultSet) -> Finding:
+def _with(checked: SetCheck, finding: Finding) -> SetCheck:
+    return replace(checked, findings=(*checked.findings, finding))
+
+
+def _copied(results: ResultSet, original: Path) -> Finding:
+    return Finding(
+        "set/copy",
+        "warning",
+        f"{results.path.name}/",
+        "a set of its own",
+        f"the same logs as {original}",
+        "it counts once; results that were published again are not new results",
+    )
+
+
+def _only_throughput(results: ResultSet) -> Finding:
     return Finding(
         "set/throughput",
         "warning",
@@ -145,17 +177,17 @@ _OF_A_MISS = frozenset({"eval_error", "eval_accuracy", "run_stop", "status", "ta
 
 
 def _tolerated(finding: Finding) -> Finding:
-    """What speaks against the one run that a score may do without, where it comes of missing the target."""
+    """A finding on the one run that may miss the target: expected, where it follows from missing it."""
     if finding.severity != "error" or finding.rule.rpartition("/")[2] not in _OF_A_MISS:
         return finding
-    why = f"expected of a run that missed the target; one may, as the slowest. Otherwise: {finding.remedy}"
+    why = f"expected of the one run that may miss the target, as the slowest. Otherwise: {finding.remedy}"
     return replace(finding, severity="expected", remedy=why)
 
 
 def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterator[Finding]:
-    """Our comparison with the reference; package_checker's stands beside it."""
+    """Our comparison with the reference, in addition to that of package_checker."""
     comparison = compare_set(results, score, rules)
-    if comparison is None or comparison.passes or comparison.why.startswith("too few"):
+    if comparison is None or comparison.passes or not comparison.applies:
         return
     actual = comparison.why
     if comparison.epochs is not None and comparison.bound is not None:
@@ -173,8 +205,8 @@ def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterat
 
 
 def check_run(run: RunDirectory, ruleset: str = "2.0.0", metric: Metric = "strong") -> list[Finding]:
-    """As :func:`check`, for a run directory that was read already. Instances of the throughput metric
-    ("weak") may share what one of them staged while all their clocks ran."""
+    """As :func:`check`, for a run directory that was read before. Instances of the throughput metric ("weak") may
+    share what one of them staged while all their clocks ran."""
     findings = []
     if run.log:
         findings += [_excused(f, run.result) for f in official_findings(run.log, ruleset)]
@@ -184,15 +216,15 @@ def check_run(run: RunDirectory, ruleset: str = "2.0.0", metric: Metric = "stron
 
 
 def _excused(finding: Finding, result: Result | None) -> Finding:
-    """The official target is built into the checker. A preset in the open division with a target of its own
-    cannot meet both; where it met its own, the finding is expected and no fault of the run."""
+    """The official target is built into the checker. A preset of the open division with its own target cannot meet
+    both; where it met its own, the finding is expected."""
     official = target_in(finding)
     if official is None or result is None or result.division == "closed" or not result.target.reached:
         return finding
     if result.target.value == official:
         return finding
     why = (
-        f"expected: preset {result.preset!r} has its own target {result.target.value:g}; the checker knows "
-        f"the official {official:g} alone. This is no closed-division result"
+        f"expected: preset {result.preset!r} has its own target {result.target.value:g}; the checker has only "
+        f"the official {official:g}. This is not a closed-division result"
     )
     return replace(finding, severity="expected", remedy=why)

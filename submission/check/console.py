@@ -1,4 +1,4 @@
-"""What ``mlhpc check`` and ``mlhpc score`` print of sets of runs."""
+"""The output of ``mlhpc check`` and ``mlhpc score``."""
 
 from pathlib import Path
 
@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mlhpc.common.files.untrusted import printable
+from mlhpc.errors import count
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
 from mlhpc.submission.logs.findings import print_findings, verdict
@@ -19,29 +21,34 @@ METRIC = {"strong": "time to solution (strong)", "weak": "throughput (weak)"}
 
 
 def print_check(path: Path, ruleset: str, console: Console) -> int:
-    """Prints what speaks against every set at ``path``, and the verdicts.
+    """Prints the findings on every set at ``path``, and the verdicts. A set and its copies count once.
 
     Returns the exit status of ``mlhpc check``: 0 when all passes, 1 when anything unexpected was found.
     """
-    sets, passed = 0, 0
+    sets = passed = copies = 0
+    good = True
     for checked in check_sets(path, ruleset):
         results = checked.results
-        sets += 1
-        passed += checked.passes
-        if results.is_tree or len(results.log_paths) > 1 or sets > 1:
+        good &= checked.passes
+        copies += checked.copy_of is not None
+        if checked.copy_of is None:
+            sets += 1
+            passed += checked.passes
+        if results.is_tree or len(results.log_paths) > 1 or sets + copies > 1:
             _heading(results, console)
             logs = len(results.log_paths)
             compliance = f"compliance checker, {checked.rules}: {checked.complying} of {logs} logs pass"
             console.print(Text(compliance, style="dim"))
         print_findings(checked.findings, console)
-    if sets > 1:
-        good = passed == sets
-        console.print(Text(f"\n{passed} of {sets} sets pass", style="bold green" if good else "bold red"))
-    return 0 if passed == sets else 1
+    if sets + copies > 1:
+        repeated = f"; {copies} more {'are copies' if copies > 1 else 'is a copy'} of them" if copies else ""
+        line = f"\n{passed} of {sets} sets pass{repeated}"
+        console.print(Text(line, style="bold green" if good else "bold red"))
+    return 0 if good else 1
 
 
 def print_score(path: Path, ruleset: str, console: Console) -> int:
-    """Prints the score of every set at ``path``, what it was made of, and the verdict of its check beside it.
+    """Prints the score of every set at ``path``, the runs that it is made from, and the verdict of its check.
 
     Returns the exit status of ``mlhpc score``: 0 when every set has a score and passes its check, else 1.
     """
@@ -61,8 +68,9 @@ def _heading(results: ResultSet, console: Console) -> None:
     who += [f"preset {results.preset}"] if results.preset else []
     division = division_of(results)
     facts = [METRIC[results.metric], f"{division} division"] if division else [METRIC[results.metric]]
-    console.print(Text("\n" + " · ".join([*filter(None, who), *facts]), style="bold"), soft_wrap=True)
-    console.print(Text(str(results.path), style="dim"), soft_wrap=True)
+    title = printable(" · ".join([*filter(None, who), *facts]))
+    console.print(Text("\n" + title, style="bold"), soft_wrap=True)
+    console.print(Text(printable(str(results.path)), style="dim"), soft_wrap=True)
 
 
 def _runs(checked: SetCheck) -> Table:
@@ -71,12 +79,9 @@ def _runs(checked: SetCheck) -> Table:
     for name in ("minutes", "without staging", "epochs"):
         table.add_column(name, justify="right")
     table.add_column("in the score", overflow="fold")
-    names = {
-        log.path: _name(checked.results, log.path) for log in (*checked.results.logs, *checked.results.pruned)
-    }
     for run in checked.score.runs:
         table.add_row(
-            Text(names[run.path]),
+            Text(printable(_name(checked.results, run.path))),
             _minutes(run.seconds),
             _minutes(run.without_staging_s),
             "" if run.epochs_to_target is None else str(run.epochs_to_target),
@@ -106,14 +111,13 @@ def _lines(checked: SetCheck, ruleset: str) -> list[Text]:
     lines = [_score(score, checked.passes)]
     if isinstance(score, Strong) and score.mean is not None:
         lines.append(_spread(score))
-    known = target_of(results)
-    if known:
-        own = "; their own, not MLPerf's: no MLPerf result" if has_own_target(results) else ""
-        lines.append(Text(f"target: {known[0].metric} {known[0].value:g}{own}"))
+    if rule := target_of(results):
+        own = "; its own, not MLPerf's: not an MLPerf result" if has_own_target(results) else ""
+        lines.append(Text(f"target: {rule[0].metric} {rule[0].value:g}{own}"))
     if results.is_tree and results.system_json is not None:
         official = summary(results, ruleset)
-        told = "no score" if official is None else f"{official:.4f} min"
-        lines.append(Text(f"official result_summarizer, {checked.rules}: {told}"))
+        minutes = "no score" if official is None else f"{official:.4f} min"
+        lines.append(Text(f"official result_summarizer, {checked.rules}: {minutes}"))
     if division_of(results) == "closed" and (comparison := compare_set(results, score, checked.rules)):
         lines += _comparison(comparison, checked, ruleset)
     style = "bold green" if checked.passes else "bold red"
@@ -130,16 +134,16 @@ def _score(score: Strong | Weak, valid: bool) -> Text:
         times += f", without staging {score.without_staging_minutes:.4f} min"
     if valid:
         return Text(f"score: {times}", style="bold green")
-    return Text(f"not a valid score, for the set does not pass its check: {times}", style="bold yellow")
+    return Text(f"not a valid score, since the set does not pass its check: {times}", style="bold yellow")
 
 
 def _spread(score: Strong) -> Text:
     converged = sum(run.converged for run in score.runs)
-    told = f"{converged} converged run{'' if converged == 1 else 's'}: mean {score.mean:.4f} min"
+    line = f"{count(converged, 'converged run')}: mean {score.mean:.4f} min"
     if score.spread is not None and score.ci95 is not None:
-        told += f", standard deviation {score.spread:.4f}"
-        told += f", 95% interval of the mean {score.ci95[0]:.4f} to {score.ci95[1]:.4f}"
-    return Text(told)
+        line += f", standard deviation {score.spread:.4f}"
+        line += f", 95% interval of the mean {score.ci95[0]:.4f} to {score.ci95[1]:.4f}"
+    return Text(line)
 
 
 def _comparison(comparison: Comparison, checked: SetCheck, ruleset: str) -> list[Text]:
@@ -163,5 +167,6 @@ def _comparison(comparison: Comparison, checked: SetCheck, ruleset: str) -> list
         if comparison.normalisation is not None and comparison.normalisation > 1:
             lines.append(Text(f"  a review may multiply the score by {comparison.normalisation:.4f}"))
     passes, message = rcp_verdict(checked.results, ruleset)
+    message = printable(message)
     lines.append(Text(f"official rcp_checker, {checked.rules}: {'passes' if passes else 'fails'}: {message}"))
     return lines

@@ -1,128 +1,131 @@
-"""What the official checker lets pass in a log. Init time, order and keys are its own."""
+"""Rules for a log beyond those of the official checker, one function each. Init time, order of records and
+required keys are the official checker's."""
 
 import math
 from collections.abc import Iterator
 from itertools import pairwise
 
 from mlhpc.errors import count
-from mlhpc.submission.logs.findings import Finding
+from mlhpc.submission.logs.findings import Finding, Severity
 from mlhpc.submission.logs.mllog import Log
 
 
 def log_rules(log: Log) -> Iterator[Finding]:
-    """What speaks against any log, whoever wrote it."""
-    name = log.path.name
-    for key in ("run_start", "run_stop"):
-        if len(log.all(key)) > 1:
-            lines = ", ".join(str(r.line) for r in log.all(key))
-            yield Finding(
-                "log/one-run",
-                "error",
-                f"{name}:{lines}",
-                f"one {key}",
-                f"{len(log.all(key))}: more than one run in the file",
-                "give every run a file of its own; times would be taken from the first run alone",
-            )
-    if log.run and not 0 < log.run.seconds < math.inf:
-        yield Finding(
-            "log/time",
-            "error",
-            name,
-            "run_stop after run_start",
-            f"run_stop − run_start = {log.run.seconds:.3f} s",
-            "the clock was set back during the run, or the file was edited: run again",
-        )
-    backwards = [(b.line, a.time_ms - b.time_ms) for a, b in pairwise(log.records) if b.time_ms < a.time_ms]
-    if backwards:
-        largest = max(step for _, step in backwards)
-        yield Finding(
-            "log/clock",
-            "warning",
-            f"{name}:{backwards[0][0]}",
-            "times that never go back",
-            f"{count(len(backwards), 'step')} back, the largest {largest:g} ms",
-            "several ranks wrote into one file, or a clock was set: log from rank 0",
-        )
-    seeds = log.all("seed")
-    if len(seeds) > 1:
-        yield Finding(
-            "log/seed",
-            "warning",
-            f"{name}:{', '.join(str(r.line) for r in seeds[:4])}",
-            "one seed",
-            f"{len(seeds)} records: {', '.join(str(r.value) for r in seeds[:4])}{', …' * (len(seeds) > 4)}",
-            "log the one that the run was started with, from rank 0; the first is taken for it",
-        )
-    if log.repeated:
-        yield Finding(
-            "log/repeated",
-            "error",
-            f"{name}:{', '.join(map(str, log.repeated[:4]))}",
-            "every key of a record once",
-            f"{len(log.repeated)} with a key twice",
-            "which of the two counts is left to the reader: mend what writes the log, and run again",
-        )
-    starts, stops = len(log.all("staging_start")), len(log.all("staging_stop"))
-    if starts != stops:
-        yield Finding(
-            "log/staging",
-            "error",
-            name,
-            "a staging_stop for every staging_start",
-            f"{starts} staging_start, {stops} staging_stop",
-            "staging did not end: see the job's output",
-        )
-    for staging in log.staging:
-        # Staging before run_start is for the ruleset to judge: 3.0.0 allows it.
-        if log.run and staging.stop_ms > log.run.stop_ms:
-            yield Finding(
-                "log/staging",
-                "error",
-                name,
-                "staging that ends before run_stop",
-                f"it ends {(staging.stop_ms - log.run.stop_ms) / 1e3:.3f} s after it",
-                "stage inside the run, and wait for it before training",
-            )
-    if log.value("study_steps"):
-        yield Finding(
-            "log/study",
-            "error",
-            log.path.name,
-            "a training to the target",
-            f"a run of a study, ended after {log.value('study_steps')} measured steps",
-            "leave it out: a study measures throughput, its runs are no results",
-        )
+    """Findings on any log, whoever wrote it."""
+    for rule in (
+        _one_run, _positive_time, _readable_times, _steady_clock, _one_seed, _unique_keys, _staging_pairs,
+        _staging_inside_run, _not_a_study,
+    ):  # fmt: skip
+        yield from rule(log)
 
 
 def bare_log_rules(log: Log) -> Iterator[Finding]:
-    """What speaks against a log that no run directory lies around: there ``run_rules`` look at these."""
-    name = log.path.name
+    """Findings on a log outside of a run directory; inside one ``run_rules`` has the same rules."""
+    for rule in (_has_seed, _not_resumed, _successful):
+        yield from rule(log)
+
+
+def _finding(
+    rule: str, severity: Severity, log: Log, lines: str, expected: str, actual: str, remedy: str
+) -> Finding:
+    where = f"{log.path.name}:{lines}" if lines else log.path.name
+    return Finding(f"log/{rule}", severity, where, expected, actual, remedy)
+
+
+def _one_run(log: Log) -> Iterator[Finding]:
+    for key in ("run_start", "run_stop"):
+        records = log.all(key)
+        if len(records) > 1:
+            lines = ", ".join(str(r.line) for r in records)
+            actual = f"{len(records)}: more than one run in the file"
+            remedy = "use one file per run; times would be taken from the first run only"
+            yield _finding("one-run", "error", log, lines, f"one {key}", actual, remedy)
+
+
+def _positive_time(log: Log) -> Iterator[Finding]:
+    if log.run and not 0 < log.run.seconds < math.inf:
+        actual = f"run_stop − run_start = {log.run.seconds:.3f} s"
+        remedy = "the clock was set back during the run, or the file was edited: run again"
+        yield _finding("time", "error", log, "", "run_stop after run_start", actual, remedy)
+
+
+def _readable_times(log: Log) -> Iterator[Finding]:
+    """Lines that the official parser reads and this one does not."""
+    for problem in log.problems:
+        if not problem.official:
+            remedy = "fix what writes the log, and run again; the line was ignored"
+            yield _finding("line", "error", log, str(problem.line), "a usable record", problem.what, remedy)
+
+
+def _steady_clock(log: Log) -> Iterator[Finding]:
+    backwards = [(b.line, a.time_ms - b.time_ms) for a, b in pairwise(log.records) if b.time_ms < a.time_ms]
+    if backwards:
+        largest = max(step for _, step in backwards)
+        actual = f"{count(len(backwards), 'step')} back, the largest {largest:g} ms"
+        remedy = "several ranks wrote into one file, or a clock was set: log from rank 0"
+        line = str(backwards[0][0])
+        yield _finding("clock", "warning", log, line, "times that never go back", actual, remedy)
+
+
+def _one_seed(log: Log) -> Iterator[Finding]:
+    seeds = log.all("seed")
+    if len(seeds) > 1:
+        lines = ", ".join(str(r.line) for r in seeds[:4])
+        values = ", ".join(str(r.value) for r in seeds[:4]) + ", …" * (len(seeds) > 4)
+        remedy = "log the seed of the run from rank 0, once; the first record is used"
+        yield _finding("seed", "warning", log, lines, "one seed", f"{len(seeds)} records: {values}", remedy)
+
+
+def _unique_keys(log: Log) -> Iterator[Finding]:
+    if log.repeated:
+        lines = ", ".join(map(str, log.repeated[:4]))
+        actual = f"{len(log.repeated)} with a key twice"
+        remedy = "which of the two counts depends on the reader: fix what writes the log, and run again"
+        yield _finding("repeated", "error", log, lines, "every key of a record once", actual, remedy)
+
+
+def _staging_pairs(log: Log) -> Iterator[Finding]:
+    starts, stops = len(log.all("staging_start")), len(log.all("staging_stop"))
+    if starts != stops:
+        actual = f"{starts} staging_start, {stops} staging_stop"
+        remedy = "staging did not end: see the job's output"
+        yield _finding("staging", "error", log, "", "a staging_stop for every staging_start", actual, remedy)
+
+
+def _staging_inside_run(log: Log) -> Iterator[Finding]:
+    """Staging before run_start is left to the ruleset: 3.0.0 allows it."""
+    for staging in log.staging:
+        if log.run and staging.stop_ms > log.run.stop_ms:
+            actual = f"it ends {(staging.stop_ms - log.run.stop_ms) / 1e3:.3f} s after it"
+            remedy = "stage inside the run, and wait for it before training"
+            yield _finding("staging", "error", log, "", "staging that ends before run_stop", actual, remedy)
+
+
+def _not_a_study(log: Log) -> Iterator[Finding]:
+    if log.value("study_steps"):
+        actual = f"a run of a study, stopped after {log.value('study_steps')} measured steps"
+        remedy = "leave it out: a study measures throughput, its runs are not results"
+        yield _finding("study", "error", log, "", "training to the target", actual, remedy)
+
+
+def _has_seed(log: Log) -> Iterator[Finding]:
     if log.value("seed") is None:
-        yield Finding(
-            "log/seed",
-            "warning",
-            name,
-            "a seed",
-            "none",
-            "log the seed; the package checker rejects a set of runs without seeds",
-        )
+        remedy = "log the seed; the package checker rejects a set of runs without seeds"
+        yield _finding("seed", "warning", log, "", "a seed", "none", remedy)
+
+
+def _not_resumed(log: Log) -> Iterator[Finding]:
     if log.value("resumed"):
-        yield Finding(
-            "log/resumed",
-            "error",
-            name,
-            "a run in one piece",
-            "resumed from a checkpoint",
-            "run it again from the start; the time of a resumed run counts for nothing",
+        remedy = "run it again from the start; a resumed run has no time to train"
+        yield _finding(
+            "resumed", "error", log, "", "an uninterrupted run", "resumed from a checkpoint", remedy
         )
+
+
+def _successful(log: Log) -> Iterator[Finding]:
     stop = log.first("run_stop")
     status = stop.metadata.get("status") if stop else None
     if stop and status not in (None, "success"):
-        yield Finding(
-            "log/status",
-            "error",
-            f"{name}:{stop.line}",
-            "run_stop with status success",
-            f"status {status!r}",
-            "only a run that met its target has a time to train",
-        )
+        remedy = "only a run that met its target has a time to train"
+        expected = "run_stop with status success"
+        yield _finding("status", "error", log, str(stop.line), expected, f"status {status!r}", remedy)

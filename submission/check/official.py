@@ -1,256 +1,140 @@
-"""The official checkers (mlperf-logging 4.1.68), their messages turned into findings.
+"""The official checkers (mlperf-logging 4.1.68), with their messages turned into findings.
 
-Called through their Python API, and never on the user's files but to read one: the command lines write their
-logs where they stand, package_checker exits 0 whatever it found, and the RCP checker, package_checker and
-result_summarizer write ``scaling.json`` into the folders they read. Those three get a copy.
+They are called through their Python API, under guard (``official_guard.py``), and read at most one file of the
+user: the command lines write their logs into the working directory, package_checker exits 0 whatever it found,
+and the RCP checker, package_checker and result_summarizer write ``scaling.json`` into the folders they read.
+Those three get a copy.
 """
 
-import io
 import json
-import logging
 import re
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 
-from mlhpc.submission.logs.findings import Finding, Severity
-from mlhpc.submission.logs.mllog import TOKEN, Log, Record
+from mlhpc.benchmarks import registry
+from mlhpc.submission.check.official_guard import guarded
+from mlhpc.submission.check.official_messages import (
+    checker_findings,
+    crash_finding,
+    not_in_mlperf,
+    package_crash,
+    package_message_findings,
+    target_in,
+    too_long,
+)
+from mlhpc.submission.logs.findings import Finding
+from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.result_sets import BYPASS, PRUNED, ResultSet
+
+__all__ = [
+    "RULESETS",
+    "in_mlperf",
+    "official_findings",
+    "package_findings",
+    "rcp_verdict",
+    "rules_of",
+    "seed_findings",
+    "summary",
+    "target_in",
+]
 
 RULESETS = ("1.0.0", "2.0.0", "3.0.0")
 """The HPC rulesets in mlperf-logging 4.1.68. There is none for round 0.7."""
 
-TRAINING = {"resnet": "4.0.0"}
-"""Benchmarks of MLPerf Training, each with the last ruleset that has it. No HPC ruleset knows them."""
-
-
 LONGEST = 10_000
-"""Characters of an MLLOG line that the official parser still reads in a moment; its time grows with their
-square (100 000 characters: more than a minute). Logs with longer lines are not given to it."""
+"""Bytes of an MLLOG line that the official parser reads in 0.1 s; its time grows with their square (100 000
+bytes: 6 to 10 s). Logs with longer lines are not passed to it."""
+MOST_PARSING = 50_000_000_000
+"""Sum over a log's MLLOG lines of their bytes squared: a minute in the official parser. A million lines of 220
+bytes have this."""
 
 
 def rules_of(benchmark: str, ruleset: str) -> str:
-    """``hpc_<ruleset>``, or the one training ruleset of a benchmark that is none of HPC."""
-    return f"training_{TRAINING[benchmark]}" if benchmark in TRAINING else f"hpc_{ruleset}"
+    """``hpc_<ruleset>``, or the one training ruleset of a benchmark of MLPerf Training."""
+    entry = registry.find_logged(benchmark)
+    return f"training_{entry.training_ruleset}" if entry and entry.training_ruleset else f"hpc_{ruleset}"
+
+
+def in_mlperf(benchmark: str) -> bool:
+    """Whether MLPerf has rules for ``benchmark``. True for unknown names: the official checker reports these."""
+    entry = registry.find_logged(benchmark)
+    return entry is None or entry.mlperf_name is not None
 
 
 def official_findings(log: Log, ruleset: str) -> list[Finding]:
-    """What the official compliance checker has against ``log`` under the HPC ``ruleset``, or under the
+    """The findings of the official compliance checker on ``log`` under the HPC ``ruleset``, or under the
     training ruleset of its benchmark; its verdict is SUCCESS if and only if no finding is an ``error``."""
-    rules = rules_of(str(log.value("submission_benchmark")), ruleset)
+    benchmark = str(log.value("submission_benchmark"))
+    rules = rules_of(benchmark, ruleset)
+    if not in_mlperf(benchmark):
+        return [not_in_mlperf(log, benchmark)]
     usage, version = rules.split("_")
-    if log.longest > LONGEST:
-        return [_too_long(log, rules)]
-    source = f"mlperf-logging {rules}"
-    checker = mlp_compliance.make_checker(usage, version, False, False)
-    mlp_compliance.enqueued_configs.clear()  # a module global, left filled when an earlier check crashed
+    if not _is_readable(log):
+        return [too_long(log, rules, LONGEST)]
     crash: Exception | None = None
-    errors: list[tuple[str, str]] = []
-    try:
-        with _overheard():
-            lines, errors = mlp_parser.parse_file(str(log.path), ruleset=version)
+    unreadable: list[tuple[str, str]] = []
+    with guarded():
+        checker = mlp_compliance.make_checker(usage, version, False, False)
+        try:
+            lines, unreadable = mlp_parser.parse_file(str(log.path), ruleset=version)
             checker.check_loglines(lines, f"{rules}/common.yaml")
-    except Exception as error:  # it evaluates its rules on whatever the log holds, so it may raise anything
-        crash = error
-
-    def findings() -> Iterator[Finding]:
-        if errors:
-            for problem in log.problems:
-                yield Finding(
-                    f"{rules}/line",
-                    "error",
-                    f"{log.path.name}:{problem.line}",
-                    "a whole MLLOG record on the line",
-                    problem.what,
-                    "the run was killed while it wrote, or several processes wrote at once: log from one",
-                )
-        for message in checker.warnings.values():
-            yield _finding(message, log, rules, "warning")
-        for message in (*checker.overwritable.values(), *checker.not_overwritable):
-            if not message.startswith("Could not find config file"):  # it crashes next, and says so itself
-                yield _finding(message, log, rules, "error")
-        if crash:
-            yield Finding(
-                f"{rules}/crash",
-                "error",
-                log.path.name,
-                "a log that the official checker can read to the end",
-                f"it stopped with {type(crash).__name__}: {crash}",
-                "mend the other findings first; the rules after this point were not checked",
-            )
-
-    return [replace(finding, source=source) for finding in findings()]
+        except Exception as error:  # it evaluates its rules on the log's values, so it may raise anything
+            crash = error
+    findings = list(checker_findings(checker, log, rules, unreadable=bool(unreadable)))
+    if crash is not None:
+        findings.append(crash_finding(crash, log, rules))
+    return [replace(finding, source=f"mlperf-logging {rules}") for finding in findings]
 
 
-def target_in(finding: Finding) -> float | None:
-    """The quality target that a finding of the official checker asks for; None for any other finding."""
-    match = re.fullmatch(r"an evaluation with eval_\w+ [<>]= ([0-9.]+) and .*", finding.expected)
-    return float(match[1]) if match else None
-
-
-def _finding(message: str, log: Log, rules: str, severity: Severity) -> Finding:
-    """One message of the checker. The patterns are those of mlp_compliance.py, version 4.1.68; a message of
-    another form is passed on as it is."""
-    name = log.path.name
-
-    def finding(key: str, where: str, expected: str, actual: str) -> Finding:
-        return Finding(f"{rules}/{key}", severity, where, expected, actual, _remedy(key))
-
-    if match := re.match(r"CHECK for '(\w+)' failed in line (\d+):\n.*\nfailed test: (.*)", message):
-        key, index, test = match[1], int(match[2]), match[3].strip()
-        line = log.mllog_lines[index]
-        record = next((r for r in log.records if r.line == line), None)
-        return finding(key, f"{name}:{line}", _in_words(test, key), _found(test, record, log))
-
-    if match := re.match(r"Failed executing CHECK code:\n(.*)\ntriggered by line:\n(.*)", message):
-        record = _same(match[2], log)
-        key, line_number = (record.key, f":{record.line}") if record else ("line", "")
-        test = match[1].strip()
-        return finding(key, name + line_number, _in_words(test, key), _found(test, record, log))
-
-    if match := re.match(r"Required (.+) occurrence of '(\w+)' but found (\d+)(.*)", message):
-        how_often, key, count, values = match.groups()
-        expected = {"EXACTLY_ONE": "exactly one", "AT_LEAST_ONE": "at least one"}.get(how_often, how_often)
-        lines = ", ".join(str(record.line) for record in log.all(key)[:4])
-        where = f"{name}:{lines}" if lines else name
-        return finding(key, where, f"{expected} {key}", (count if count != "0" else "none") + values)
-
-    if match := re.match(r"Required AT_LEAST_ONE occurrence of ('\w+'(?: or '\w+')+)", message):
-        keys = sorted(re.findall(r"\w+", match[1].replace(" or ", " ")))
-        return finding(keys[-1], name, f"at least one {' or '.join(keys)}", "none")
-
-    if match := re.match(r"Failed checks for (\w+) : (.*)", message):
-        key, test = match[1], match[2].strip()
-        values = [r.value for r in log.all(key) if isinstance(r.value, int | float)]
-        best = (min if "<= 0." in test else max)(values, default=None)
-        expected = f"an evaluation with {_in_words(test, key)}"
-        return finding(key, name, expected, f"the best of {len(values)} is {best:.6g}" if values else "none")
-
-    if message == "No log lines detected":
-        return finding("log", name, "MLLOG lines", "none")
-    if message == "Log lines had parsing errors.":
-        return finding("log", name, "readable MLLOG lines", f"{len(log.problems)} cannot be read")
-    return finding("other", name, "see the message", message.split("\ncurrent context")[0])
-
-
-_ORDER = {
-    "s['init_started']": "after init_start",
-    "not s['init_stopped']": "before init_stop",
-    "( s['init_stopped'] == True )": "after init_stop",
-    "s['run_started']": "after run_start",
-    "not s['run_started']": "before run_start",
-    "s['staging_started']": "after staging_start",
-}
-"""The checker's states, as the order of records that they stand for."""
-
-
-def _in_words(test: str, key: str) -> str:
-    if test in _ORDER:
-        return f"{key} {_ORDER[test]}"
-    if "first_init_start" in test:
-        return "init shorter than 30 min" + (", 240 min if open" if "compile_time_mins" in test else "")
-    test = re.sub(r"'(\w+)' in v\['metadata'\]", rf"{key} with \1 in its metadata", test)
-    test = re.sub(r"'value' in v\b", f"{key} with a value", test)
-    test = test.replace(" | ", " or ")
-    return test.replace("v['value']", key).replace("v['metadata']", "metadata").rstrip(".")
-
-
-def _found(test: str, record: Record | None, log: Log) -> str:
-    if record is None:
-        return "a record that does not"
-    if test in _ORDER:
-        return f"{record.key} at this line, out of order"
-    if "first_init_start" in test:
-        started = min(r.time_ms for r in log.all("init_start"))
-        return f"{(record.time_ms - started) / 60e3:.1f} min"
-    if "in v['metadata']" in test:
-        return f"metadata with {', '.join(record.metadata) or 'nothing'}"
-    return f"{record.key} is {record.value!r}"
-
-
-def _same(text: str, log: Log) -> Record | None:
-    """The record that the checker quotes."""
-    with_number = re.search(r'"time_ms": *([0-9.]+).*"key": *"(\w+)"', text.removeprefix(TOKEN))
-    if not with_number:
-        return None
-    time_ms, key = float(with_number[1]), with_number[2]
-    return next((r for r in log.all(key) if r.time_ms == time_ms), None)
-
-
-_HARDWARE = "log the hardware; logs of round 0.7 lack this key, and have no ruleset of their own"
-_REMEDIES = {
-    "run_stop": "the run did not end, or did not say how: see the end of the log and of the job's output",
-    "run_start": "a log holds one run, and init ends before it starts: one file a run",
-    "init_stop": "init (build, compile, warm-up on synthetic data) ends before run_start, within 30 min",
-    "staging_start": "staging is timed up to round 2.0: stage after run_start, or check under 3.0.0",
-    "cache_clear": "clear the node's caches before the run and log cache_clear",
-    "number_of_nodes": _HARDWARE,
-    "accelerators_per_node": _HARDWARE,
-    "eval_error": "train until an evaluation meets the target, then log run_stop",
-    "eval_accuracy": "train until an evaluation meets the target, then log run_stop",
-    "opt_name": "use the optimizer that the closed division asks for, or submit to the open division",
-    "submission_benchmark": "an HPC ruleset knows these benchmarks alone",
-    "log": "give the log that the run wrote (run.log, result_N.txt)",
-    "line": "see the end of the log and of the job's output",
-    "other": "see the rules in mlperf_logging/compliance_checker",
-}
-
-
-def _remedy(key: str) -> str:
-    return _REMEDIES.get(key, f"log {key} as the rule asks, or mend its value")
-
-
-# Sets of runs. Each tool gets a copy that holds nothing but the set, so that a message has a place, and a
-# crash over one set hides no other.
+# Sets of runs. Each tool gets a copy that holds only this set, so that its messages can be attributed, and a
+# crash on one set hides no other.
 
 
 def package_findings(results: ResultSet, ruleset: str) -> list[Finding]:
-    """What package_checker has against a set of a submission tree: number of files, seeds, convergence points
-    (the last two in the closed division), system description. That logs do not comply is said in one line."""
+    """The findings of package_checker on a set of a submission tree: number of files, seeds, convergence points
+    (the last two in the closed division), system description. Logs that do not comply are only counted."""
     from mlperf_logging.package_checker import package_checker
 
     rules = rules_of(results.benchmark, ruleset)
-    if not _fit_for_official(results):
+    if not _are_readable(results):
         return []
-    with _copy(results, rules) as tree, _overheard() as said:
-        crash = None
+    crash: BaseException | None = None
+    with _copy(results, rules) as tree, guarded() as records:
         try:
             package_checker.check_training_package(
                 str(tree), *rules.split("_"), False, False, False, False, False, ""
             )
         except (Exception, SystemExit) as error:
             crash = error
-    mlp_compliance.enqueued_configs.clear()
     where = f"{results.path.name}/"
-    messages = [m for record in said for m in _split(record.getMessage(), record.levelno)]
-    findings = [f for m in messages if (f := _package_finding(m, where))]
+    findings = package_message_findings(records, where)
     if crash is not None:
-        findings.append(_package_crash(where, crash))
-    elif not any("FOUND NO ERRORS" in record.getMessage() for record in said) and not any(
-        f.severity == "error" for f in findings
-    ):
+        findings.append(package_crash(where, crash))
+    accepted = any(record.getMessage().startswith("PACKAGE CHECKER FOUND NO ERRORS") for record in records)
+    if crash is None and not accepted and not any(f.severity == "error" for f in findings):
         findings.append(
-            Finding("package/other", "error", where, "acceptance", "errors, no message", _remedy("other"))
-        )
+            Finding(
+                "package/other", "error", where, "acceptance", "errors without a message",
+                "see the rules in mlperf_logging/package_checker",
+            )
+        )  # fmt: skip
     return [replace(f, source=f"mlperf-logging {rules} package_checker") for f in findings]
 
 
 def seed_findings(logs: Sequence[Log], benchmark: str, ruleset: str) -> list[Finding]:
-    """What the official seed checker has against the logs of one set."""
+    """The findings of the official seed checker on the logs of one set."""
     from mlperf_logging.package_checker.seed_checker import SeedChecker
 
     rules = rules_of(benchmark, ruleset)
-    logs = [log for log in logs if log.longest <= LONGEST]
-    with _overheard() as said:
-        SeedChecker(rules.split("_")[1]).check_seeds([str(log.path) for log in logs])
-    messages = [m for record in said for m in _split(record.getMessage(), record.levelno)]
-    findings = [f for m in messages if (f := _package_finding(m, ""))]
+    with guarded() as records:
+        SeedChecker(rules.split("_")[1]).check_seeds([str(log.path) for log in logs if _is_readable(log)])
+    findings = package_message_findings(records, "")
     return [replace(f, source=f"mlperf-logging {rules} seed_checker") for f in findings]
 
 
@@ -259,10 +143,12 @@ def rcp_verdict(results: ResultSet, ruleset: str) -> tuple[bool, str]:
     from mlperf_logging.rcp_checker import rcp_checker
 
     rules = rules_of(results.benchmark, ruleset)
-    if not _fit_for_official(results):
-        return False, "not asked: a log has a line that is too long for it"
-    with _copy(results, rules) as tree, _overheard():
-        folder = tree / "results" / _inside(results, rules)
+    if not _are_readable(results):
+        return False, "not run: a log has a line that is too long for it"
+    if not results.log_paths:
+        return False, "not run: no logs that count"
+    with _copy(results, rules) as tree, guarded():
+        folder = tree / "results" / _folder_in_tree(results, rules)
         try:
             passes, message, _ = rcp_checker.check_directory(
                 str(folder), *rules.split("_"), False, False, rcp_pass="pruned_rcps", set_scaling=True
@@ -278,9 +164,9 @@ def summary(results: ResultSet, ruleset: str) -> float | None:
     from mlperf_logging.result_summarizer import result_summarizer
 
     rules = rules_of(results.benchmark, ruleset)
-    if not _fit_for_official(results):
+    if not _are_readable(results):
         return None
-    with _copy(results, rules) as tree, _overheard():
+    with _copy(results, rules) as tree, guarded():
         try:
             strong, weak, *_ = result_summarizer.summarize_results(str(tree), *rules.split("_"))
             if results.metric == "weak":
@@ -292,29 +178,22 @@ def summary(results: ResultSet, ruleset: str) -> float | None:
             return None
 
 
-def _fit_for_official(results: ResultSet) -> bool:
-    return all(log.longest <= LONGEST for log in results.logs)
+def _is_readable(log: Log) -> bool:
+    """Whether the official parser reads the log in reasonable time."""
+    return log.longest <= LONGEST and log.parsing_cost <= MOST_PARSING
 
 
-def _too_long(log: Log, rules: str) -> Finding:
-    return Finding(
-        f"{rules}/line",
-        "error",
-        log.path.name,
-        f"MLLOG lines of at most {LONGEST} characters",
-        f"one of {log.longest}",
-        "mend the log: the official tools were not asked, for they would not come to an end",
-        f"mlperf-logging {rules}",
-    )
+def _are_readable(results: ResultSet) -> bool:
+    return all(map(_is_readable, results.condensed))
 
 
 @contextmanager
 def _copy(results: ResultSet, rules: str) -> Iterator[Path]:
-    """A submission tree with this set alone, under the level ``strong`` or ``weak`` that HPC's tools expect;
+    """A submission tree with only this set, under the level ``strong`` or ``weak`` that HPC's tools expect;
     removed at the end. Logs of run directories become result_<i>.txt; a missing description stays missing."""
     with tempfile.TemporaryDirectory(prefix="mlhpc-") as scratch:
         tree = Path(scratch) / "org"
-        inside = _inside(results, rules)
+        inside = _folder_in_tree(results, rules)
         folder = tree / "results" / inside
         folder.mkdir(parents=True)
         (tree / "systems").mkdir()
@@ -325,118 +204,26 @@ def _copy(results: ResultSet, rules: str) -> Iterator[Path]:
             (folder / PRUNED).mkdir()
         for path in results.pruned_paths:
             shutil.copyfile(path, folder / PRUNED / path.name)
-        for place, above in (
+        for copied, original in (
             (folder, results.path),
             (tree / "results" / inside.parts[0], _system_folder(results)),
         ):
-            if above and (above / BYPASS).is_file():
-                shutil.copyfile(above / BYPASS, place / BYPASS)
+            if original and (original / BYPASS).is_file():
+                shutil.copyfile(original / BYPASS, copied / BYPASS)
         if results.system_json is not None:
             text = json.dumps(results.system_json)
             (tree / "systems" / f"{inside.parts[0]}.json").write_text(text, "utf-8")
         yield tree
 
 
-def _inside(results: ResultSet, rules: str) -> Path:
-    # Outside of a tree the name is what a log says, which may be anything, a path included.
-    known = results.is_tree or re.fullmatch(r"\w+", results.benchmark)
+def _folder_in_tree(results: ResultSet, rules: str) -> Path:
+    # Outside of a tree the benchmark is what a log says, which may be anything, a path included.
+    is_name = results.is_tree or re.fullmatch(r"\w+", results.benchmark)
     scaling = (results.metric,) if rules.startswith("hpc_") else ()
-    return Path(results.system or "system", *scaling, results.benchmark if known else "benchmark")
+    return Path(results.system or "system", *scaling, results.benchmark if is_name else "benchmark")
 
 
 def _system_folder(results: ResultSet) -> Path | None:
     if results.system is None:
         return None
     return next((p for p in results.path.absolute().parents if p.name == results.system), None)
-
-
-@contextmanager
-def _overheard() -> Iterator[list[logging.LogRecord]]:
-    """What is said meanwhile on the root logger; nothing of it, nor of what is printed, reaches the terminal.
-
-    The tools call ``logging.info`` and the like, which set the root logger up where nobody has.
-    """
-    said: list[logging.LogRecord] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record)
-
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    root.handlers[:] = [Listener()]
-    root.setLevel(logging.INFO)
-    try:
-        nowhere = io.StringIO()
-        with redirect_stdout(nowhere), redirect_stderr(nowhere), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield said
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-
-
-def _split(message: str, level: int) -> list[str]:
-    """The messages of errors, one a line; of warnings those alone that are about the set, not about a log."""
-    if level < logging.ERROR:
-        return [message] if "accepting this under olympic scoring" in message else []
-    return (
-        message.partition("found the following errors: ")[2].split("\n")
-        if "errors: " in message
-        else [message]
-    )
-
-
-def _package_finding(message: str, where: str) -> Finding | None:
-    """One message of package_checker or of one that it calls; None for those that only repeat another."""
-    message = message.strip()
-    if message in ("Seed checker failed", "System description file checker failed"):
-        return None
-
-    def finding(key: str, at: str, expected: str, actual: str, remedy: str) -> Finding:
-        return Finding(f"package/{key}", "error", at, expected, actual, remedy)
-
-    if match := re.match(r"Incorrect number of files.* found (\d+), expected (\d+)", message):
-        remedy = "put all runs of the score there, and no others, as result_<i>.txt"
-        return finding("runs", where, f"{match[2]} result_<i>.txt", match[1], remedy)
-    if match := re.match(r"Expected at least (\d+) runs, but detected (\d+)", message):
-        return finding("runs", where, f"at least {match[1]} instances", match[2], "run more instances")
-    if match := re.match(r"(\d+) files? do(?:es)? not comply, (accepting)?", message):
-        found = finding(
-            "compliance", where, "logs that comply, all but one at most", f"{match[1]} that do not",
-            "see what the compliance checker has against each log",
-        )  # fmt: skip
-        return replace(found, severity="warning") if match[2] else found
-    if match := re.match(r"Result file (.*) logs no seed", message):
-        remedy = "log the seed of every run; runs whose seed is unknown cannot be told from chosen ones"
-        return finding("seed", _name(match[1], where), "a seed", "none", remedy)
-    if match := re.match(r"Result file (.*) logs seed (\S+) on .* result file (.*) already logs", message):
-        remedy = "give every run a seed of its own, from a clock for example, and run it again"
-        actual = f"seed {match[2]} as in {Path(match[3]).name}"
-        return finding("seed", _name(match[1], where), "a seed of its own", actual, remedy)
-    if match := re.match(r"Error found when querying seeds from (.*?): (.*)", message):
-        return finding("seed", _name(match[1], where), "a log that can be read", match[2], _remedy("line"))
-    if match := re.match(r"RCP Test Failed: (.*)", message):
-        remedy = "see the comparison with the reference (mlhpc score); a review may ask for reference runs"
-        return finding("rcp", where, "as many epochs as the reference needs", match[1].strip(), remedy)
-    if match := re.match(r"System description checker failed for .*? : \[(.*)\]", message):
-        remedy = "fill them in: mlhpc doctor --system"
-        said = match[1].replace("'", "")
-        return finding("system", where, "every field of the system description", said, remedy)
-    return finding("other", where, "see the message", message, _remedy("other"))
-
-
-def _name(path: str, where: str) -> str:
-    """The log as the user knows it: what the tools saw is a copy."""
-    return Path(path).name if where else path
-
-
-def _package_crash(where: str, error: BaseException) -> Finding:
-    return Finding(
-        "package/crash",
-        "error",
-        where,
-        "a set that package_checker can read to the end",
-        f"it stopped with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-        "mend the other findings first; what it checks after this point was not checked",
-    )

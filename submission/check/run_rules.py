@@ -1,19 +1,20 @@
-"""What the files of a run directory say against it, and against each other."""
+"""Rules for a run directory: its files, and whether they agree with each other."""
 
 from collections.abc import Iterator
 
 from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError, count
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_sets import MLPERF_NAMES, Metric
+from mlhpc.submission.logs.result_sets import Metric
 from mlhpc.submission.logs.run_directory import Result, RunDirectory
 
 
 def run_rules(run: RunDirectory, ruleset: str, metric: Metric) -> Iterator[Finding]:
-    """What a run directory says against itself: its files, result, log and configuration held against each
-    other. Instances of the throughput metric ("weak") may share what one of them staged."""
+    """Findings on a run directory: its files, result, log and configuration compared with each other. Instances of
+    the throughput metric ("weak") may share what one of them staged."""
     yield from _files(run)
     if run.result:
         yield from _result_rules(run.result)
@@ -29,10 +30,12 @@ def run_rules(run: RunDirectory, ruleset: str, metric: Metric) -> Iterator[Findi
 def _files(run: RunDirectory) -> Iterator[Finding]:
     for name, what in run.problems:
         if name == "result.json" and what == "is missing":
-            remedy = "the run did not end (killed, out of time or memory?): see the job's output, run again"
+            remedy = (
+                "the run did not end (killed? out of time or memory?): see the job's output, and run again"
+            )
         else:
             remedy = "the directory is the evidence of the run: restore the file, or run again"
-        yield Finding("run/files", "error", name, f"{name}, whole", what, remedy)
+        yield Finding("run/files", "error", name, f"{name}, complete", what, remedy)
 
 
 def _result_rules(result: Result) -> Iterator[Finding]:
@@ -54,7 +57,7 @@ def _result_rules(result: Result) -> Iterator[Finding]:
             "result.json",
             "a run from start to target",
             "resumed from a checkpoint",
-            "a resumed run cannot be scored: its clock did not see the first part. Run without --resume",
+            "a resumed run cannot be scored, since its clock lacks the first part: run without --resume",
         )
     if result.seed is None:
         yield Finding("run/seed", "error", "result.json", "a seed", "none", "run again with this version")
@@ -68,13 +71,13 @@ def _result_rules(result: Result) -> Iterator[Finding]:
                 "result.json",
                 f"parts that add up to {total:.3f} s, within 1%",
                 f"{summed:.3f} s",
-                "the breakdown does not explain the run; report this as a fault of mlhpc",
+                "the breakdown does not explain the run; report this as a bug of mlhpc",
             )
 
 
 def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Finding]:
     """Up to round 2.0 data starts on the shared file system and its way to the node is timed (MLPerf HPC
-    training rules); files that an earlier run left in the target were not copied inside the clock."""
+    training rules); files left in the target by an earlier run were not copied inside the clock."""
     if result.staging is None or ruleset == "3.0.0":
         return
     before = result.staging.kept - (result.staging.shared if metric == "weak" else 0)
@@ -84,8 +87,8 @@ def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Fin
             "error",
             "result.json",
             "every staged file copied inside the run",
-            f"{count(before, 'file')} {'was' if before == 1 else 'were'} in the staging target before",
-            "empty the staging target, run again; or check under 3.0.0, which does not time staging",
+            f"{count(before, 'file')} {'was' if before == 1 else 'were'} in the staging target already",
+            "empty the staging target and run again; or check under 3.0.0, which does not time staging",
         )
 
 
@@ -106,7 +109,7 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
                 "result.json",
                 f"{label} of the log: {logged:.3f} s",
                 f"{claimed:.3f} s",
-                "the log and the result are not of one run, or one was edited; run again",
+                "the log and the result are not of the same run, or one was edited: run again",
             )
     target = result.target
     evaluations = log.evaluations(target.metric)
@@ -120,14 +123,14 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
             log.path.name,
             f"an evaluation inside the run that meets {target.value:g}",
             "none" if best is None else f"the best {target.metric} is {best:.6g}",
-            "result.json says that the target was reached, the log does not: run again",
+            "result.json has the target as reached, the log does not: run again",
         )
     for rule, key, value in (
         ("run/seed", "seed", result.seed),
         ("run/samples", "train_samples", result.samples.train),
         ("run/samples", "eval_samples", result.samples.eval),
         ("run/division", "submission_division", result.division),
-        ("run/division", "submission_benchmark", MLPERF_NAMES.get(result.benchmark, result.benchmark)),
+        ("run/division", "submission_benchmark", logged_name(result.benchmark)),
     ):
         logged_value = log.value(key)
         if value is not None and logged_value != value:
@@ -137,7 +140,7 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
                 log.path.name,
                 f"{key} {value} as in result.json",
                 "no such record" if logged_value is None else str(logged_value),
-                "the log and the result are not of one run, or one was edited; run again",
+                "the log and the result are not of the same run, or one was edited: run again",
             )
 
 
@@ -163,19 +166,21 @@ def _result_against_config(result: Result, config: Run) -> Iterator[Finding]:
                 "result.json",
                 f"{what} {configured} as in config.toml",
                 str(claimed),
-                "the run did not do what was configured: check the data set, and run again",
+                "the run did not follow its configuration: check the data set, and run again",
             )
 
 
 def _division(config: Run) -> Iterator[Finding]:
-    """Closed means the reference's data, network and target (MLPerf HPC training rules, section 5); these
-    stand in the preset ``closed`` of the benchmark."""
+    """Closed means the reference's data, network and target (MLPerf HPC training rules, section 5): those of
+    the preset ``closed`` of the benchmark."""
     if config.division != "closed":
         return
     try:
         official = load(config.benchmark, "closed")
     except UserError as error:
-        yield Finding("run/division", "error", "config.toml", "a closed division", str(error), "call it open")
+        yield Finding(
+            "run/division", "error", "config.toml", "a closed division", str(error), "use division open"
+        )
         return
     for part in ("target", "data", "network"):
         ours, theirs = getattr(config, part).model_dump(), getattr(official, part).model_dump()
@@ -187,5 +192,5 @@ def _division(config: Run) -> Iterator[Finding]:
                     "config.toml",
                     f"closed: {part}.{key} = {theirs[key]}",
                     f"{ours[key]} (preset {config.preset!r})",
-                    "run the preset closed as it is, or set division to open",
+                    "run the preset closed unchanged, or set division to open",
                 )

@@ -1,4 +1,4 @@
-"""Findings: what a rule has against a run, who says so, and what to do about it."""
+"""Findings of the rules, their verdict, and how they are printed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlhpc.benchmarks.findings import Finding, Severity
+from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import count
 
 __all__ = ["STYLES", "Finding", "Severity", "grouped", "passes", "print_findings", "verdict"]
@@ -17,24 +18,25 @@ STYLES: dict[Severity, str] = {"error": "bold red", "expected": "cyan", "warning
 
 
 def passes(findings: Sequence[Finding]) -> bool:
-    """Whether nothing speaks against the run but what was expected."""
+    """Whether there are no errors other than expected ones."""
     return not any(f.severity == "error" for f in findings)
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """One line that sums the findings up."""
-    found = {severity: sum(f.severity == severity for f in findings) for severity in STYLES}
-    warnings = f"; {count(found['warning'], 'warning')}" if found["warning"] else ""
-    if found["error"]:
-        return f"does not pass: {count(found['error'], 'finding')}{warnings}"
-    if found["expected"]:
-        return f"passes but for what was expected ({count(found['expected'], 'finding')}){warnings}"
+    """The findings in one line, counted as ``print_findings`` shows them."""
+    findings = grouped(findings)
+    number = {severity: sum(f.severity == severity for f in findings) for severity in STYLES}
+    warnings = f"; {count(number['warning'], 'warning')}" if number["warning"] else ""
+    if number["error"]:
+        return f"does not pass: {count(number['error'], 'error')}{warnings}"
+    if number["expected"]:
+        return f"passes ({count(number['expected'], 'expected finding')}){warnings}"
     return f"passes{warnings}"
 
 
 def grouped(findings: Sequence[Finding]) -> list[Finding]:
-    """What is the same but for its place and what was found there, told once: of a hundred logs that lack one
-    key, one finding. The order is that of the first of each."""
+    """Findings that differ only in place and value, merged: a hundred logs without one key give one finding. In
+    the order of the first of each."""
     groups: dict[Finding, list[Finding]] = {}
     for f in findings:
         groups.setdefault(replace(f, where="", actual=""), []).append(f)
@@ -45,10 +47,10 @@ def grouped(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _some(texts: Sequence[str], between: str, shown: int = 3) -> str:
-    """The first few of the different ones."""
-    different = list(dict.fromkeys(texts))
-    more = len(different) - shown
-    return between.join(different[:shown]) + (f" and {more} more" if more > 0 else "")
+    """The first few distinct ones."""
+    distinct = list(dict.fromkeys(texts))
+    more = len(distinct) - shown
+    return between.join(distinct[:shown]) + (f" and {more} more" if more > 0 else "")
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> int:
@@ -62,12 +64,13 @@ def print_findings(findings: Sequence[Finding], console: Console) -> int:
         table.add_column("expected", overflow="fold")
         table.add_column("found", overflow="fold")
         table.add_column("what to do", overflow="fold", ratio=1)
-        # Text, not markup: a log's values may hold square brackets.
+        # Text, not markup, and printable: a log's values or a file's name may hold brackets and escapes.
         for f in grouped(findings):
-            head = Text.assemble(
-                (f.severity, STYLES[f.severity]), f" {f.rule}\n{f.where}\n", (f.source, "dim")
+            rule, where = printable(f.rule), printable(f.where)
+            head = Text.assemble((f.severity, STYLES[f.severity]), f" {rule}\n{where}\n", (f.source, "dim"))
+            table.add_row(
+                head, *(Text(printable(cell, keep="\n")) for cell in (f.expected, f.actual, f.remedy))
             )
-            table.add_row(head, Text(f.expected), Text(f.actual), Text(f.remedy))
         console.print(table)
     good = passes(findings)
     console.print(Text(verdict(findings), style="bold green" if good else "bold red"), soft_wrap=True)

@@ -1,22 +1,28 @@
 """MLPerf logging (MLLOG) lines, from any file, as typed records.
 
-Logs of the field are quirky: foreign text between the lines, a last line that was cut, clocks of several
-ranks in one file, stops of the wrong event type. Hence records are found by their key alone, nothing here
-raises for what a line says, and what could not be read is kept as a ``Problem`` with its line number.
+Published logs are irregular: other text between the lines, a truncated last line, clocks of several ranks in one
+file, stops of the wrong event type. So records are found by their key only, nothing here raises for what a line
+holds, and a line that cannot be read is kept as a ``Problem`` with its number. Text is made printable and
+numbers finite here, once, for all readers.
 """
 
+import hashlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.files.untrusted import clean, printable
 from mlhpc.errors import UserError
 
 TOKEN = ":::MLLOG "
+YEARS_MS = (-62135596800000.0, 253402300799999.0)
+"""Milliseconds since the epoch at the begin and the end of Python's dates, the years 1 to 9999."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +39,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Problem:
-    """A line that carries the MLLOG token and is no record."""
+    """A line with the MLLOG token that is not a record. ``official``: whether the official parser rejects it
+    too."""
 
     line: int
     what: str
+    official: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,14 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Log:
-    """All that one file says.
+    """The records of one file.
 
     ``mllog_lines`` holds the line number of every line with the token, readable or not: the official
     checker counts lines in that list, not in the file. ``repeated``: lines of records that name a key twice,
-    of which the last is taken; ``longest``: characters of the longest line with the token.
+    of which the last is taken; ``longest``: bytes of the longest line with the token; ``parsing_cost``: the sum
+    of the squares of their bytes, to which the time of the official parser is proportional. ``first_epoch``: the
+    number of the first epoch, 0 in the TensorFlow reference's logs of round 0.7, 1 elsewhere.
+    ``fingerprint``: a digest of the times of all records, the same for copies of one run.
     """
 
     path: Path
@@ -76,6 +87,9 @@ class Log:
     mllog_lines: tuple[int, ...]
     repeated: tuple[int, ...] = ()
     longest: int = 0
+    parsing_cost: int = 0
+    first_epoch: int = 1
+    fingerprint: str = ""
 
     def all(self, key: str) -> tuple[Record, ...]:
         return self._by_key.get(key, ())
@@ -92,7 +106,7 @@ class Log:
     def run(self) -> Interval | None:
         """From the first run_start to the first run_stop; None without both.
 
-        Later records are left out on purpose: some published logs go on training after run_stop.
+        Later records are deliberately ignored: some published logs go on training after run_stop.
         """
         start, stop = self.first("run_start"), self.first("run_stop")
         return Interval(start.time_ms, stop.time_ms) if start and stop else None
@@ -101,27 +115,20 @@ class Log:
     def time_to_train_s(self) -> float | None:
         """``run_stop − run_start`` in seconds (MLPerf HPC training rules); None without both.
 
-        Says nothing about convergence: see ``evaluations``.
+        The run need not have converged: see ``evaluations``.
         """
         return self.run.seconds if self.run else None
 
     @property
     def staging(self) -> tuple[Interval, ...]:
-        """The intervals in which something was staged, in the file's order. Every rank may log its own: what
-        starts before the last has stopped is one interval with it."""
+        """The intervals of staging, in the file's order. Every rank may log its own: overlapping ones are merged
+        into one."""
         return tuple(self._staging())
 
     @property
     def epochs(self) -> tuple[Interval, ...]:
         """The intervals between epoch_start and epoch_stop of the run, in the file's order."""
         return tuple(self._intervals("epoch_start", "epoch_stop"))
-
-    @property
-    def first_epoch(self) -> int:
-        """The number of the first epoch: 0 in the TensorFlow reference's logs of round 0.7, 1 elsewhere."""
-        keys = ("epoch_num", "first_epoch_num")
-        numbers = (r.metadata[key] for r in self.records for key in keys if key in r.metadata)
-        return 0 if next(numbers, 1) == 0 else 1
 
     def evaluations(self, metric: str) -> tuple[Evaluation, ...]:
         """The values of ``metric`` (``eval_error``, ``eval_accuracy``) between run_start and run_stop.
@@ -138,12 +145,18 @@ class Log:
             if start.line < r.line <= last and _is_number(r.value)
         )
 
+    def condensed(self, keep: Callable[[str], bool]) -> "Log":
+        """The log with only the records whose key ``keep`` accepts; problems and line numbers are dropped."""
+        return replace(
+            self, records=tuple(r for r in self.records if keep(r.key)), problems=(), mllog_lines=()
+        )
+
     @cached_property
     def _by_key(self) -> dict[str, tuple[Record, ...]]:
-        found: dict[str, list[Record]] = {}
+        by_key: dict[str, list[Record]] = {}
         for record in self.records:
-            found.setdefault(record.key, []).append(record)
-        return {key: tuple(records) for key, records in found.items()}
+            by_key.setdefault(record.key, []).append(record)
+        return {key: tuple(records) for key, records in by_key.items()}
 
     def _staging(self) -> Iterator[Interval]:
         starts: list[float] = []
@@ -156,7 +169,7 @@ class Log:
                 if len(stops) == len(starts):
                     yield Interval(min(starts), max(stops))
                     starts, stops = [], []
-        if stops:  # one did not stop, or did not say so: as far as the others tell
+        if stops:  # one did not stop, or did not log it: up to the last stop that was logged
             yield Interval(min(starts), max(stops))
 
     def _intervals(self, start_key: str, stop_key: str) -> Iterator[Interval]:
@@ -179,7 +192,7 @@ def parse(path: Path) -> Log:
     problems: list[Problem] = []
     mllog_lines: list[int] = []
     repeated: list[int] = []
-    longest = 0
+    longest = parsing_cost = 0
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(file, 1):
@@ -188,40 +201,68 @@ def parse(path: Path) -> Log:
                 if not token:
                     continue
                 mllog_lines.append(number)
-                longest = max(longest, len(text))
-                read = _record(payload, number, repeated, cut=not text.endswith("\n"))
-                if isinstance(read, Record):
-                    records.append(read)
+                length = len(text.encode("utf-8", "replace"))
+                longest, parsing_cost = max(longest, length), parsing_cost + length**2
+                record = _record(payload, number, repeated, cut=not text.endswith("\n"))
+                if isinstance(record, Record):
+                    records.append(record)
                 else:
-                    problems.append(read)
+                    problems.append(record)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a log file or a run directory") from None
-    return Log(path, tuple(records), tuple(problems), tuple(mllog_lines), tuple(repeated), longest)
+    return Log(
+        path,
+        tuple(records),
+        tuple(problems),
+        tuple(mllog_lines),
+        tuple(repeated),
+        longest,
+        parsing_cost,
+        _first_epoch(records),
+        _fingerprint(records),
+    )
+
+
+def _first_epoch(records: Sequence[Record]) -> int:
+    keys = ("epoch_num", "first_epoch_num")
+    numbers = (r.metadata[key] for r in records for key in keys if key in r.metadata)
+    return 0 if next(numbers, 1) == 0 else 1
+
+
+def _fingerprint(records: Sequence[Record]) -> str:
+    if not records:
+        return ""
+    return hashlib.sha256(array("d", [r.time_ms for r in records]).tobytes()).hexdigest()
 
 
 def _record(payload: str, line: int, repeated: list[int], *, cut: bool) -> Record | Problem:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs) and line not in repeated[-1:]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs) and line not in repeated[-1:]:
             repeated.append(line)
-        return found
+        return fields
 
     try:
-        fields = json.loads(payload.strip(), object_pairs_hook=once)
-        return Record(
-            time_ms=float(fields["time_ms"]),
-            event_type=str(fields.get("event_type", "")),
-            key=str(fields["key"]),
-            value=fields["value"],
-            metadata=fields["metadata"] if isinstance(fields["metadata"], dict) else {},
+        fields = json.loads(payload.strip(), object_pairs_hook=unique)
+        time_ms = float(fields["time_ms"])
+        metadata = fields["metadata"]
+        record = Record(
+            time_ms=time_ms,
+            event_type=printable(str(fields.get("event_type", ""))),
+            key=printable(str(fields["key"])),
+            value=clean(fields["value"]),
+            metadata=clean(metadata) if isinstance(metadata, dict) else {},
             line=line,
         )
     except (ValueError, OverflowError, RecursionError) as error:
-        return Problem(line, "cut before its end" if cut else f"no JSON object: {error}")
+        return Problem(line, "truncated" if cut else f"not a JSON object: {printable(str(error))}")
     except KeyError as error:
         return Problem(line, f"has no {error.args[0]!r}")
     except (TypeError, AttributeError):
-        return Problem(line, "is no JSON object with time_ms, key, value and metadata")
+        return Problem(line, "not a JSON object with time_ms, key, value and metadata")
+    if not YEARS_MS[0] <= time_ms <= YEARS_MS[1]:
+        return Problem(line, f"time_ms {time_ms:g} is not a time", official=False)
+    return record
 
 
 def _integer(value: Any) -> int | None:
@@ -229,7 +270,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _is_number(value: Any) -> bool:
-    """JSON's true and false are no numbers, though Python counts with them; nor is what no float can hold."""
+    """JSON's true and false are not numbers, though Python counts with them; nor is what no float can hold."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) <= sys.float_info.max
     return isinstance(value, float)

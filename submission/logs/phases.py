@@ -1,11 +1,11 @@
-"""Where the time of a run went, told by its log alone: any MLLOG file, foreign ones too.
+"""Where the time of a run went, from nothing but its log: any MLLOG file, of any program.
 
 Every moment from run_start to run_stop belongs to one part, so that the parts add up to the whole. What comes
 after run_stop is left out: some published logs go on training for a power measurement. Epochs are counted
 as they begin, never read from epoch_num, which some logs count from 0.
 
-A run of one's own says more in its events (``common/timing/breakdown.py``: training split into data wait and
-steps); here own and foreign runs are measured alike.
+Runs of this suite have more in their events (``common/timing/breakdown.py``: training split into data wait and
+steps); here all runs are measured in the same way.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _OWNERS = (("eval", "evaluation"), ("save", "rest"), ("staging", "staging"), ("e
 @dataclass(frozen=True)
 class Epoch:
     """Seconds of one epoch: training, evaluation, checkpoints; and the samples it trained on: steps × batch
-    size where steps are logged, else ``train_samples``; None where it did not end or no key tells."""
+    size where steps are logged, else ``train_samples``; None where it did not end or no key has them."""
 
     train_s: float
     eval_s: float
@@ -60,7 +60,7 @@ class Phases:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
-        """The parts in the order in which they are told, in seconds; an excess not known counts as none."""
+        """The parts in the order of ``PARTS``, in seconds; an unknown excess counts as zero."""
         return {
             "staging": self.staging,
             "first_epoch_excess": self.first_epoch_excess or 0.0,
@@ -78,10 +78,10 @@ class Phases:
 
     @property
     def train_rate(self) -> float | None:
-        """Training samples a second over all epochs whose size is known. Evaluation is not in it."""
-        known = [e for e in self.epochs if e.samples is not None]
-        seconds = sum(e.train_s for e in known)
-        return sum(e.samples or 0.0 for e in known) / seconds if seconds > 0 else None
+        """Training samples/s over all epochs of known size. Evaluation is not in it."""
+        counted = [e for e in self.epochs if e.samples is not None]
+        seconds = sum(e.train_s for e in counted)
+        return sum(e.samples or 0.0 for e in counted) / seconds if seconds > 0 else None
 
 
 def phases(log: Log) -> Phases | None:
@@ -96,7 +96,7 @@ def phases(log: Log) -> Phases | None:
     epochs: list[_Open] = []
     evaluations: list[float] = []
     now = start.time_ms
-    staged = next(iter(log.all("staging_stop")[-1:]), None)  # with it all staging has ended, told or not
+    staged = next(iter(log.all("staging_stop")[-1:]), None)  # then all staging has ended, logged or not
     for record in log.records:
         if record.line <= start.line:
             continue
@@ -104,7 +104,7 @@ def phases(log: Log) -> Phases | None:
         last = record.line >= stop.line
         if not last and (edge not in ("start", "stop") or name not in ("eval", "save", "staging", "epoch")):
             continue
-        # Clocks of several ranks in one file go back by milliseconds: time that was told is not taken back.
+        # Clocks of several ranks in one file go back by milliseconds: time is never counted twice.
         passed, now = max(0.0, record.time_ms - now) / 1e3, max(now, record.time_ms)
         owner = next((part for key, part in _OWNERS if open_.get(key)), "rest")
         spent[owner] += passed

@@ -1,21 +1,25 @@
-"""Which sets of runs lie below a path: one log, one run, a campaign, or the trees of many submitters.
+"""The sets of runs below a path: one log, one run, a campaign, or the trees of many submitters.
 
-A set is what one score is made from. Layouts (MLPerf submission rules): for HPC
+A set is the runs of one score. Layouts (MLPerf submission rules): for HPC
 ``<org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt`` with ``pruned_results/`` beside the logs of
 a weak set, without the level ``strong`` in round 0.7 and in MLPerf Training; ``<org>/systems/<system>.json``.
-A campaign is a folder of run directories. Nothing is written, and nothing that a file says raises.
+A campaign is a folder of run directories. Nothing is written, and no file's content raises an error.
 """
 
-import json
+import contextlib
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
+from mlhpc.benchmarks.registry import logged_name
+from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log, parse
@@ -27,6 +31,12 @@ PRUNED = "pruned_results"
 BYPASS = "package_checker_params"
 """A file that a submitter may put beside results to have package_checker leave out a check."""
 RESULT = re.compile(r"result_.*\.txt")
+SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
+"""How the keys of hyperparameters begin (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
+SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
+_SET_KEYS = frozenset(
+    {"run_start", "run_stop", "staging_start", "staging_stop", "eval_error", "eval_accuracy", "seed", *SIZES}
+)
 
 
 @dataclass(frozen=True)
@@ -34,10 +44,10 @@ class ResultSet:
     """The runs of one score.
 
     ``path``: their folder, or the one log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
-    ``resnet``), empty where nothing says it. ``system_json``: the system description, None where there is
-    none to read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: what is wrong
-    with the set as it lies there. Of run directories of this suite: ``runs``, their ``preset``, and the
-    ``target`` that they were run to; foreign logs leave that to the rules.
+    ``resnet``), empty where unknown. ``system_json``: the system description, None where there is no
+    readable one. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: what is wrong with
+    the files of the set. Of run directories of this suite: ``runs``, their ``preset``, and the ``target`` that
+    they were run to; for other logs the rules have the target.
     """
 
     path: Path
@@ -56,30 +66,50 @@ class ResultSet:
 
     @cached_property
     def logs(self) -> tuple[Log, ...]:
-        """The logs, read once. Raises UserError where one cannot be opened."""
+        """The complete logs. Raises UserError where one cannot be opened."""
         return tuple(map(parse, self.log_paths))
 
     @cached_property
     def pruned(self) -> tuple[Log, ...]:
-        """The logs that the submitter has taken out of a weak set."""
+        """The complete logs that the submitter has pruned from a weak set."""
         return tuple(map(parse, self.pruned_paths))
+
+    @cached_property
+    def condensed(self) -> tuple[Log, ...]:
+        """The logs with the records that scores and the rules for sets need: a few hundred of up to millions, so
+        that a set of large logs fits into memory. Raises UserError as ``logs``."""
+        return tuple(parse(path).condensed(_is_for_sets) for path in self.log_paths)
+
+    @cached_property
+    def condensed_pruned(self) -> tuple[Log, ...]:
+        """The pruned logs, likewise."""
+        return tuple(parse(path).condensed(_is_for_sets) for path in self.pruned_paths)
+
+    @property
+    def fingerprint(self) -> frozenset[str]:
+        """The fingerprints of its logs: the same for a set and its copies."""
+        return frozenset(log.fingerprint for log in self.condensed)
 
     @property
     def is_tree(self) -> bool:
-        """Whether the set lies in a submission tree, so that the rules for one hold."""
+        """Whether the set is in a submission tree, to which more rules apply."""
         return self.system is not None
 
     @property
     def total_scale(self) -> int | None:
         """Compute units (accelerators, or nodes where a node has none) of the system description; without
-        one, those that a campaign for throughput says it used (T)."""
-        said = self.system_json
-        if said is None:
+        one, those of a throughput campaign's campaign.json (T)."""
+        fields = self.system_json
+        if fields is None:
             return self.campaign_scale
         try:
-            return int(said["number_of_nodes"]) * max(int(said["accelerators_per_node"]), 1)
-        except (KeyError, TypeError, ValueError):
+            return int(fields["number_of_nodes"]) * max(int(fields["accelerators_per_node"]), 1)
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
+
+
+def _is_for_sets(key: str) -> bool:
+    return key in _SET_KEYS or key.startswith((*SETTINGS, "submission_"))
 
 
 def result_sets(path: Path) -> list[ResultSet]:
@@ -95,10 +125,10 @@ def result_sets(path: Path) -> list[ResultSet]:
             f"{path}: No such file or directory; give a log, a run, a campaign or a submission tree"
         )
     if _is_run(path):
-        return [_runs(path, [path], _what(path))]
+        return [_runs(path, [path], _kind(path))]
     sets = list(_below(path))
     if not sets and (path / "study.html").is_file():
-        raise UserError(f"{path}: a study, whose runs are no results; its report is {path / 'study.html'}")
+        raise UserError(f"{path}: a study, whose runs are not results; its report is {path / 'study.html'}")
     if not sets:
         raise UserError(
             f"{path}: no run directory, and none below it (no run.log, result.json or result_N.txt); "
@@ -115,43 +145,43 @@ def natural(path: Path) -> list[tuple[int, int | str]]:
 
 def _below(top: Path) -> Iterator[ResultSet]:
     if (top / "cell.json").is_file():
-        return  # of a study (study.py)
+        return  # a run of a study (study.py)
     try:
         names = sorted((Path(entry.path) for entry in os.scandir(top)), key=natural)
     except OSError as error:
-        raise UserError(f"{top}: {error.strerror}; make it readable, or give what lies beside it") from None
+        raise UserError(f"{top}: {error.strerror}; make it readable, or give another path") from None
     folders = [
         p
         for p in names
         if p.is_dir() and not p.name.startswith(".") and p.name != PRUNED and not _is_above(p, top)
     ]
     results = [p for p in names if RESULT.fullmatch(p.name) and p.is_file()]
-    place = _place(top)
-    if results or (top / PRUNED).is_dir() or (place and place.benchmark and not folders):
-        yield _folder_of_results(top, names, results, place)
-    elif not folders and (place or _is_results_of_a_tree(top)):
-        org, system = (place.org, place.system) if place else (top.absolute().parent.name, None)
+    position = _tree_position(top)
+    if results or (top / PRUNED).is_dir() or (position and position.benchmark and not folders):
+        yield _folder_of_results(top, names, results, position)
+    elif not folders and (position or _is_results_of_a_tree(top)):
+        org, system = (position.org, position.system) if position else (top.absolute().parent.name, None)
         yield ResultSet(top, org, system, None, "", "strong", (), problems=(_empty(top),))
     runs = [folder for folder in folders if _is_run(folder)]
-    groups: dict[_What, list[Path]] = {}
+    groups: dict[_Kind, list[Path]] = {}
     for run in runs:
-        groups.setdefault(_what(run), []).append(run)
-    for what, group in groups.items():
-        yield _runs(top, group, what)
+        groups.setdefault(_kind(run), []).append(run)
+    for kind, group in groups.items():
+        yield _runs(top, group, kind)
     for folder in folders:
-        # An implementation may bring logs of its own; they are no results.
+        # An implementation may contain logs; they are not results.
         if folder not in runs and not (folder.name == "benchmarks" and (top / "results").is_dir()):
             yield from _below(folder)
 
 
 def _is_above(folder: Path, top: Path) -> bool:
-    """Whether ``folder`` is a link to where one comes from."""
+    """Whether ``folder`` is a link to ``top`` or above it, which would never end."""
     return folder.is_symlink() and top.resolve().is_relative_to(folder.resolve())
 
 
 def _one_log(path: Path) -> ResultSet:
     log = parse(path)
-    org = str(said) if (said := log.value("submission_org")) else None
+    org = str(value) if (value := log.value("submission_org")) else None
     return ResultSet(path, org, None, None, str(log.value("submission_benchmark") or ""), "strong", (path,))
 
 
@@ -159,7 +189,7 @@ def _one_log(path: Path) -> ResultSet:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TreePosition:
     """Where in a submission tree a folder is; ``benchmark`` is None above that level."""
 
     tree: Path
@@ -169,9 +199,9 @@ class _Place:
     benchmark: str | None
 
 
-def _place(folder: Path) -> _Place | None:
-    """From the path. None where ``<org>/results/<system>/…`` does not lead to it, or nothing but the name
-    ``results`` speaks for a submission: neither ``<org>/systems`` nor a level strong or weak."""
+def _tree_position(folder: Path) -> _TreePosition | None:
+    """From the path. None where ``<org>/results/<system>/…`` does not lead to it, or where a folder ``results``
+    has neither ``<org>/systems`` beside it nor a level strong or weak below it."""
     above = folder.absolute().parts
     for depth in (1, 2, 3):
         if len(above) <= depth + 1 or above[-1 - depth] != "results":
@@ -181,7 +211,7 @@ def _place(folder: Path) -> _Place | None:
         benchmark = rest[scaled:]
         if len(benchmark) <= 1 and (scaled or (tree / "systems").is_dir()):
             metric: Metric = "weak" if rest[:1] == ["weak"] else "strong"
-            return _Place(tree, tree.name, system, metric, benchmark[0] if benchmark else None)
+            return _TreePosition(tree, tree.name, system, metric, benchmark[0] if benchmark else None)
     return None
 
 
@@ -194,19 +224,19 @@ def _empty(folder: Path) -> Finding:
         "set/empty",
         "error",
         f"{folder}/",
-        "result_<i>.txt, one a run",
+        "one result_<i>.txt per run",
         "no log",
-        "put the logs of the runs there, or take the folder away",
+        "put the logs of the runs there, or remove the folder",
     )
 
 
 def _folder_of_results(
-    folder: Path, names: list[Path], results: list[Path], place: _Place | None
+    folder: Path, names: list[Path], results: list[Path], position: _TreePosition | None
 ) -> ResultSet:
     pruned = sorted((folder / PRUNED).glob("result_*.txt"), key=natural) if (folder / PRUNED).is_dir() else []
     problems = [] if results else [_empty(folder)]
-    if place is None or place.benchmark is None:
-        # A bare folder of logs: what they say is all there is.
+    if position is None or position.benchmark is None:
+        # A bare folder of logs: nothing else describes them.
         log = parse(results[0]) if results else None
         benchmark = str((log and log.value("submission_benchmark")) or "")
         metric: Metric = "weak" if pruned or folder.absolute().parent.name == "weak" else "strong"
@@ -215,7 +245,7 @@ def _folder_of_results(
             folder, org, None, None, benchmark, metric, (*results,), (*pruned,), problems=(*problems,)
         )
     unknown = [p.name for p in names if p not in results and p.name not in (PRUNED, "power", BYPASS)]
-    system_folder = place.tree / "results" / place.system
+    system_folder = position.tree / "results" / position.system
     bypassed = [above for above in (folder, system_folder) if (above / BYPASS).is_file()]
     if unknown:
         problems.append(
@@ -223,9 +253,9 @@ def _folder_of_results(
                 "set/files",
                 "warning",
                 f"{folder}/",
-                "result_<i>.txt alone",
+                "only result_<i>.txt",
                 ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
-                "name the logs result_<i>.txt; take what is no log elsewhere",
+                "name the logs result_<i>.txt; move other files elsewhere",
             )
         )
     problems += [
@@ -234,19 +264,19 @@ def _folder_of_results(
             "warning",
             f"{above / BYPASS}",
             "all official checks",
-            "a file that tells package_checker to leave some out",
-            "take it away unless the review agreed to it",
+            "a file that makes package_checker skip some",
+            "remove it unless the review agreed to it",
         )
         for above in bypassed
     ]
-    description, problem = _system(place.tree / "systems" / f"{place.system}.json")
+    description, problem = _system(position.tree / "systems" / f"{position.system}.json")
     return ResultSet(
         folder,
-        place.org,
-        place.system,
+        position.org,
+        position.system,
         description,
-        place.benchmark,
-        place.metric,
+        position.benchmark,
+        position.metric,
         tuple(results),
         tuple(pruned),
         problems=(*problems, *([problem] if problem else [])),
@@ -255,16 +285,13 @@ def _folder_of_results(
 
 def _system(path: Path) -> tuple[dict[str, Any] | None, Finding | None]:
     try:
-        said = json.loads(path.read_text("utf-8"))
-        if isinstance(said, dict):
-            return said, None
-        what = "no JSON object"
+        return read_object(path), None
     except FileNotFoundError:
-        what = "is missing"
+        problem = "is missing"
     except (OSError, ValueError, RecursionError) as error:
-        what = f"cannot be read: {error}"
+        problem = printable(f"cannot be read: {error}")
     remedy = "describe the system there: mlhpc doctor --system"
-    return None, Finding("set/system", "error", str(path), "a system description", what, remedy)
+    return None, Finding("set/system", "error", str(path), "a system description", problem, remedy)
 
 
 # Run directories of this suite.
@@ -275,7 +302,7 @@ def _is_run(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class _What:
+class _Kind:
     """What the runs of one score have in common; a target of None is the official one."""
 
     benchmark: str = ""
@@ -284,53 +311,53 @@ class _What:
     target: float | None = None
 
 
-def _what(run: Path) -> _What:
-    """From the pieces of a run directory that are there and quick to read."""
-    for name, load in (("result.json", json.loads), ("config.toml", tomllib.loads)):
+def _kind(run: Path) -> _Kind:
+    """From the first readable file of a run directory that has it."""
+    loaders: tuple[tuple[str, Callable[[Path], dict[str, Any]]], ...] = (
+        ("result.json", read_object),
+        ("config.toml", lambda path: tomllib.loads(read_text(path))),
+    )
+    for name, load in loaders:
         try:
-            said = load((run / name).read_text("utf-8"))
-            target = said["target"]
-            return _What(
-                str(said["benchmark"]), str(said["preset"]), str(target["metric"]), float(target["value"])
+            fields = load(run / name)
+            target = fields["target"]
+            return _Kind(
+                str(fields["benchmark"]), str(fields["preset"]), str(target["metric"]), float(target["value"])
             )
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
-    return _What()
+    return _Kind()
 
 
-MLPERF_NAMES = {"resnet50": "resnet"}
-"""Where MLPerf calls a benchmark otherwise than this suite does."""
-
-
-def _runs(folder: Path, runs: list[Path], what: _What) -> ResultSet:
+def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
     logs = tuple(run / "run.log" for run in runs if (run / "run.log").is_file())
     log = parse(logs[0]) if logs else None
-    benchmark = what.benchmark or str((log and log.value("submission_benchmark")) or "")
+    benchmark = kind.benchmark or str((log and log.value("submission_benchmark")) or "")
     org = log and log.value("submission_org")
     metric, scale = _campaign(folder)
     target = None
-    if what.metric is not None and what.target is not None:
-        target = Target(metric=what.metric, label=what.metric, value=what.target)
+    if kind.metric is not None and kind.target is not None:
+        with contextlib.suppress(ValidationError):
+            target = Target(metric=kind.metric, label=kind.metric, value=kind.target)
     return ResultSet(
         folder,
         None if org in (None, "unnamed") else str(org),
         None,
         None,
-        MLPERF_NAMES.get(benchmark, benchmark),
+        logged_name(benchmark),
         metric,
         logs,
         runs=tuple(runs),
-        preset=what.preset,
+        preset=kind.preset,
         target=target,
         campaign_scale=scale,
     )
 
 
 def _campaign(folder: Path) -> tuple[Metric, int | None]:
-    """What campaign.json says of the metric and of T; without it the folder's name may say the metric."""
-    try:
-        said = json.loads((folder / "campaign.json").read_text("utf-8"))
-        metric, scale = said["metric"], said.get("score", {}).get("T")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        metric, scale = folder.absolute().name, None
+    """The metric and T of campaign.json; without one the folder's name may be that of a metric."""
+    metric, scale = folder.absolute().name, None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        fields = read_object(folder / "campaign.json")
+        metric, scale = fields["metric"], fields.get("score", {}).get("T")
     return "weak" if metric == "weak" else "strong", scale if isinstance(scale, int) else None

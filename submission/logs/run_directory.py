@@ -1,19 +1,41 @@
-"""A run directory read back: log, result, configuration and machine, as far as they are there."""
+"""A run directory read back: log, result, configuration and environment, as far as they exist.
+
+A run directory may come from somebody else. Its values get their types and bounds here, once, so that no reader
+has to expect a time of ``inf``, 10¹² ranks or a preset with a line of shell in it.
+"""
 
 import json
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mlhpc.benchmarks.load import loads
-from mlhpc.benchmarks.schema import Run
-from mlhpc.errors import UserError
+from mlhpc.benchmarks.schema import Run, meets
+from mlhpc.common.files.untrusted import printable, read_object, read_text
+from mlhpc.errors import UserError, count
 from mlhpc.submission.logs.mllog import Log, parse
 
 T = TypeVar("T")
+MOST_RANKS = 1_000_000
+
+
+def _finite_or_none(value: Any) -> Any:
+    """A diverged run may have a loss of NaN: there is nothing to show then."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Name = Annotated[str, Field(pattern=r"^[\w.+-]{1,100}$")]
+"""An identifier of ours: no blanks, brackets, quotes or control characters."""
+Text = Annotated[str, AfterValidator(printable), Field(max_length=10_000)]
+Seconds = Annotated[float, Field(ge=-1e12, le=1e12)]
+Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 
 
 class _Read(BaseModel):
@@ -22,10 +44,10 @@ class _Read(BaseModel):
 
 
 class Target(_Read):
-    metric: str
-    label: str
-    value: float
-    best: float | None = None
+    metric: Name
+    label: Text
+    value: Annotated[float, Field(allow_inf_nan=False)]
+    best: Measured = None
     reached: bool = False
 
     @property
@@ -33,81 +55,104 @@ class Target(_Read):
         return self.metric == "eval_accuracy"
 
     def met_by(self, value: float) -> bool:
-        """Whether ``value`` meets the target; accuracies have to reach it, errors to fall to it.
-
-        An error of zero or less, or an accuracy above 1, is none (mlperf-logging, hpc_2.0.0/closed_*.yaml):
-        some published logs hold the error twice, the second time with its sign turned.
-        """
-        return self.value <= value <= 1 if self.higher_is_better else 0 < value <= self.value
+        """Whether ``value`` meets the target, by the same rule that ends a run."""
+        return meets(value, self.value, higher_is_better=self.higher_is_better)
 
 
 class Epoch(_Read):
-    """Seconds, samples and bytes of one epoch; the quality stands under the metric's own name."""
+    """Seconds, samples and bytes of one epoch; the quality has the metric's own name."""
 
-    epoch: int
-    train_s: float | None = None
-    data_wait_s: float | None = None
-    step_s: float | None = None
-    eval_s: float | None = None
-    samples: int | None = None
-    samples_per_s: float | None = None
-    bytes: int | None = None
-    learning_rate: float | None = None
-    train_loss: float | None = None
+    epoch: Count
+    train_s: Seconds | None = None
+    data_wait_s: Seconds | None = None
+    step_s: Seconds | None = None
+    eval_s: Seconds | None = None
+    samples: Count | None = None
+    samples_per_s: Measured = None
+    bytes: Count | None = None
+    learning_rate: Measured = None
+    train_loss: Measured = None
 
     def quality(self, metric: str) -> float | None:
         value = (self.model_extra or {}).get(metric)
-        return float(value) if isinstance(value, int | float) else None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
+            return None
+        return float(value)
 
 
 class Samples(_Read):
-    train: int
-    eval: int
-    shape: tuple[int, ...]
+    train: Count
+    eval: Count
+    shape: tuple[Count, ...]
 
 
 class Staging(_Read):
-    files: int
-    bytes: int
-    seconds: float
-    slowest_rank: int | None = None
-    mode: str | None = None
-    target_filesystem: str | None = None
+    files: Count
+    bytes: Count
+    seconds: Seconds
+    slowest_rank: Count | None = None
+    mode: Name | None = None
+    target_filesystem: Text | None = None
     target_is_ram: bool | None = None
-    kept: int = 0
-    shared: int = 0
+    kept: Count = 0
+    shared: Count = 0
     verified: bool | None = None
     packed: bool = False
-    rank_seconds: tuple[float, ...] = ()
+    rank_seconds: tuple[Seconds, ...] = ()
 
 
 class Result(_Read):
     """result.json; docs/architecture.md has the format."""
 
-    mlhpc: str | None = None
-    benchmark: str
-    preset: str
-    division: str
-    status: str
+    mlhpc: Text | None = None
+    benchmark: Name
+    preset: Name
+    division: Name
+    status: Name
     resumed: bool
     seed: int | None = None
     target: Target
-    time_to_train_s: float | None = None
-    time_to_train_without_staging_s: float | None = None
-    breakdown_s: dict[str, float | None] | None = None
+    time_to_train_s: Seconds | None = None
+    time_to_train_without_staging_s: Seconds | None = None
+    breakdown_s: dict[Name, Seconds | None] | None = None
     epochs: tuple[Epoch, ...] = ()
     samples: Samples
-    global_batch_size: int | None = None
-    ranks: int
-    nodes: int | None = None
-    launcher: str | None = None
+    global_batch_size: Count | None = None
+    ranks: Ranks
+    nodes: Ranks | None = None
+    launcher: Text | None = None
     staging: Staging | None = None
     source_evicted: bool | None = None
 
 
+class Machine(_Read):
+    """What env.json has of every node."""
+
+    hostname: Text | None = None
+    cpu: Text | None = None
+    cores: Count | None = None
+    memory_gib: Seconds | None = None
+    accelerators: tuple[Text, ...] = ()
+    os: Text | None = None
+
+
+class Environment(Machine):
+    """The keys of env.json that are read here; the others are kept."""
+
+    commit: Text | None = None
+    dirty: bool | None = None
+    date: Text | None = None
+    python: Text | None = None
+    packages: dict[str, Text] = Field(default_factory=dict)
+    nodes: tuple[Machine, ...] = ()
+    command: Text | None = None
+    data: Text | None = None
+
+
 @dataclass(frozen=True)
 class RunDirectory:
-    """What a run left. ``problems``: file name and what is wrong with it, for every piece not to be had."""
+    """What a run left. ``env``: env.json, empty where it cannot be used. ``problems``: file name and what is
+    wrong with it, for every file that is missing or damaged."""
 
     path: Path
     log: Log | None
@@ -116,17 +161,19 @@ class RunDirectory:
     env: dict[str, Any]
     problems: tuple[tuple[str, str], ...]
 
-    # A killed run leaves no result.json; what was configured still says what it was.
+    # A killed run leaves no result.json; its configuration still has its benchmark, preset and target.
 
     @property
     def benchmark(self) -> str:
-        said = self.result or self.config
-        return said.benchmark if said else str((self.log and self.log.value("submission_benchmark")) or "run")
+        source = self.result or self.config
+        if source:
+            return source.benchmark
+        return str((self.log and self.log.value("submission_benchmark")) or "run")
 
     @property
     def preset(self) -> str | None:
-        said = self.result or self.config
-        return said.preset if said else None
+        source = self.result or self.config
+        return source.preset if source else None
 
     @property
     def target(self) -> Target | None:
@@ -138,20 +185,20 @@ class RunDirectory:
 
 
 def read(path: Path) -> RunDirectory:
-    """Reads the run directory ``path``, tolerating missing and damaged pieces.
+    """Reads the run directory ``path``, tolerating missing and damaged files.
 
     Raises:
-        UserError: ``path`` is no directory, or holds neither a run.log nor a result.json.
+        UserError: ``path`` is not a directory, or holds neither a run.log nor a result.json.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such directory; give the --out directory of a run")
     if not ((path / "run.log").is_file() or (path / "result.json").is_file()):
         raise UserError(
-            f"{path}: no run directory (neither run.log nor result.json); give the --out of a run"
+            f"{path}: not a run directory (neither run.log nor result.json); give the --out of a run"
         )
     problems: list[tuple[str, str]] = []
 
-    def piece(name: str, reader: Callable[[Path], T]) -> T | None:
+    def read_file(name: str, reader: Callable[[Path], T]) -> T | None:
         try:
             return reader(path / name)
         except FileNotFoundError:
@@ -160,16 +207,14 @@ def read(path: Path) -> RunDirectory:
             problems.append((name, _first(error)))
         # JSON and TOML errors are ValueErrors; nested a thousand deep they are RecursionErrors.
         except (ValueError, TypeError, OSError, UserError, RecursionError) as error:
-            problems.append((name, f"cannot be read: {error}"))
+            problems.append((name, printable(f"cannot be read: {error}")))
         return None
 
-    log = piece("run.log", _log)
-    result = piece("result.json", lambda p: Result.model_validate_json(p.read_bytes()))
-    config = piece("config.toml", lambda p: loads(p.read_text("utf-8")))
-    env = piece("env.json", _object)
-    for rank in range(result.ranks if result else 1):
-        if not (path / f"events.rank{rank}.jsonl").is_file():
-            problems.append((f"events.rank{rank}.jsonl", "is missing"))
+    log = read_file("run.log", _log)
+    result = read_file("result.json", lambda p: Result.model_validate_json(read_text(p)))
+    config = read_file("config.toml", lambda p: loads(read_text(p)))
+    env = read_file("env.json", _environment)
+    problems += _missing_events(path, result.ranks if result else 1)
     return RunDirectory(path, log, result, config, env or {}, tuple(problems))
 
 
@@ -179,14 +224,27 @@ def _log(path: Path) -> Log:
     return parse(path)
 
 
-def _object(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_text("utf-8"))
-    if not isinstance(value, dict):
-        raise ValueError("no JSON object")
-    return value
+def _environment(path: Path) -> dict[str, Any]:
+    values = read_object(path)
+    Environment.model_validate_json(json.dumps(values))  # nodes and packages are what readers expect
+    return values
+
+
+def _missing_events(path: Path, ranks: int) -> list[tuple[str, str]]:
+    """A problem for the first event file that is missing, with the number of the others."""
+    matches = (
+        re.fullmatch(r"events\.rank(0|[1-9]\d{0,8})\.jsonl", p.name) for p in path.iterdir() if p.is_file()
+    )
+    present = {int(match[1]) for match in matches if match}
+    missing = ranks - sum(rank < ranks for rank in present)
+    if not missing:
+        return []
+    first = next(rank for rank in range(ranks) if rank not in present)
+    others = f", and {count(missing - 1, 'other')}" if missing > 1 else ""
+    return [(f"events.rank{first}.jsonl", f"is missing{others}")]
 
 
 def _first(error: ValidationError) -> str:
     problem = error.errors()[0]
-    place = ".".join(str(part) for part in problem["loc"])
-    return f"{place + ': ' if place else ''}{problem['msg']}"
+    key = ".".join(str(part) for part in problem["loc"])
+    return printable(f"{key + ': ' if key else ''}{problem['msg']}")

@@ -1,8 +1,9 @@
-"""The archive of a submission: written the same whoever packs it, unpacked only where it is whole."""
+"""The archive of a submission: the same bytes whoever packs it, unpacked only if it is complete and intact."""
 
 import gzip
 import hashlib
 import io
+import re
 import shutil
 import tarfile
 import tempfile
@@ -16,12 +17,22 @@ from mlhpc.errors import UserError, count
 CHECKSUMS = ".sha256"
 """``<org>.sha256`` beside the tree, for sha256sum(1): ``sha256sum -c <org>.sha256`` checks it without this
 suite. It is the first file of the archive."""
+BLOCK = 2**20
+LARGEST_READ = 16 * 2**20
+"""Bytes that tarfile may read at once: of headers; files are read in blocks."""
+MOST_EXPANSION = 200
+"""Bytes that a byte of an archive may expand to, beyond ``FREE_EXPANSION``. Logs compress 10 to 60 times."""
+FREE_EXPANSION = 256 * 2**20
+_DAMAGE = (
+    OSError, tarfile.TarError, EOFError, zlib.error, ValueError, LookupError, OverflowError, RecursionError,
+)  # fmt: skip
+"""What gzip and tarfile raise on damaged bytes."""
 
 
 @contextmanager
 def aside(out: Path) -> Iterator[Path]:
-    """A folder on the file system of ``out`` to build in, gone at the end; ``out`` too where it was made for
-    nothing."""
+    """A temporary folder on the file system of ``out``, removed at the end; ``out`` too if it was made for this
+    and is empty."""
     made = [p for p in (out, *out.parents) if not p.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -39,12 +50,10 @@ def aside(out: Path) -> Iterator[Path]:
 
 def write_archive(part: Path, org: str) -> Path:
     """``<org>.tar.gz`` of the tree and its checksums: the same bytes for the same tree, whoever packs it and
-    when (sorted, no owners, no times)."""
+    when (sorted, without owners and times)."""
     files = sorted(p for p in (part / org).rglob("*") if p.is_file())
     names = [p.relative_to(part).as_posix() for p in files]
-    sums = "".join(
-        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {n}\n" for p, n in zip(files, names, strict=True)
-    )
+    sums = "".join(f"{_sha256(p)}  {n}\n" for p, n in zip(files, names, strict=True))
     checksums = part / f"{org}{CHECKSUMS}"
     checksums.write_text(sums, "utf-8")
     archive = part / f"{org}.tar.gz"
@@ -55,66 +64,128 @@ def write_archive(part: Path, org: str) -> Path:
     ):
         for path, name in ((checksums, checksums.name), *zip(files, names, strict=True)):
             member = tarfile.TarInfo(name)
-            data = path.read_bytes()
-            member.size, member.mtime = len(data), 0
+            member.size, member.mtime = path.stat().st_size, 0
             member.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
-            tar.addfile(member, io.BytesIO(data))
+            with path.open("rb") as content:
+                tar.addfile(member, content)
     return archive
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def unpack(archive: Path, to: Path) -> Path:
-    """Unpack what :func:`pack` made into ``to``, and return the tree. Every file is held against its checksum
-    before the tree gets its name.
+    """Unpack what :func:`write_archive` made into ``to``, and return the tree. Every checksum, and that of the
+    archive itself, is verified before the tree gets its name.
 
     Raises:
         UserError: no such archive, a damaged or foreign one, or ``to`` has this submission already.
     """
-    try:
-        with aside(to) as part, tarfile.open(archive, "r:gz") as tar:
-            sums = _extract(tar, archive, part)
-            tops = sorted({PurePosixPath(name).parts[0] for name in sums})
-            if len(tops) != 1:
-                raise UserError(f"{archive} holds {len(tops)} submissions; one was expected")
-            names = (tops[0], f"{tops[0]}{CHECKSUMS}")
-            for name in names:
+    if not archive.is_file():
+        raise UserError(f"{archive}: no such archive; give one that mlhpc pack made")
+    with aside(to) as part:
+        try:
+            with gzip.open(archive, "rb") as stream:
+                bounded = _Bounded(stream, archive)
+                with tarfile.open(fileobj=bounded, mode="r:") as tar:
+                    org = _extract(tar, archive, part)
+                while bounded.read(BLOCK):  # to the end, where gzip has the checksum of all
+                    pass
+            for name in (org, f"{org}{CHECKSUMS}"):
                 if (to / name).exists():
-                    raise UserError(f"{to / name} is there already; choose another folder")
-            for name in names:
+                    raise UserError(f"{to / name} already exists; choose another folder")
+            for name in (org, f"{org}{CHECKSUMS}"):
                 (part / name).rename(to / name)
-            return to / tops[0]
-    except FileNotFoundError:
-        raise UserError(f"{archive}: no such archive; give one that mlhpc pack made") from None
-    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:  # gzip's errors are OSErrors
-        raise UserError(f"{archive} cannot be unpacked: {error}; get it again") from None
+        except _DAMAGE as error:
+            raise UserError(f"{archive} cannot be unpacked: {error}; get it again") from None
+    return to / org
 
 
-def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> dict[str, str]:
-    """The checksums by name, once every file has been written below ``part`` and has the right one."""
-    sums: dict[str, str] = {}
+class _Bounded(io.RawIOBase):
+    """The decompressed archive, for tarfile: raises UserError for one that expands too much, OSError for one
+    read of many bytes."""
+
+    def __init__(self, stream: gzip.GzipFile, archive: Path):
+        self._stream, self._archive = stream, archive
+        self._limit = FREE_EXPANSION + MOST_EXPANSION * archive.stat().st_size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= LARGEST_READ:
+            raise OSError(f"a header of {size} bytes")
+        data = self._stream.read(size)
+        self._require_bounded(self._stream.tell())
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._require_bounded(offset)
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def _require_bounded(self, position: int) -> None:
+        if position > self._limit:
+            size = f"{self._limit // 2**20} MiB"
+            raise UserError(f"{self._archive} expands to more than {size}; mlhpc pack did not make it")
+
+
+def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
+    """The name of the submission, once every file has been written below ``part`` and has the right checksum."""
+    org, sums = "", dict[str, str]()
     for member in tar:
         path = PurePosixPath(member.name)
-        if not member.isfile() or path.is_absolute() or ".." in path.parts:
+        if not member.isfile() or member.issparse() or path.is_absolute() or ".." in path.parts:
             raise UserError(f"{archive} holds {member.name!r}, which no submission has; do not use it")
-        stream = tar.extractfile(member)
-        data = stream.read() if stream else b""
-        if not sums and member.name.endswith(CHECKSUMS):
-            lines = [line.split("  ", 1) for line in data.decode("utf-8", "replace").splitlines()]
-            sums = {line[1]: line[0] for line in lines if len(line) == 2}
-            (part / path.name).write_bytes(data)
-            continue
         if not sums:
-            raise UserError(f"{archive} does not begin with checksums: mlhpc pack did not make it")
-        if sums.get(member.name) != hashlib.sha256(data).hexdigest():
-            raise UserError(f"{archive} is damaged: {member.name} is not what was packed; get it again")
+            org, sums = _checksums(tar, member, archive)
+            (part / member.name).write_text("".join(f"{v}  {n}\n" for n, v in sums.items()), "utf-8")
+            continue
+        if member.name not in sums:
+            raise UserError(f"{archive} is damaged: {member.name!r} has no checksum; get it again")
         (part / path).parent.mkdir(parents=True, exist_ok=True)
-        (part / path).write_bytes(data)
+        if _write(tar, member, part / path) != sums[member.name]:
+            raise UserError(f"{archive} is damaged: {member.name!r} is not what was packed; get it again")
         (part / path).chmod(member.mode & 0o755)
     missing = [name for name in sums if not (part / name).is_file()]
     if missing or not sums:
-        what = (
-            f"{count(len(missing), 'file')} {'is' if len(missing) == 1 else 'are'} missing, {missing[0]} first"
-            if missing
-            else "it is empty"
-        )
-        raise UserError(f"{archive} is not whole: {what}; get it again")
-    return sums
+        what = "it is empty"
+        if missing:
+            verb = "is" if len(missing) == 1 else "are"
+            what = f"{count(len(missing), 'file')} {verb} missing, {missing[0]} first"
+        raise UserError(f"{archive} is incomplete: {what}; get it again")
+    return org
+
+
+def _checksums(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> tuple[str, dict[str, str]]:
+    """The name of the submission, and the checksums by name, of the first file of an archive."""
+    org = member.name.removesuffix(CHECKSUMS)
+    stream = tar.extractfile(member)
+    if org == member.name or "/" in org or stream is None or member.size > LARGEST_READ:
+        raise UserError(f"{archive} does not begin with checksums: mlhpc pack did not make it")
+    sums: dict[str, str] = {}
+    for line in stream.read(LARGEST_READ).decode("utf-8").removesuffix("\n").split("\n"):
+        match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
+        if not match or not match[2].startswith(f"{org}/") or match[2] in sums:
+            raise UserError(f"{archive} is damaged: its checksums have the line {line[:100]!r}; get it again")
+        sums[match[2]] = match[1]
+    if not sums:
+        raise UserError(f"{archive} is incomplete: it is empty; get it again")
+    return org, sums
+
+
+def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> str:
+    """Writes a file of the archive in blocks; returns its SHA-256."""
+    stream, digest = tar.extractfile(member), hashlib.sha256()
+    with path.open("wb") as file:
+        while stream and (block := stream.read(BLOCK)):
+            digest.update(block)
+            file.write(block)
+    return digest.hexdigest()

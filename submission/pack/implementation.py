@@ -1,9 +1,13 @@
-"""What goes under ``benchmarks/<benchmark>/implementations`` of a submission: this suite's sources, and for
-the system a README and three scripts that make the results again.
+"""The content of ``benchmarks/<benchmark>/implementations`` in a submission: this suite's sources, and for the
+system a README and three scripts that reproduce the results.
 
-Names of the files: MLPerf submission rules, "Directory structure", Training.
+Names of the files: MLPerf submission rules, "Directory structure", Training. Values of a run directory, which
+somebody else may have written, are quoted in scripts.
 """
 
+import importlib.metadata
+import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import mlhpc
+from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import dumps
 from mlhpc.submission.logs.run_directory import RunDirectory
 
-LEFT_OUT = ("tests", ".ci", ".github")
-"""Folders of the checkout that no run needs."""
+LEFT_OUT = ("tests", "build", "dist")
+"""Folders of a checkout that no run needs; those whose name begins with a dot neither."""
 
 
 def name() -> str:
@@ -24,22 +29,65 @@ def name() -> str:
 
 
 def copy_sources(to: Path) -> None:
-    """The sources that this process runs from, into the new folder ``to``: of a checkout what git knows, as
-    it lies there; of an installation the package."""
+    """The sources that this process runs from, into the new folder ``to``, so that pip can install them: the files
+    of a checkout, in git where it is a repository; of an installed package the package, with a pyproject.toml and
+    a constraints.txt made from its metadata."""
     package = Path(mlhpc.__file__).parent
-    top, files = package.parent, _known_to_git(package.parent)
-    if not files:
-        files = [
-            p.relative_to(top) for p in package.rglob("*") if p.is_file() and "__pycache__" not in p.parts
-        ]
+    if (package.parent / "setup.cfg").is_file():
+        top, files = package.parent, _in_git(package.parent) or _below(package.parent)
+    else:
+        top, files = package.parent, [p for p in _below(package.parent, package.name)]
+        _write_project(to)
     for file in sorted(files):
-        if file.parts[0] not in LEFT_OUT and (top / file).is_file():
+        if not _is_left_out(file) and (top / file).is_file():
             (to / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(top / file, to / file)  # with its mode: scripts stay executable
 
 
-def _known_to_git(top: Path) -> list[Path]:
-    if not (top / "setup.cfg").is_file() or not (top / ".git").exists():
+def _is_left_out(file: Path) -> bool:
+    return file.parts[0] in LEFT_OUT or (file.parts[0].startswith(".") and len(file.parts) > 1)
+
+
+def _below(top: Path, folder: str = ".") -> list[Path]:
+    return [
+        p.relative_to(top)
+        for p in (top / folder).rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts and not _is_left_out(p.relative_to(top))
+    ]
+
+
+def _write_project(to: Path) -> None:
+    """pyproject.toml and constraints.txt for a package that was installed from a wheel, from its metadata."""
+    distribution = importlib.metadata.distribution("mlhpc")
+    common: list[str] = []
+    extras: dict[str, list[str]] = {}
+    for requirement in distribution.requires or []:
+        specifier, _, marker = requirement.partition(";")
+        if extra := re.search(r"extra == ['\"]([\w-]+)['\"]", marker):
+            extras.setdefault(extra[1], []).append(specifier.strip())
+        else:
+            common.append(requirement)
+    scripts = {e.name: e.value for e in distribution.entry_points if e.group == "console_scripts"}
+    to.mkdir(parents=True)
+    # Strings and lists of JSON are strings and lists of TOML.
+    lines = [
+        "[build-system]", 'requires = ["setuptools"]', 'build-backend = "setuptools.build_meta"', "",
+        "[project]", 'name = "mlhpc"', f"version = {json.dumps(distribution.version)}",
+        f"dependencies = {json.dumps(common)}", "", "[project.optional-dependencies]",
+        *(f"{extra} = {json.dumps(needs)}" for extra, needs in sorted(extras.items())), "",
+        "[project.scripts]", *(f"{script} = {json.dumps(value)}" for script, value in scripts.items()), "",
+        "[tool.setuptools.packages.find]", 'include = ["mlhpc*"]', "",
+        "[tool.setuptools.package-data]", '"*" = ["*"]', "",
+    ]  # fmt: skip
+    (to / "pyproject.toml").write_text("\n".join(lines), "utf-8")
+    names = {re.split(r"[^\w.-]", need, maxsplit=1)[0].lower() for need in distribution.requires or []}
+    installed = {(d.name or "").lower(): d.version for d in importlib.metadata.distributions()}
+    pins = [f"{need}=={installed[need]}\n" for need in sorted(names & installed.keys())]
+    (to / "constraints.txt").write_text("".join(pins), "utf-8")
+
+
+def _in_git(top: Path) -> list[Path]:
+    if not (top / ".git").exists():
         return []
     try:
         done = subprocess.run(
@@ -51,20 +99,20 @@ def _known_to_git(top: Path) -> list[Path]:
 
 
 def write_scripts(to: Path, benchmark: str, system: str, runs: Sequence[RunDirectory]) -> None:
-    """README.md, setup.sh, init_datasets.sh and run_and_time.sh for ``runs``, and their configuration, into
-    the new folder ``to``. Of logs without a run directory nothing is known but that they are there."""
+    """README.md, setup.sh, init_datasets.sh and run_and_time.sh for ``runs``, and their configuration, into the
+    new folder ``to``. For logs without a run directory the scripts have the defaults of the preset closed."""
     to.mkdir(parents=True)
     run = next((r for r in runs if r.config), None)
     preset = run.preset if run and run.preset else "closed"
-    ours = run.benchmark if run else {"resnet": "resnet50"}.get(benchmark, benchmark)
+    benchmark = run.benchmark if run else registry.our_name(benchmark)
     if run and run.config:
         (to / "config.toml").write_text(dumps(run.config), "utf-8")
     official = bool(run and run.config and run.config.data.official)
     files = {
-        "setup.sh": _setup(ours),
-        "init_datasets.sh": _init_datasets(ours, preset, official),
-        "run_and_time.sh": _run_and_time(ours, preset, run.env if run else {}),
-        "README.md": _readme(ours, system, preset, runs),
+        "setup.sh": _setup(benchmark),
+        "init_datasets.sh": _init_datasets(benchmark, preset, official),
+        "run_and_time.sh": _run_and_time(benchmark, preset, run.env if run else {}),
+        "README.md": _readme(benchmark, system, preset, runs, official),
     }
     for file, text in files.items():
         (to / file).write_text(text, "utf-8")
@@ -73,25 +121,30 @@ def write_scripts(to: Path, benchmark: str, system: str, runs: Sequence[RunDirec
 
 def _setup(benchmark: str) -> str:
     return f"""#!/bin/bash
-# One-time configuration: the environment. docs/dependencies.md of the suite says how Horovod is built.
+# One-time configuration: the environment. docs/dependencies.md of the suite has how to build Horovod.
 set -euo pipefail
 cd "$(dirname "$0")/../{name()}"
 python3 -m venv .venv
-.venv/bin/pip install -c constraints.txt -e '.[{benchmark}]'
+.venv/bin/pip install -c constraints.txt -e {shlex.quote(f".[{benchmark}]")}
 """
 
 
+def _environment() -> str:
+    """The lines that put the environment of setup.sh first; where there is none, the one in use stays."""
+    return f"""bin="$(cd "$(dirname "${{BASH_SOURCE[0]}}")/../{name()}" && pwd)/.venv/bin"
+export PATH="$bin:$PATH"  # of setup.sh"""
+
+
 def _init_datasets(benchmark: str, preset: str, official: bool) -> str:
-    makes = (
-        'mlhpc data index "$DATA"  # the published data set, as it was downloaded'
-        if official
-        else f'mlhpc data make {benchmark} --preset {preset} --out "$DATA"'
-    )
+    command = f'mlhpc data make {shlex.quote(benchmark)} --preset {shlex.quote(preset)} --out "$DATA"'
+    if official:
+        command = 'mlhpc data index "$DATA"  # the published data set, as downloaded'
     return f"""#!/bin/bash
-# One-time, for the data set: DATA is its folder on the file system that all nodes share.
+# One-time configuration: the data set. DATA is its folder on the file system that all nodes share.
 set -euo pipefail
 : "${{DATA:?}}"
-{makes}
+{_environment()}
+{command}
 """
 
 
@@ -99,55 +152,57 @@ def _run_and_time(benchmark: str, preset: str, env: dict[str, Any]) -> str:
     words = list(_words(str(env.get("command", "")), benchmark, preset))
     stage = ' "${STAGE:?}"' if "--stage" in words else ""
     return f"""#!/bin/bash
-# One run, one process a rank: srun ./run_and_time.sh. DATA: the data set; STAGE: storage of the node;
+# One run, one process per rank: srun ./run_and_time.sh. DATA: the data set; STAGE: storage of the node;
 # OUT: the folder for the results.
 set -euo pipefail
 : "${{DATA:?}}" "${{OUT:?}}"{stage}
+{_environment()}
 exec {" ".join(words)}
 """
 
 
-_PLACES = {"--data": '"$DATA"', "--stage": '"$STAGE"', "--out": '"$OUT"'}
+_PATHS = {"--data": '"$DATA"', "--stage": '"$STAGE"', "--out": '"$OUT"'}
 
 
 def _words(command: str, benchmark: str, preset: str) -> Iterator[str]:
-    """The command of the run, with the places left to the environment and the seed to the clock."""
+    """The command of the run, with paths from the environment and a new seed."""
     try:
-        said = shlex.split(command)
+        words = shlex.split(command)
     except ValueError:
-        said = []
-    if said[:2] != ["mlhpc", "run"]:
-        said = ["mlhpc", "run", benchmark, "--preset", preset]
-    flags = [part for word in said[3:] for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    yield from ("mlhpc", "run", benchmark)
-    places = ["--data", "--out"]
+        words = []
+    if words[:2] != ["mlhpc", "run"]:
+        words = ["mlhpc", "run", benchmark, "--preset", preset]
+    flags = [part for word in words[3:] for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    yield from ("mlhpc", "run", shlex.quote(benchmark))
+    paths = ["--data", "--out"]
     while flags:
         flag = flags.pop(0)
         value = [flags.pop(0)] if flags and not flags[0].startswith("--") else []
         if flag == "--stage":
-            places.insert(1, flag)
+            paths.insert(1, flag)
         elif flag not in ("--data", "--out", "--seed", "--ranks", "--resume"):
             yield from map(shlex.quote, (flag, *value))
-    for flag in places:
-        yield from (flag, _PLACES[flag])
+    for flag in paths:
+        yield from (flag, _PATHS[flag])
 
 
-def _readme(benchmark: str, system: str, preset: str, runs: Sequence[RunDirectory]) -> str:
+def _readme(benchmark: str, system: str, preset: str, runs: Sequence[RunDirectory], official: bool) -> str:
     commits = sorted({str(run.env.get("commit")) for run in runs if run.env.get("commit")})
-    packages = {k: v for run in runs for k, v in run.env.get("packages", {}).items()}
+    packages = {k: v for run in runs for k, v in (run.env.get("packages") or {}).items()}
     versions = "\n".join(f"- {package} {version}" for package, version in sorted(packages.items()))
+    writes = "writes the manifest of the downloaded data set" if official else "generates the data set"
     return f"""# {benchmark} on {system}
 
-The sources are in `../{name()}`; made with commit {", ".join(commits) or "unknown"}, preset `{preset}`
+The sources are in `../{name()}`; commit of the runs: {", ".join(commits) or "unknown"}; preset `{preset}`
 (`config.toml` has every setting).
 
-1. `setup.sh` makes the environment.
-2. `DATA=/shared/{benchmark} ./init_datasets.sh` writes the manifest of the data set.
-3. `DATA=... STAGE=... OUT=... srun ./run_and_time.sh` is one run. OUT/run.log is a `result_<i>.txt`; the
-   seed is drawn anew for every run, and logged.
+1. `./setup.sh` creates the environment, which the other scripts then use.
+2. `DATA=/shared/{benchmark} ./init_datasets.sh` {writes}.
+3. `DATA=... STAGE=... OUT=... srun ./run_and_time.sh` is one run. OUT/run.log is a `result_<i>.txt`; the seed is
+   random per run, and logged.
 
-`run_scripts/` of the sources has the batch scripts and what differs between sites. Staging is inside the
-clock: `docs/timing.md` of the suite.
+`run_scripts/` of the sources has the batch scripts and the settings of sites. Staging is inside the clock:
+`docs/timing.md` of the suite.
 
 {versions}
 """

@@ -1,83 +1,141 @@
-"""What should not leave the house with a submission: secrets, and names of hosts and people.
+"""What a submission should not publish: secrets, and names of hosts and people.
 
-Results are published. A secret is an error; a name is a warning, since the logs must not be edited: whoever
-packs decides. Patterns of secrets are those that their issuers document (prefixes of tokens, PEM headers).
+A secret is an error; a name is a warning, since logs must not be edited: whoever packs decides. Patterns of
+secrets are those that their issuers document (prefixes of tokens, PEM and PGP headers), as scanners such as
+detect-secrets have them; every repetition is bounded, so that the time is linear in the size of the files.
 """
 
+import codecs
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlhpc.common.files.untrusted import printable
 from mlhpc.submission.logs.findings import Finding
 
+_VALUE = r"[^\s\"'$<{(\[]"
+_WITH_DIGIT = rf"(?={_VALUE}{{0,200}}\d)"
+_WITH_LETTER = rf"(?={_VALUE}{{0,200}}[A-Za-z])"
 SECRETS = {
-    "private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
+    "private key": r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----",
     "AWS key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{22,})\b",
-    "GitLab token": r"\bglpat-[\w-]{20,}",
-    "Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}\b",
-    "Slack token": r"\bxox[abprs]-[\w-]{10,}",
-    "web token": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
-    "password in an address": r"\b[a-z][a-z0-9+.-]*://[^/\s:@\"']+:[^/\s@\"'$]+@",
-    "secret": r"(?i)\b\w*(?:password|passwd|secret|api_?key|access_?key|auth_?token)\w*[\"']?\s*[=:]\s*"
-    r"[\"']?(?=[^\s\"']*\d)[^\s\"'$<{(\[]{8,}",
+    "GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,200}|github_pat_\w{22,200})",
+    "GitLab token": r"\bglpat-[\w-]{20,200}",
+    "Hugging Face token": r"\bhf_[A-Za-z0-9]{30,200}",
+    "Slack token": r"\bxox[abeprs]-[\w-]{10,200}",
+    "Google key": r"\bAIza[\w-]{35}",
+    "Google token": r"\bya29\.[\w-]{20,200}",
+    "npm token": r"\bnpm_[A-Za-z0-9]{36}",
+    "PyPI token": r"\bpypi-[\w-]{50,250}",
+    "Docker token": r"\bdckr_pat_[\w-]{20,200}",
+    "Stripe key": r"\b[rs]k_live_[0-9A-Za-z]{20,200}",
+    "API key": r"\bsk-(?=[\w-]{0,200}\d)[\w-]{20,200}",
+    "web token": r"\beyJ[\w-]{10,2000}\.eyJ[\w-]{10,2000}\.[\w-]{10,2000}",
+    "bearer token": r"(?i:\bbearer)\s{1,4}(?=[\w.~+/-]{0,200}\d)[\w.~+/-]{16,2000}",
+    "password in an address": r"://[^/\s:@\"']{1,100}:[^/\s@\"'$]{1,100}@",
+    "option with a secret": r"(?i:--(?:password|passwd|passphrase|token|secret|api[-_]?key))[ =][\"']?"
+    rf"(?={_VALUE}{{0,200}}[a-z0-9]){_VALUE}{{4,200}}",
+    "secret": r"(?i:password|passwd|secret|api_?key|access_?key|auth_?token)\w{0,40}[\"']?\s{0,10}[=:]\s{0,10}"
+    rf"[\"']?{_WITH_DIGIT}{_VALUE}{{8,200}}",
+    "token": rf"(?i:token)[\"']?\s{{0,10}}[=:]\s{{0,10}}[\"']?{_WITH_DIGIT}{_WITH_LETTER}{_VALUE}{{8,200}}",
 }
 PEOPLE = {
-    "e-mail address": r"\b[\w.+-]+@(?:[\w-]+\.)+[a-z]{2,}\b",
-    "user name in a path": r"(?<![\w.])/(?:home|users|Users|global/homes/\w|u)/[A-Za-z_][\w.-]*",
+    "e-mail address": r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[a-z]{2,24}\b",
+    "user name in a path": r"(?<![\w.])/(?:home|users|Users|global/homes/\w|u)/[A-Za-z_][\w.-]{0,60}",
 }
+SECRET_FILES = re.compile(
+    r"id_(?:rsa|dsa|ecdsa|ed25519)|\.(?:netrc|pgpass|npmrc|pypirc|env|htpasswd|git-credentials)|credentials"
+    r"|[^/]{1,200}\.(?:pem|key|p12|pfx|jks|keytab|kdbx|gpg|asc)"
+)
+"""Names of files that hold keys or passwords."""
 COMMON = frozenset(
     {"localhost", "root", "user", "users", "admin", "nobody", "ubuntu", "node", "host", "local"}
 )
-"""Names that say nothing of anybody."""
+"""Names that identify nobody."""
+LONGEST = 8192
+"""Characters of a line that are searched at once; longer lines in overlapping pieces."""
+OVERLAP = 1024
 _SECRETS = [(kind, re.compile(pattern)) for kind, pattern in SECRETS.items()]
 _PEOPLE = [(kind, re.compile(pattern)) for kind, pattern in PEOPLE.items()]
+_WORD = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True)
 class Names:
-    """Host and user names that are known from the runs and this machine."""
+    """Host and user names that the runs and this machine have."""
 
     hosts: frozenset[str]
     users: frozenset[str]
 
 
 def leaks(root: Path, names: Names) -> list[Finding]:
-    """One finding for every secret or name in the files below ``root``, with the first place and how many
-    more there are. Known names are not looked for in Python files, where ``n0`` is a variable."""
-    known = [
-        (kind, re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])"))
-        for kind, group in (("host name", names.hosts), ("user name", names.users))
-        for name in sorted(group - COMMON)
-    ]
+    """One finding for every secret or name in the files below ``root`` and in their names, with the first place
+    and the number of others. The names of hosts and users are not searched in Python files, where ``n0`` is a
+    variable; binary files are searched for secrets only."""
     places: dict[tuple[str, str], list[str]] = {}
     for path in sorted(p for p in root.rglob("*") if p.is_file()):
-        data = path.read_bytes()
-        if b"\0" in data[:4096]:
-            continue
-        patterns = [*_SECRETS, *_PEOPLE, *(known if path.suffix != ".py" else [])]
-        for line, text in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-            for kind, what in _in_line(text, patterns):
-                places.setdefault((kind, what), []).append(f"{path.relative_to(root)}:{line}")
+        name = path.relative_to(root).as_posix()
+        if SECRET_FILES.fullmatch(path.name):
+            places.setdefault(("file for secrets", path.name), []).append(name)
+        for match in _matches(name, names, is_text=path.suffix != ".py"):
+            places.setdefault(match, []).append(name)
+        text, is_text = _text(path.read_bytes())
+        for number, line in enumerate(text.splitlines(), 1):
+            known = names if path.suffix != ".py" else Names(frozenset(), frozenset())
+            for match in _matches(line, known, is_text=is_text):
+                places.setdefault(match, []).append(f"{name}:{number}")
     return [_finding(kind, what, where) for (kind, what), where in places.items()]
 
 
-def _in_line(text: str, patterns: Iterable[tuple[str, re.Pattern[str]]]) -> Iterator[tuple[str, str]]:
-    taken: set[tuple[int, int]] = set()
-    for kind, pattern in patterns:
+def _text(data: bytes) -> tuple[str, bool]:
+    """The text of a file, and whether it is a text file. Of a binary file what its bytes say in ASCII, so that a
+    secret in UTF-16 without a byte order mark is seen too."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", "replace"), True
+    if b"\0" in data:
+        return data.replace(b"\0", b"").decode("latin-1"), False
+    return data.decode("utf-8", "replace"), True
+
+
+def _matches(line: str, names: Names, *, is_text: bool) -> set[tuple[str, str]]:
+    """Kind and text of what is found in a line."""
+    return {match for piece in pieces(line) for match in _in_piece(piece, names, is_text)}
+
+
+def pieces(line: str) -> list[str]:
+    """A line in pieces of at most ``LONGEST`` characters that overlap by more than any secret is long."""
+    starts = range(0, max(len(line) - OVERLAP, 1), LONGEST - OVERLAP)
+    return [line[start : start + LONGEST] for start in starts]
+
+
+def _in_piece(text: str, names: Names, is_text: bool) -> Iterator[tuple[str, str]]:
+    taken: list[tuple[int, int]] = []
+    for kind, pattern in [*_SECRETS, *(_PEOPLE if is_text else [])]:
         for match in pattern.finditer(text):
-            if match.span() not in taken:
-                taken.add(match.span())
+            start, end = match.span()
+            if not any(start < b and a < end for a, b in taken):
+                taken.append((start, end))
                 yield kind, match[0]
+    for match in _WORD.finditer(text) if is_text and (names.hosts or names.users) else ():
+        parts = match[0].split(".")[:8]
+        for dots in range(len(parts)):  # n0 in n0.cluster.org too
+            word = ".".join(parts[: dots + 1])
+            if word in names.hosts and word not in COMMON:
+                yield "host name", word
+            if word in names.users and word not in COMMON:
+                yield "user name", word
 
 
 def _finding(kind: str, what: str, where: list[str]) -> Finding:
-    more = f" and {len(where) - 1} more places" if len(where) > 1 else ""
+    place = printable(where[0]) + (f" and {len(where) - 1} more places" if len(where) > 1 else "")
+    if kind == "file for secrets":
+        remedy = "remove it: files of this name hold keys or passwords, and all of the tree is published"
+        return Finding("pack/secret", "error", place, "no files for secrets", printable(what), remedy)
     if kind in SECRETS:
-        # The report of a secret must not carry it further.
-        shown = f"{kind}: {what[:6]}… ({len(what)} characters)"
-        remedy = "take it out, and have it revoked: it stands in a file that is to be published"
-        return Finding("pack/secret", "error", where[0] + more, "no secrets", shown, remedy)
-    remedy = "published as it is; run again with other paths or names if it must not be (logs are not edited)"
-    return Finding("pack/name", "warning", where[0] + more, f"no {kind}", what, remedy)
+        # The finding must not repeat the secret.
+        shown = f"{kind}: {printable(what[:6])}… ({len(what)} characters)"
+        remedy = "remove it, and have it revoked: the file is to be published"
+        return Finding("pack/secret", "error", place, "no secrets", shown, remedy)
+    remedy = "it is published; if it must not be, run again with other paths or names (logs are not edited)"
+    return Finding("pack/name", "warning", place, f"no {kind}", printable(what), remedy)

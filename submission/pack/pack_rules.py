@@ -1,5 +1,5 @@
-"""What speaks against packing runs: the description of the system, settings that differ within a set, a target
-of its own, sources that are not those of the runs."""
+"""Rules for packing runs: the system description, one configuration in a set, MLPerf's target, and the sources of
+the runs."""
 
 import getpass
 import socket
@@ -14,7 +14,7 @@ from mlhpc.submission.logs.result_sets import ResultSet
 from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.leaks import Names
-from mlhpc.submission.score.score import OFFICIAL
+from mlhpc.submission.score.score import score_rules
 from mlhpc.submission.score.set_score import has_own_target
 from mlhpc.submission.system.description import OPTIONAL, REQUIRED
 
@@ -27,7 +27,7 @@ def runs_of(results: ResultSet) -> list[RunDirectory]:
 def about_system(
     fields: dict[str, Any], path: Path, org: str, given: Sequence[ResultSet]
 ) -> Iterator[Finding]:
-    """What the description lacks, and where it and the logs tell two stories."""
+    """Fields that the description lacks, and where it and the logs disagree."""
 
     def finding(severity: Severity, expected: str, actual: str, remedy: str) -> Finding:
         return Finding("pack/system", severity, path.name, expected, actual, remedy)
@@ -47,50 +47,51 @@ def about_system(
     if fields.get("submitter") not in (org, None, ""):
         remedy = "give one name: --org, or in the file"
         yield finding("warning", f"submitter {org}", str(fields["submitter"]), remedy)
-    orgs = {str(log.value("submission_org")) for results in given for log in results.logs} - {org}
+    orgs = {str(log.value("submission_org")) for results in given for log in results.condensed} - {org}
     if orgs:
-        remedy = "run with --set submission.org; the logs are not edited, and a reviewer sees both names"
+        remedy = "run with --set submission.org=…; logs are not edited, and a reviewer sees both names"
         actual = ", ".join(sorted(orgs))
         yield Finding("pack/org", "warning", "logs", f"submission_org {org}", actual, remedy)
     for results in given:
-        divisions = sorted({str(log.value("submission_division")) for log in results.logs})
+        divisions = sorted({str(log.value("submission_division")) for log in results.condensed})
         if divisions != [fields.get("division")]:
             expected = f"division {' and '.join(divisions)}, as the logs of {results.benchmark} say"
-            remedy = "closed and open are submitted apart, each with its description"
+            remedy = "submit closed and open separately, each with its description"
             yield finding("error", expected, str(fields.get("division") or "none"), remedy)
 
 
 def one_configuration(results: ResultSet) -> Iterator[Finding]:
-    """One ``config.toml`` goes with a set. What the logs show of it is compared by their check."""
+    """A set has one ``config.toml``. Settings in the logs are compared by their check."""
     configured = [(run.path, run.config) for run in runs_of(results) if run.config]
     for path, config in configured[1:]:
-        if other := _first_other(configured[0][1].model_dump(), config.model_dump()):
-            remedy = "the runs of one score have one configuration: pack the others on their own"
+        if other := _first_difference(configured[0][1].model_dump(), config.model_dump()):
+            remedy = "the runs of one score have one configuration: pack the others separately"
             expected = f"the settings of {configured[0][0].name}"
             yield Finding("pack/config", "error", path.name, expected, other, remedy)
 
 
 def own_target(results: ResultSet) -> Iterator[Finding]:
-    """In the tree a run is held to the official target, which the official checker does not ask of every
-    benchmark in the open division."""
-    if has_own_target(results) and results.target:
-        official = OFFICIAL[results.benchmark][0]
+    """A submission has the official target, which the official checker does not require of every benchmark in the
+    open division."""
+    rules = score_rules(results.benchmark)
+    if has_own_target(results) and results.target and rules:
+        official = rules[0]
         yield Finding(
             "pack/target",
             "error",
             f"{results.path.name}/",
             f"runs to the target {official.metric} {official.value:g}",
             f"runs of preset {results.preset!r}, to {results.target.value:g}",
-            "a submission is of runs to MLPerf's target: run the preset closed or open",
+            "a submission needs MLPerf's target: run the preset closed or open",
         )
 
 
-def _first_other(ours: dict[str, Any], theirs: dict[str, Any], above: str = "") -> str:
-    """The first key that differs, and how; nothing where none does."""
+def _first_difference(ours: dict[str, Any], theirs: dict[str, Any], above: str = "") -> str:
+    """The first key that differs, and how; empty where none does."""
     for key in sorted(ours.keys() | theirs.keys()):
         a, b = ours.get(key), theirs.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            if other := _first_other(a, b, f"{above}{key}."):
+            if other := _first_difference(a, b, f"{above}{key}."):
                 return other
         elif a != b:
             return f"{above}{key} = {b}, not {a}"
@@ -98,30 +99,33 @@ def _first_other(ours: dict[str, Any], theirs: dict[str, Any], above: str = "") 
 
 
 def about_sources(given: Sequence[ResultSet]) -> Iterator[Finding]:
-    """The sources that are packed are those of the runs."""
+    """The packed sources have to be those of the runs."""
     packed = commit()
     envs = [run.env for results in given for run in runs_of(results)]
     commits = sorted({str(env.get("commit")) for env in envs})
     changed = any(env.get("dirty") for env in envs) or bool(packed["dirty"])
     if envs and commits == [str(packed["commit"])] and not changed:
         return
-    actual, remedy = "logs alone, which do not say", "put the sources that made them into implementations/"
+    actual, remedy = (
+        "only logs, which do not have their commit",
+        "put the sources of the runs into implementations/",
+    )
     if envs:
         actual = f"runs at {', '.join(c[:12] for c in commits)}, packed at {str(packed['commit'])[:12]}"
-        actual += ", with changes that are in no commit" * changed
+        actual += ", with uncommitted changes" * changed
         remedy = "check out the commit of the runs, and pack from there"
     yield Finding(
         "pack/sources",
         "warning",
         f"implementations/{implementation.name()}",
-        "the sources that the runs were made with",
+        "the sources of the runs",
         actual,
         remedy,
     )
 
 
-def said_once(findings: Sequence[Finding]) -> list[Finding]:
-    """What several runs have in common stands once, at the first of them."""
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings that several runs share, once, at the first of them."""
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)
@@ -133,7 +137,7 @@ def _more(count: int) -> str:
 
 
 def names_of(given: Sequence[ResultSet]) -> Names:
-    """Names of machines and users that the runs and this machine know, and no submission should tell."""
+    """Names of hosts and users in the runs and on this machine, which no submission should publish."""
     envs = [run.env for results in given for run in runs_of(results)]
     hosts = {node.get("hostname") for env in envs for node in (env, *env.get("nodes", ()))}
     try:

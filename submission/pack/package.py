@@ -8,8 +8,8 @@ Layout (MLPerf submission rules, "Directory structure", HPC and Training)::
     <org>/results/<system>/weak/<benchmark>/pruned_results/…            HPC, throughput
     <org>/results/<system>/resnet/result_<i>.txt                        Training
 
-The runs are only read. The tree is built aside, checked there (every run, the set by the official package
-checker, names and secrets), and gets its name when nothing speaks against it.
+The runs are only read. The tree is built in a temporary folder, checked there (every run, the set by the official
+package checker, names and secrets), and gets its name if there are no errors.
 """
 
 import json
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlhpc.benchmarks import registry
 from mlhpc.errors import UserError
 from mlhpc.submission.check import official
 from mlhpc.submission.check.check import check_set
@@ -31,20 +32,20 @@ from mlhpc.submission.pack.leaks import leaks
 from mlhpc.submission.pack.pack_rules import (
     about_sources,
     about_system,
+    merged,
     names_of,
     one_configuration,
     own_target,
     runs_of,
-    said_once,
 )
-from mlhpc.submission.score.score import OFFICIAL, Weak
+from mlhpc.submission.score.score import Weak
 from mlhpc.submission.score.set_score import has_own_target, score_set
 from mlhpc.submission.system.description import read
 
 
 @dataclass(frozen=True)
 class Packed:
-    """``archive`` and ``tree`` are None when errors kept it from being made. ``sets``: one line for each set
+    """``archive`` and ``tree`` are None when there were errors. ``sets``: one line for each set
     of results, with its score."""
 
     tree: Path | None
@@ -81,7 +82,7 @@ def pack(
         raise UserError(f"no HPC ruleset {ruleset!r}; choose from {', '.join(official.RULESETS)}")
     for taken in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
         if taken.exists():
-            raise UserError(f"{taken} is there already; choose another --out, or move it away")
+            raise UserError(f"{taken} already exists; choose another --out, or move it away")
     given, left_out = _throughput_chosen(_sources(paths, weak), prune)
     _require_one_usage(given, ruleset)
     findings = [*about_system(fields, system_file, org, given), *about_sources(given), *left_out]
@@ -95,9 +96,9 @@ def pack(
         _build(tree, name, fields, given, ruleset)
         findings += leaks(tree, names_of(given))
         for packed in result_sets(tree):
-            found = [*packed.problems, *official.package_findings(packed, ruleset)]
-            findings += [replace(f, where=f.where.replace(f"{part}/", "")) for f in found]
-        findings = said_once(findings)
+            problems = [*packed.problems, *official.package_findings(packed, ruleset)]
+            findings += [replace(f, where=f.where.replace(f"{part}/", "")) for f in problems]
+        findings = merged(findings)
         lines = [_scored(replace(results, system_json=fields)) for results in given]
         if not passes(findings) and not despite_errors:
             return Packed(None, None, findings, lines)
@@ -112,28 +113,28 @@ def pack(
 
 
 def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
-    """The sets to pack, one a benchmark and metric, made of all that ``paths`` and ``weak`` hold."""
-    found: dict[tuple[str, Metric], list[ResultSet]] = {}
+    """The sets to pack, one per benchmark and metric, of everything in ``paths`` and ``weak``."""
+    groups: dict[tuple[str, Metric], list[ResultSet]] = {}
     seen: dict[Path, Path] = {}
     for path in (*paths, *weak):
         for results in result_sets(path):
             if results.is_tree:
-                raise UserError(f"{path} is a submission tree already: check it with mlhpc check")
+                raise UserError(f"{path} is already a submission tree: check it with mlhpc check")
             for log in results.log_paths:
-                if twin := seen.get(log.resolve()):
-                    raise UserError(f"{log} is given twice ({twin} and {path}); name every run once")
+                if earlier := seen.get(log.resolve()):
+                    raise UserError(f"{log} is given twice ({earlier} and {path}); name every run once")
                 seen[log.resolve()] = path
             metric: Metric = "weak" if path in weak else results.metric
-            found.setdefault((results.benchmark, metric), []).append(results)
+            groups.setdefault((results.benchmark, metric), []).append(results)
     if not seen:
         raise UserError(f"{', '.join(map(str, paths))}: no log to pack; give the --out folders of runs")
-    return [_together(sets, metric) for (_, metric), sets in found.items()]
+    return [_together(sets, metric) for (_, metric), sets in groups.items()]
 
 
 def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
     """Several sets as one. Raises UserError for run directories together with bare logs."""
     if len({bool(results.runs) for results in sets}) > 1:
-        raise UserError(f"{sets[0].path} and the others: give folders of runs, or logs alone, not both")
+        raise UserError(f"{sets[0].path} and the others: give folders of runs or bare logs, not both")
     return replace(
         sets[0],
         path=sets[0].path if len(sets) == 1 else sets[0].path.parent,
@@ -147,11 +148,11 @@ def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
 def _throughput_chosen(
     given: Sequence[ResultSet], prune: Sequence[Path]
 ) -> tuple[list[ResultSet], list[Finding]]:
-    """The sets with their pruned instances set apart, and what is said of those that are left out."""
+    """The sets with their pruned instances separated, and findings on those that are left out."""
     pruned = {path.resolve() for path in prune}
-    known = {p.resolve() for results in given for p in (*results.log_paths, *results.runs)}
-    if pruned - known:
-        raise UserError(f"--prune {sorted(pruned - known)[0]} is none of the runs that are packed")
+    packed = {p.resolve() for results in given for p in (*results.log_paths, *results.runs)}
+    if pruned - packed:
+        raise UserError(f"--prune {sorted(pruned - packed)[0]} is not one of the packed runs")
     chosen, findings = [], []
     for results in given:
         if results.metric == "strong":
@@ -175,7 +176,7 @@ def _throughput_chosen(
                     "not packed: it cannot count, and pruned logs have to comply")
             for path in failed
         ]  # fmt: skip
-        # How long such an instance took nobody can say any more: to leave it out is for the submitter to choose.
+        # The time of such an instance is lost: leaving it out has to be the submitter's decision.
         findings += [
             Finding("pack/left-out", "warning" if run.resolve() in pruned else "error", str(run),
                     "the log of every instance", "run.log is missing",
@@ -183,11 +184,11 @@ def _throughput_chosen(
                     else "restore it, or leave the instance out with --prune")
             for run in results.runs if run / "run.log" not in results.log_paths
         ]  # fmt: skip
-    alone = {r.benchmark for r in given} - {r.benchmark for r in given if r.metric == "strong"}
+    without_strong = {r.benchmark for r in given} - {r.benchmark for r in given if r.metric == "strong"}
     findings += [
-        Finding("pack/throughput", "warning", benchmark, "a time to solution beside the throughput", "none",
+        Finding("pack/throughput", "warning", benchmark, "a time to solution with the throughput", "none",
                 "throughput may not be reported on its own (MLPerf HPC training rules 3.0): pack both")
-        for benchmark in sorted(alone)
+        for benchmark in sorted(without_strong)
     ]  # fmt: skip
     return chosen, findings
 
@@ -198,7 +199,7 @@ def _require_name(org: str) -> None:
 
 
 def _system_name(fields: dict[str, Any], path: Path) -> str:
-    """The folder of a system: its name, with ``_`` for what does not belong into a folder's name."""
+    """The folder of a system: its name, with ``_`` for characters that a folder's name cannot have."""
     name = re.sub(r"[^\w.+-]+", "_", str(fields.get("system_name", "")).strip()).strip("._")
     if not name:
         raise UserError(f"{path} has no system_name; fill it in (mlhpc doctor --system --set system_name=…)")
@@ -208,14 +209,17 @@ def _system_name(fields: dict[str, Any], path: Path) -> str:
 def _require_one_usage(given: Sequence[ResultSet], ruleset: str) -> None:
     benchmarks = sorted({results.benchmark for results in given})
     for benchmark in benchmarks:
-        if benchmark not in OFFICIAL:
-            known = ", ".join(OFFICIAL)
-            raise UserError(f"the logs are of {benchmark or 'no'} benchmark: a submission is of {known}")
+        entry = registry.find_logged(benchmark)
+        if entry is None or entry.mlperf_name is None:
+            names = ", ".join(b.mlperf_name for b in registry.benchmarks().values() if b.mlperf_name)
+            raise UserError(f"the logs are of {benchmark or 'no'} benchmark: a submission is of {names}")
     if len({official.rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
         raise UserError(
-            f"{' and '.join(benchmarks)} are of different submissions (HPC, Training): pack each on its own"
+            f"{' and '.join(benchmarks)} belong to different submissions (HPC, Training): pack them separately"
         )
-    if any(r.metric == "weak" and r.benchmark in official.TRAINING for r in given):
+    if any(
+        r.metric == "weak" and official.rules_of(r.benchmark, ruleset).startswith("training_") for r in given
+    ):
         raise UserError("Training has no throughput metric: pack without --weak")
 
 
@@ -241,7 +245,7 @@ def _scored(results: ResultSet) -> str:
     """The set in one line, with its score or why there is none."""
     kept, left = len(results.log_paths), len(results.pruned_paths)
     head = f"{results.benchmark} {results.metric}: {kept} results" + (f", {left} pruned" if left else "")
-    own = ", to a target of its own: no MLPerf result" * has_own_target(results)
+    own = ", to its own target: not an MLPerf result" * has_own_target(results)
     score = score_set(results)
     if score.minutes is None:
         return f"{head}; no score: {score.why}{own}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlhpc.benchmarks import load
+from mlhpc.benchmarks import load, registry
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 from mlhpc.perf.scaling import Measured, Point, Prediction, neighbours, predict
@@ -133,8 +133,8 @@ def _predictions(entries: Sequence[Entry], asked: Sequence[tuple[int, int | None
 def references(entry: Entry) -> list[Point]:
     """Epochs to target by batch size of the reference implementation (reference convergence points), where
     ``entry`` trains on the data set that they are for; of several at one batch size the fewest epochs."""
-    name = {"resnet": "resnet50"}.get(entry.benchmark, entry.benchmark)
-    if name not in load.BENCHMARKS or "closed" not in load.presets(name):
+    name = registry.our_name(entry.benchmark)
+    if name not in registry.benchmarks() or "closed" not in load.presets(name):
         return []
     if load.load(name, "closed").data.train_samples != entry.data_set[0]:
         return []

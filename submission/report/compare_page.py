@@ -3,6 +3,7 @@ and the prediction of section 4.1.2."""
 
 from collections.abc import Sequence
 
+from mlhpc.benchmarks import registry
 from mlhpc.common.pages import plots
 from mlhpc.common.pages.html import Banner, Cell, Chapter, Details, Grid, Section, Table, render
 from mlhpc.errors import count
@@ -13,7 +14,7 @@ from mlhpc.submission.report.compare_planes import planes
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
 from mlhpc.submission.report.run_sections import findings_table
 from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.summary import TITLES, decimals, duration, plain, time_unit, whole
+from mlhpc.submission.report.summary import decimals, duration, plain, time_unit, whole
 from mlhpc.submission.score.score import Weak
 
 _BARS = 24
@@ -62,7 +63,7 @@ def _banners(group: Sequence[Entry]) -> list[Banner]:
     first = group[0]
     banners = []
     if first.official is False:
-        benchmark = TITLES.get(first.benchmark, first.benchmark)
+        benchmark = registry.title(first.benchmark)
         text = f"Nothing below is a result of {benchmark}; compare these runs only with each other."
         banners.append(Banner(text, "Not the official data set.", "bad"))
     elif first.official is None:

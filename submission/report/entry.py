@@ -5,12 +5,13 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlhpc.benchmarks import registry
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Measured
 from mlhpc.submission.logs.phases import Phases
 from mlhpc.submission.logs.run_directory import Target
 from mlhpc.submission.report.spread import Spread, spread
-from mlhpc.submission.report.summary import TITLES, whole
+from mlhpc.submission.report.summary import whole
 from mlhpc.submission.score.score import Strong, Weak
 
 OVER_SCORED = "the runs that the score is made from"
@@ -84,7 +85,7 @@ class Entry:
         """The problem: benchmark, size of the data set, and the preset unless the data set is official."""
         samples = f"{whole(self.data_set[0])} training samples" if self.data_set[0] else ""
         preset = f"preset {self.problem[3]}" if self.problem[3] else ""
-        return " · ".join(t for t in (TITLES.get(self.benchmark, self.benchmark), samples, preset) if t)
+        return " · ".join(t for t in (registry.title(self.benchmark), samples, preset) if t)
 
     @property
     def made_from(self) -> str:

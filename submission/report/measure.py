@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlhpc.benchmarks import load
+from mlhpc.benchmarks import load, registry
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.phases import Phases, phases
 from mlhpc.submission.logs.result_sets import ResultSet
@@ -209,7 +209,7 @@ def _units(log: Log, description: dict[str, Any], own: _Own) -> tuple[str, str, 
 def _official_sizes() -> dict[str, set[tuple[int, int]]]:
     """(training, evaluation) samples of the published data sets, by benchmark."""
     sizes: dict[str, set[tuple[int, int]]] = {}
-    for benchmark in load.BENCHMARKS:
+    for benchmark in registry.benchmarks():
         for preset in load.presets(benchmark):
             data = getattr(load.load(benchmark, preset), "data")  # noqa: B009
             if data.official:
@@ -223,7 +223,7 @@ def _official_data(
     """Whether the samples are those of a published data set (None if unknown), and that set's samples, else those
     given. Some submitters log the samples of whole batches only: fewer by less than a global batch."""
     sizes = _official_sizes()
-    known = sizes.get(benchmark) or sizes.get({"resnet": "resnet50"}.get(benchmark, ""))
+    known = sizes.get(registry.our_name(benchmark))
     if known is None or train is None:
         return None, (train, evaluate)
     for whole_train, whole_eval in sorted(known):

@@ -7,6 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from mlhpc.benchmarks import registry
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.errors import UserError, count
 from mlhpc.submission.check.check import check_run
@@ -18,7 +19,6 @@ from mlhpc.submission.report.compare_table import print_comparison, text
 from mlhpc.submission.report.ranks import running
 from mlhpc.submission.report.run_page import page
 from mlhpc.submission.report.summary import (
-    TITLES,
     data_rate,
     duration,
     no_score,
@@ -107,7 +107,7 @@ def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
 def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console: Console) -> None:
     result = run.result
     reasons = no_score(run, findings)
-    title = TITLES.get(run.benchmark, run.benchmark) + (f", preset {run.preset}" if run.preset else "")
+    title = registry.title(run.benchmark) + (f", preset {run.preset}" if run.preset else "")
     console.print(text(title, "bold"))
     console.print(text(standing(run)))
     for name, what in () if running(run) else run.problems[:_PROBLEMS_SHOWN]:

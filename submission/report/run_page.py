@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mlhpc.benchmarks import registry
 from mlhpc.common.pages.html import Banner, Cell, Grid, Section, Table, render
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, passes, verdict
@@ -9,7 +10,6 @@ from mlhpc.submission.logs.run_directory import RunDirectory
 from mlhpc.submission.report import run_charts, run_sections
 from mlhpc.submission.report.ranks import RankTimes, read_ranks, running
 from mlhpc.submission.report.summary import (
-    TITLES,
     data_rate,
     duration,
     no_score,
@@ -27,7 +27,7 @@ def page(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
     """The whole HTML text. What the directory lacks is left out, and listed in a section of its own."""
     rules, ranks = rules_text(run, ruleset), read_ranks(run.path)
     reasons = no_score(run, findings)
-    heading = TITLES.get(run.benchmark, run.benchmark)
+    heading = registry.title(run.benchmark)
     training_rules = " (MLPerf HPC training rules up to round 2.0)" * rules.startswith("hpc")
     return render(
         "mlhpc.submission.report",

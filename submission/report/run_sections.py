@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from mlhpc.benchmarks.load import BENCHMARKS
+from mlhpc.benchmarks import load, registry
 from mlhpc.common.pages.html import Cell, Details, Facts, Section, Table
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, verdict
@@ -135,7 +135,7 @@ def hyperparameters(run: RunDirectory) -> Section | None:
         about = "Names as in the MLPerf logging rules."
     elif run.log:
         # The keys of all benchmarks: those that this log does not have are left out below.
-        keys = [key for benchmark in BENCHMARKS.values() for key in benchmark.hyperparameter_keys()]
+        keys = [key for name in registry.benchmarks() for key in load.hyperparameter_keys(name)]
         values = {key: run.log.value(key) for key in dict.fromkeys(keys)}
         training = {}
         about = "From the log; config.toml is missing."

@@ -7,6 +7,7 @@ After Han et al. 2019 (paper 003): throughput by network and storage and its var
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mlhpc.benchmarks import registry
 from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.charts import SERIES, Figure
 from mlhpc.common.pages.html import Banner, Cell, Grid, Section, Table, render
@@ -14,7 +15,7 @@ from mlhpc.errors import count
 from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.study import GLOBAL_BATCH, Study, Value, grouped, is_numeric
 from mlhpc.submission.report.study import Cell as StudyCell
-from mlhpc.submission.report.summary import TITLES, plain
+from mlhpc.submission.report.summary import plain
 
 PANELS = 12
 """Figures of one section at most; the table has what they leave out."""
@@ -46,7 +47,7 @@ def page(study: Study) -> str:
         blocks=[*(_section(study, axis) for axis in study.axes), _variability(study), _table(study)],
         foot="Cells are measured by runs of the suite; the data set is evicted from the page cache before each. "
         "Intervals: 95% of the mean over three or more repeats (Student's t). After Han et al. 2019.",
-        heading=TITLES.get(benchmark, benchmark),
+        heading=registry.title(benchmark),
         subtitle=f"study of training throughput, preset {_all(c.settings.get('preset') for c in study.cells)}",
         meta=_meta(study),
         banners=[banner],

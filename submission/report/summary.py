@@ -5,15 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from mlhpc.benchmarks import registry
 from mlhpc.submission.check.official import rules_of
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.phases import PARTS as LOG_PARTS
 from mlhpc.submission.logs.phases import phases
-from mlhpc.submission.logs.result_sets import MLPERF_NAMES
 from mlhpc.submission.logs.run_directory import RunDirectory, Target
 from mlhpc.submission.report.ranks import running
-
-TITLES = {"cosmoflow": "CosmoFlow", "deepcam": "DeepCAM", "resnet50": "ResNet-50", "resnet": "ResNet-50"}
 
 PARTS = {
     "staging": ("Staging", "copying the data set to where training reads it"),
@@ -68,14 +66,13 @@ def _positive(value: float | None) -> float | None:
 def rules_text(run: RunDirectory, ruleset: str) -> str:
     """The rules that ``run`` is checked against, as a reader knows them: "hpc 2.0.0", "training 4.0.0"."""
     logged = run.log.value("submission_benchmark") if run.log else None
-    return rules_of(str(logged or MLPERF_NAMES.get(run.benchmark, run.benchmark)), ruleset).replace("_", " ")
+    return rules_of(str(logged or registry.logged_name(run.benchmark)), ruleset).replace("_", " ")
 
 
 _FRAMEWORKS = {
     "tensorflow": ("tensorflow", "keras", "horovod"),
     "torch": ("torch", "nvidia-dali"),
 }
-_FRAMEWORK_OF = {"cosmoflow": "tensorflow", "deepcam": "torch", "resnet50": "torch"}
 
 
 def packages_of(benchmark: str | None, installed: object) -> dict[str, str]:
@@ -83,11 +80,22 @@ def packages_of(benchmark: str | None, installed: object) -> dict[str, str]:
     other framework's. All of them for a benchmark outside this suite; empty where ``installed`` is not a table."""
     if not isinstance(installed, dict):
         return {}
-    own = _FRAMEWORK_OF.get(str(benchmark))
+    own = _family(str(benchmark))
     others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
     return {
         str(name): str(version) for name, version in installed.items() if not str(name).startswith(others)
     }
+
+
+def _family(benchmark: str) -> str | None:
+    known = registry.find_logged(benchmark)
+    names = {
+        package
+        for framework in (known.frameworks.values() if known else ())
+        for package in framework.packages
+    }
+    families = [family for family in _FRAMEWORKS if family in names]
+    return families[0] if len(families) == 1 else None
 
 
 def framework_of(benchmark: str | None, installed: object) -> str:

@@ -1,9 +1,9 @@
 """Whether a set converged faster than the reference can: reference convergence points (RCP).
 
-The reference is trained many times at several batch sizes; how many epochs it took is a point. A closed
-result whose mean number of epochs is significantly below the reference's has not done the same training
-(MLPerf training rules, "Reference Convergence Points"). The points are those that mlperf-logging brings; the
-test is computed here from its definition: the official rcp_checker is a second opinion, not the only one.
+The reference is trained many times at several batch sizes; the epochs that it took at one of them are a point. A
+closed result whose mean number of epochs is significantly below the reference's has not done the same training
+(MLPerf training rules, "Reference Convergence Points"). The points come with mlperf-logging; the test is computed
+here from its definition, so that the official rcp_checker is a second opinion.
 """
 
 import json
@@ -36,13 +36,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A set held against the reference.
+    """A set compared with the reference.
 
-    ``points``: what was used: one point, or the two that lie around the batch size. ``epochs``: mean of the
-    set, fastest and slowest left out; ``reference``: of the points at this batch size; ``bound``: the fewest
-    epochs that are not significantly below it; ``p_value``: of so few epochs or fewer if the set trained like
-    the reference. All None where they cannot be had, with the reason in ``why``; ``how`` is a phrase on the
-    points.
+    ``points``: the one point used, or the two around the batch size. ``epochs``: mean of the set, fastest and
+    slowest left out; ``reference``: of the points at this batch size; ``bound``: the fewest epochs that are not
+    significantly below it; ``p_value``: of so few epochs or fewer if the set trained like the reference. All None
+    where they cannot be computed, with the reason in ``why``; ``how``: how the points were chosen. ``applies``:
+    False where the comparison is not possible for a reason that is no fault of the set.
     """
 
     passes: bool
@@ -53,6 +53,7 @@ class Comparison:
     bound: float | None = None
     p_value: float | None = None
     why: str = ""
+    applies: bool = True
 
     @property
     def distance(self) -> float | None:
@@ -71,7 +72,7 @@ class Comparison:
 def compare(
     runs: Sequence[RunScore], batch_size: int | None, benchmark: str, rules: str, runs_needed: int
 ) -> Comparison | None:
-    """``runs`` of one set held against the points of ``rules`` (``hpc_2.0.0``); None where it has none for
+    """``runs`` of one set compared with the points of ``rules`` (``hpc_2.0.0``); None where these have none for
     ``benchmark``."""
     points = reference_points(benchmark, rules)
     if not points:
@@ -80,7 +81,8 @@ def compare(
     if batch_size is None:
         return Comparison(False, "", why="the runs do not have one global_batch_size")
     if len(epochs) < 3 or math.isinf(epochs[-2]):
-        return Comparison(False, "", why="too few runs with a known number of epochs to target")
+        why = "too few runs with a known number of epochs to target"
+        return Comparison(False, "", why=why, applies=False)
     used, how = choose(points, batch_size)
     if how == "missing":
         largest = max(point.batch_size for point in points)
@@ -88,7 +90,7 @@ def compare(
             f"no reference above batch size {largest}: run the reference at {batch_size} and submit its point"
         )
         return Comparison(False, "no point", used, statistics.fmean(epochs[1:-1]), why=why)
-    # A made-up point between two stands for twice the runs of a submission (mlperf-logging 4.1.68).
+    # An interpolated point counts for twice the runs of a submission (mlperf-logging 4.1.68).
     between = len(used) == 2
     counted = 2 * runs_needed if between else used[0].counted
     reference, spread = used[0].epochs, used[0].spread
@@ -105,8 +107,8 @@ def t_test(
     mean: float, reference: float, spread: float, reference_runs: int, runs: int
 ) -> tuple[float, float | None]:
     """The least mean that passes, and the p-value of ``mean``: Student's one-sided test of two means of
-    ``runs`` and ``reference_runs`` values, both taken to have the reference's spread. A reference that never
-    varied leaves nothing to test: its mean is the bound.
+    ``runs`` and ``reference_runs`` values, both assumed to have the reference's spread. Without any spread there
+    is nothing to test, and the reference's mean is the bound.
     """
     from scipy.special import stdtr, stdtrit  # scipy.stats takes a second to import
 
@@ -119,7 +121,7 @@ def t_test(
 
 
 def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...], str]:
-    """The points that count at ``batch_size``, and how: at it, around it, or the next larger one."""
+    """The points to use at ``batch_size``, and how they were chosen: at it, around it, or the next larger one."""
     points = pruned(points)
     same = [point for point in points if point.batch_size == batch_size]
     if same:
@@ -136,8 +138,8 @@ def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...],
 
 
 def pruned(points: Sequence[Point]) -> list[Point]:
-    """Without points that tell nothing: those of batch sizes below the fastest's, and from there on those
-    slower than the line from the last one kept to the next (mlperf-logging 4.1.68, rcp_checker)."""
+    """Without the points at batch sizes below the fastest's, and of the others without those slower than the
+    line from the last one kept to the next (mlperf-logging 4.1.68, rcp_checker)."""
     fastest = min(points, key=lambda point: point.epochs)
     rest = [point for point in points if point.batch_size >= fastest.batch_size]
     kept = rest[:1]
@@ -160,12 +162,12 @@ def reference_points(benchmark: str, rules: str) -> list[Point]:
     if not benchmark.isidentifier() or not path.is_file():
         return []
     points = []
-    for name, said in json.loads(path.read_text("utf-8")).items():
-        epochs = sorted(said["Epochs to converge"])
+    for name, record in json.loads(path.read_text("utf-8")).items():
+        epochs = sorted(record["Epochs to converge"])
         points.append(
             Point(
                 name,
-                said["BS"],
+                record["BS"],
                 statistics.fmean(epochs[1:-1]),
                 statistics.pstdev(epochs),
                 len(epochs),

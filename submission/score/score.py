@@ -1,26 +1,36 @@
-"""What a set of runs is worth: time to solution of MLPerf HPC ("strong") and throughput ("weak").
+"""The scores of MLPerf HPC for a set of runs: time to solution ("strong") and throughput ("weak").
 
-A run has converged when an evaluation inside the run meets the target. What run_stop says of its status is
-not asked: published runs say success and miss the target, or meet it and say nothing. Times are from the
-first run_start to the first run_stop: some logs go on after it.
+A run has converged when an evaluation inside the run meets the target. The status of run_stop is not used:
+published runs have success without meeting the target, or meet it without a status. Times are from the first
+run_start to the first run_stop: some logs go on after it.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
+from mlhpc.benchmarks import load, registry
 from mlhpc.submission.logs.mllog import Interval, Log
 from mlhpc.submission.logs.run_directory import Target
 
-OFFICIAL = {
-    "cosmoflow": (Target(metric="eval_error", label="mean absolute error", value=0.124), 10),
-    "deepcam": (Target(metric="eval_accuracy", label="IoU", value=0.82), 5),
-    "resnet": (Target(metric="eval_accuracy", label="top-1 accuracy", value=0.759), 5),
-}
-"""Target and number of runs by MLPerf's name of the benchmark (MLPerf HPC training rules 3.0, "Benchmarks"
-and "Benchmark Results"; MLPerf training rules 4.0 for resnet)."""
+
+def score_rules(logged_name: str) -> tuple[Target, int] | None:
+    """Target and number of runs of a score of the benchmark whose logs say ``logged_name``, from its TOML file;
+    None where no benchmark is called so."""
+    benchmark = registry.find_logged(logged_name)
+    if benchmark is None:
+        return None
+    return _score_rules(benchmark.name)
+
+
+@cache
+def _score_rules(name: str) -> tuple[Target, int]:
+    target = load.official_target(name)
+    read = Target(metric=target.metric, label=target.label, value=target.value)
+    return read, load.runs_of_a_score(name)
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class RunScore:
 
 @dataclass(frozen=True)
 class Strong:
-    """Time to solution in minutes, with what it was made of. ``why`` says why there is none.
+    """Time to solution in minutes, with the runs that it is made from. ``why``: why there is none.
 
     ``mean``, ``spread`` (sample standard deviation) and ``ci95`` (Student's t interval of the mean) describe
     all runs that converged, in minutes, also those that the score drops; None where there are too few.
@@ -59,10 +69,11 @@ class Strong:
 class Weak:
     """Throughput: the tuple (T, S, M', TTTa) of MLPerf HPC training rules 3.0, "Throughput".
 
-    ``T`` and ``S``: compute units (accelerators, or nodes where there are none) used in all and by one
-    instance; ``M``: the instances that count (M'); ``minutes``: TTTa; ``without_staging_minutes``: TTTa as if
-    the clock of every instance began when it had staged. ``runs``: every instance, also the pruned. ``why``
-    says why there is no score; M is then still the number of instances that could count.
+    ``T`` and ``S``: compute units (accelerators, or nodes where there are none) in total and of one instance: S
+    is what the logs say, but no more than T shared among the instances that ran at the same time; ``M``: the
+    instances that count (M'); ``minutes``: TTTa; ``without_staging_minutes``: TTTa as if the clock of every
+    instance began when it had staged. ``runs``: every instance, also the pruned. ``why``: why there is no score;
+    M is then still the number of instances that could count.
     """
 
     T: int | None
@@ -89,8 +100,8 @@ def score_run(log: Log, target: Target) -> RunScore:
     if met is None:
         why = f"no {target.metric} inside the run"
         if evaluations:
-            worth = [e.value for e in evaluations if not math.isnan(e.value)]
-            best = (max if target.higher_is_better else min)(worth, default=math.nan)
+            values = [e.value for e in evaluations if not math.isnan(e.value)]
+            best = (max if target.higher_is_better else min)(values, default=math.nan)
             why = f"the best of {len(evaluations)} {target.metric} is {best:.6g}, not {target.value:g}"
         return RunScore(log.path, run.seconds, without, False, None, why)
     epoch = None if met.epoch is None else met.epoch + 1 - log.first_epoch
@@ -98,7 +109,7 @@ def score_run(log: Log, target: Target) -> RunScore:
 
 
 def staged_s(log: Log) -> float:
-    """Seconds of the run in which staging was going on; staging before run_start is not in its time."""
+    """Seconds of the run with staging in progress; staging before run_start is not in its time."""
     if log.run is None:
         return 0.0
     total, reached = 0.0, log.run.start_ms
@@ -150,10 +161,10 @@ def score_weak(
     total_scale: int | None = None,
     pruned: Sequence[Log] = (),
 ) -> Weak:
-    """Throughput over the instances ``logs``; ``pruned`` are those that the submitter has taken out.
+    """Throughput over the instances ``logs``; ``pruned`` are those that the submitter has removed.
 
-    Instances that did not converge do not count, nor do all but the first of those with one seed. Without
-    ``total_scale`` (T, from the system description) all instances are taken to have run at once: T = M · S.
+    Instances that did not converge do not count, nor do all but the first of those with the same seed. Without
+    ``total_scale`` (T, from the system description) T = M · S, as if all instances had run at the same time.
     """
     runs = []
     first_of: dict[str, Path] = {}
@@ -162,7 +173,7 @@ def score_weak(
         if not run.converged:
             run = replace(run, dropped="did not converge")
         elif seed is not None and first_of.setdefault(str(seed), log.path) != log.path:
-            run = replace(run, dropped=f"seed {seed} again")
+            run = replace(run, dropped=f"seed {seed} repeated")
         runs.append(run)
     runs += [replace(score_run(log, target), dropped="pruned") for log in pruned]
     kept = [log for log, run in zip(logs, runs, strict=False) if not run.dropped]
@@ -170,6 +181,9 @@ def score_weak(
     scale = next(iter(scales)) if len(scales) == 1 else None
     if total_scale is None and scale is not None:
         total_scale = scale * len(runs)
+    elif total_scale is not None and scale is not None:
+        at_once = max(most_at_once((*logs, *pruned)), 1)
+        scale = min(scale, max(total_scale // at_once, 1)) if at_once > 1 else scale
     why = ""
     if len(scales - {None}) > 1:
         why = f"instances of different scales: {', '.join(map(str, sorted(s for s in scales if s)))}"
@@ -189,19 +203,36 @@ def score_weak(
 
 
 def instance_scale(log: Log) -> int | None:
-    """Compute units of one run: accelerators, or nodes where a node has none; None: the log does not say."""
+    """Compute units of one run by its log: accelerators, or nodes where a node has none; None where it lacks
+    them."""
     nodes, accelerators = log.value("number_of_nodes"), log.value("accelerators_per_node")
     try:
-        return int(nodes) * max(int(accelerators), 1)
+        scale = int(nodes) * max(int(accelerators), 1)
     except (TypeError, ValueError, OverflowError):
         return None
+    return scale if scale > 0 else None
+
+
+def most_at_once(logs: Sequence[Log]) -> int:
+    """The largest number of runs between run_start and run_stop at the same moment."""
+    edges = [
+        edge
+        for log in logs
+        if log.run and log.run.stop_ms > log.run.start_ms
+        for edge in ((log.run.start_ms, 1), (log.run.stop_ms, -1))
+    ]
+    running = most = 0
+    for _, change in sorted(edges):  # a run that stops at the moment another starts does not overlap with it
+        running += change
+        most = max(most, running)
+    return most
 
 
 def _t_interval(times: Sequence[float]) -> tuple[float, float] | None:
     """95% interval of the mean of ``times`` (Student's t, n − 1 degrees of freedom)."""
     if len(times) < 2:
         return None
-    from scipy.special import stdtrit  # the quantile alone: scipy.stats takes a second to import
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
 
     mean = statistics.fmean(times)
     half = float(stdtrit(len(times) - 1, 0.975)) * statistics.stdev(times) / math.sqrt(len(times))

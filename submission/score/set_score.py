@@ -1,40 +1,47 @@
-"""A set of runs as one: its rules, its score, and what speaks against it beyond its single logs."""
+"""A set of runs: its target, its score, and the rules that compare its logs."""
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.load import load, presets
 from mlhpc.errors import count
-from mlhpc.submission.logs.findings import Finding
+from mlhpc.submission.logs.findings import Finding, Severity
 from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_sets import ResultSet
+from mlhpc.submission.logs.result_sets import SETTINGS, SIZES, ResultSet
 from mlhpc.submission.logs.run_directory import Target
-from mlhpc.submission.score.rcp import Comparison, compare
-from mlhpc.submission.score.score import OFFICIAL, Strong, Weak, instance_scale, score_strong, score_weak
+from mlhpc.submission.score.rcp import Comparison, compare, reference_points
+from mlhpc.submission.score.score import (
+    Strong,
+    Weak,
+    instance_scale,
+    most_at_once,
+    score_rules,
+    score_strong,
+    score_weak,
+)
 
-SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
-"""How the keys of hyperparameters begin (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
-SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
 TEXTS = (
     "submitter", "system_name", "host_processor_model_name", "host_processor_core_count",
     "accelerator_model_name", "accelerators_per_node", "framework",
 )  # fmt: skip
-"""Fields that the official tools join to one text (mlperf-logging, system_desc_checker), so no numbers."""
+"""Fields that the official tools join as text (mlperf-logging, system_desc_checker), so they cannot be numbers."""
 
 
 def target_of(results: ResultSet) -> tuple[Target, int] | None:
-    """The target and the number of runs of a score: the set's own target, or the official one. None where the
-    benchmark is not known here."""
-    official = OFFICIAL.get(results.benchmark)
+    """The target and the number of runs of a score: the set's own target, or the official one. None for an unknown
+    benchmark."""
+    official = score_rules(results.benchmark)
     if official is None:
         return None
     return (results.target or official[0]), official[1]
 
 
 def has_own_target(results: ResultSet) -> bool:
-    """Whether the runs were run to another target than MLPerf's: a small preset, no MLPerf result."""
-    official = OFFICIAL.get(results.benchmark)
+    """Whether the runs were run to another target than MLPerf's: a small preset, not an MLPerf result."""
+    official = score_rules(results.benchmark)
     return bool(official and results.target and results.target.value != official[0].value)
 
 
@@ -42,159 +49,164 @@ def score_set(results: ResultSet) -> Strong | Weak:
     """The score of a set by its metric."""
     rules = target_of(results)
     if rules is None:
-        why = f"no target is known for the benchmark {results.benchmark!r}"
+        why = f"unknown benchmark {results.benchmark!r}: no target"
         if results.metric == "weak":
             return Weak(results.total_scale, None, 0, None, None, (), why)
         return Strong(None, None, (), None, None, None, why)
     if results.metric == "weak":
-        return score_weak(results.logs, *rules, results.total_scale, results.pruned)
-    return score_strong(results.logs, *rules)
+        return score_weak(results.condensed, *rules, results.total_scale, results.condensed_pruned)
+    return score_strong(results.condensed, *rules)
 
 
 def division_of(results: ResultSet) -> str:
-    """As the system description says, else the first log."""
-    said = (results.system_json or {}).get("division")
-    logged = results.logs[0].value("submission_division") if results.logs else None
-    return str(said or logged or "")
+    """From the system description, else the first log."""
+    described = (results.system_json or {}).get("division")
+    logged = results.condensed[0].value("submission_division") if results.condensed else None
+    return str(described or logged or "")
 
 
 def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Comparison | None:
-    """The set held against the reference convergence points; None where there are none, or where the set was
+    """The set compared with the reference convergence points; None where there are none, or where the set was
     run to a target of its own."""
-    known = target_of(results)
-    if known is None or has_own_target(results):
+    rule = target_of(results)
+    if rule is None or has_own_target(results):
         return None
-    sizes = [log.value("global_batch_size") for log in results.logs]
+    if (samples := _other_problem(results)) is not None and reference_points(results.benchmark, rules):
+        why = (
+            f"not comparable: {samples[0]} training samples, where the reference has {samples[1]} "
+            "(rounds before 1.0 had another problem)"
+        )
+        return Comparison(False, "", why=why, applies=False)
+    sizes = [log.value("global_batch_size") for log in results.condensed]
     same = all(size == sizes[0] and isinstance(size, int) for size in sizes)
     counted = [run for run in score.runs if run.dropped != "pruned"]
-    return compare(counted, sizes[0] if sizes and same else None, results.benchmark, rules, known[1])
+    return compare(counted, sizes[0] if sizes and same else None, results.benchmark, rules, rule[1])
+
+
+def _other_problem(results: ResultSet) -> tuple[int, int] | None:
+    """Training samples of the set and of the official data set, where they differ by more than a part of a batch
+    that was dropped: one percent."""
+    official = official_samples(results.benchmark)
+    logged = [log.value("train_samples") for log in results.condensed]
+    differ = [n for n in logged if isinstance(n, int) and abs(n - official) > 0.01 * official]
+    return (differ[0], official) if official and differ and len(differ) == len(logged) else None
+
+
+def official_samples(benchmark: str) -> int:
+    """Training samples of the official data set by MLPerf's name of the benchmark; 0 where it is not known."""
+    entry = registry.find_logged(benchmark)
+    if entry is None or "closed" not in presets(entry.name):
+        return 0
+    data = load(entry.name, "closed").data
+    return data.train_samples if data.official else 0
 
 
 def label(log: Log) -> str:
-    """The log's name; of a run directory the directory's, since all its logs have one name."""
+    """The log's name; for a run directory the directory's, since all its logs have the same name."""
     return log.path.parent.name if log.path.name == "run.log" else log.path.name
 
 
 def set_findings(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
-    """What speaks against the set beyond its single logs."""
-    yield from _name(results)
-    yield from _number(results)
-    yield from _converged(results, score)
-    yield from _of_one_kind(results)
-    yield from _seeds(results)
-    yield from _twice(results)
-    yield from _system(results)
+    """Findings on the set as a whole, beyond those on its logs."""
+    yield from _system_name(results)
+    yield from _number_of_runs(results)
+    yield from _convergence(results, score)
+    yield from _one_benchmark(results)
+    yield from _one_division(results)
+    yield from _one_configuration(results)
+    yield from _distinct_seeds(results)
+    yield from _distinct_runs(results)
+    yield from _text_fields(results)
+    yield from _scale(results)
 
 
-def _name(results: ResultSet) -> Iterator[Finding]:
+def _finding(rule: str, severity: Severity, where: str, expected: str, actual: str, remedy: str) -> Finding:
+    return Finding(f"set/{rule}", severity, where, expected, actual, remedy)
+
+
+def _system_name(results: ResultSet) -> Iterator[Finding]:
     if results.system and re.search(r"[\[\]*?]", results.system):
-        yield _finding(
-            "name",
-            "error",
-            f"{results.system}/",
-            "a system's name without [ ] * ?",
-            results.system,
-            "rename the folder and its description: the official tools look for the logs by pattern",
-        )
+        expected = "a system's name without [ ] * ?"
+        remedy = "rename the folder and its description: the official tools search for logs with a pattern"
+        yield _finding("name", "error", f"{results.system}/", expected, results.system, remedy)
 
 
-def _finding(rule: str, severity: str, where: str, expected: str, actual: str, remedy: str) -> Finding:
-    return Finding(
-        f"set/{rule}", "error" if severity == "error" else "warning", where, expected, actual, remedy
-    )
-
-
-def _number(results: ResultSet) -> Iterator[Finding]:
-    known = target_of(results)
-    if known is None:
-        yield _finding(
-            "benchmark",
-            "warning",
-            f"{results.path}",
-            f"a benchmark that can be scored: {', '.join(OFFICIAL)}",
-            repr(results.benchmark) if results.benchmark else "no submission_benchmark",
-            "its logs are checked, but not scored",
-        )
+def _number_of_runs(results: ResultSet) -> Iterator[Finding]:
+    rule = target_of(results)
+    if rule is None:
+        names = ", ".join(benchmark.logged_name for benchmark in registry.benchmarks().values())
+        expected = f"a benchmark that can be scored: {names}"
+        actual = repr(results.benchmark) if results.benchmark else "no submission_benchmark"
+        remedy = "its logs are checked, but not scored"
+        yield _finding("benchmark", "warning", f"{results.path}", expected, actual, remedy)
         return
-    number, needed = len(results.log_paths), known[1]
+    number, needed = len(results.log_paths), rule[1]
     enough = number >= needed if results.metric == "weak" else number == needed
-    # Of a submission tree with its system description package_checker says it.
+    # In a submission tree with its system description package_checker reports it.
     if not enough and number and not (results.is_tree and results.system_json is not None):
-        yield _finding(
-            "runs",
-            "error" if results.is_tree else "warning",
-            f"{results.path.name}/",
-            f"{'at least ' if results.metric == 'weak' else ''}{needed} runs for a score",
-            str(number),
-            "make the rest" if number < needed else "a set holds the runs of one score, and all of them",
-        )
+        severity: Severity = "error" if results.is_tree else "warning"
+        expected = f"{'at least ' if results.metric == 'weak' else ''}{needed} runs for a score"
+        remedy = "run the rest" if number < needed else "a set holds all runs of one score, and no others"
+        yield _finding("runs", severity, f"{results.path.name}/", expected, str(number), remedy)
 
 
-def _converged(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
+def _convergence(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
     missed = [run for run in score.runs if not run.converged and run.dropped != "pruned"]
-    names = {log.path: label(log) for log in results.logs}
+    names = {log.path: label(log) for log in results.condensed}
+    remedy = "with two or more such runs there is no score: run the set again"
+    if isinstance(score, Weak):
+        remedy = "put it into pruned_results: only instances that met the target may count"
+    elif len(missed) == 1:
+        remedy = "one may miss it: it counts as the slowest"
+    severity: Severity = "warning" if isinstance(score, Strong) and len(missed) == 1 else "error"
     for run in missed:
-        alone = isinstance(score, Strong) and len(missed) == 1
-        yield _finding(
-            "converged",
-            "warning" if alone else "error",
-            names[run.path],
-            "a run that meets the target",
-            run.why,
-            "one may miss it: it counts as the slowest"
-            if alone
-            else "put it into pruned_results: only instances that met the target may count"
-            if isinstance(score, Weak)
-            else "with two or more such runs there is no score: run the set again",
-        )
+        yield _finding("converged", severity, names[run.path], "a run that meets the target", run.why, remedy)
 
 
-def _of_one_kind(results: ResultSet) -> Iterator[Finding]:
-    for log in (*results.logs, *results.pruned):
-        said = log.value("submission_benchmark")
-        if said is not None and said != results.benchmark:
+def _one_benchmark(results: ResultSet) -> Iterator[Finding]:
+    for log in (*results.condensed, *results.condensed_pruned):
+        logged = log.value("submission_benchmark")
+        if logged is not None and logged != results.benchmark:
             yield _finding(
                 "benchmark",
                 "error",
                 f"{label(log)}:{_line(log, 'submission_benchmark')}",
                 f"a log of {results.benchmark}",
-                f"submission_benchmark is {said!r}",
-                "move the log to its own benchmark's folder",
+                f"submission_benchmark is {logged!r}",
+                "move the log to the folder of its benchmark",
             )
-    said = (results.system_json or {}).get("division")
-    logged = {str(log.value("submission_division")) for log in results.logs} - {"None"}
-    if said in ("closed", "open") and logged and logged != {said}:
-        # The compliance checker goes by the log: one that calls itself closed was held to the stricter rules.
-        yield _finding(
-            "division",
-            "error" if said == "closed" else "warning",
-            f"{results.path.name}/",
-            f"division {said}, as the system description says",
-            f"{' and '.join(sorted(logged))} in the logs",
-            "make them agree; package_checker goes by the description, the compliance checker by the log",
-        )
-    if said is None and len(logged) > 1:
-        yield _finding(
-            "division",
-            "error",
-            f"{results.path.name}/",
-            "one division in all runs of a score",
-            " and ".join(sorted(logged)),
-            "closed and open are scored apart: sort them into sets of their own",
-        )
-    keys = {k for log in results.logs for k in _settings(log)}
+
+
+def _one_division(results: ResultSet) -> Iterator[Finding]:
+    described = (results.system_json or {}).get("division")
+    logged = {str(log.value("submission_division")) for log in results.condensed} - {"None"}
+    where, divisions = f"{results.path.name}/", " and ".join(sorted(logged))
+    if described in ("closed", "open") and logged and logged != {described}:
+        # The compliance checker goes by the log: one that is closed there was checked by the stricter rules.
+        severity: Severity = "error" if described == "closed" else "warning"
+        expected = f"division {described}, as in the system description"
+        remedy = "make them agree; package_checker goes by the description, the compliance checker by the log"
+        yield _finding("division", severity, where, expected, f"{divisions} in the logs", remedy)
+    if described is None and len(logged) > 1:
+        expected = "one division in all runs of a score"
+        remedy = "closed and open are scored separately: sort them into sets of their own"
+        yield _finding("division", "error", where, expected, divisions, remedy)
+
+
+def _one_configuration(results: ResultSet) -> Iterator[Finding]:
+    keys = {
+        r.key
+        for log in results.condensed
+        for r in log.records
+        if r.key in SIZES or r.key.startswith(SETTINGS)
+    }
     for key in sorted(keys):
-        values = Counter(_comparable(log.value(key)) for log in results.logs if log.first(key))
+        values = Counter(_comparable(log.value(key)) for log in results.condensed if log.first(key))
         if len(values) > 1:
-            told = ", ".join(f"{value} ({count(number, 'run')})" for value, number in values.most_common(3))
-            yield _finding(
-                "settings",
-                "error",
-                f"{results.path.name}/",
-                f"one {key} in all runs of a score",
-                told,
-                "a score is made from runs of one configuration: sort them into sets of their own",
-            )
+            actual = ", ".join(f"{value} ({count(number, 'run')})" for value, number in values.most_common(3))
+            expected = f"one {key} in all runs of a score"
+            remedy = "a score is made from runs of one configuration: sort them into sets of their own"
+            yield _finding("settings", "error", f"{results.path.name}/", expected, actual, remedy)
 
 
 def _comparable(value: Any) -> str:
@@ -209,82 +221,70 @@ def _comparable(value: Any) -> str:
         return str(value)
 
 
-def _settings(log: Log) -> Iterable[str]:
-    return {r.key for r in log.records if r.key in SIZES or r.key.startswith(SETTINGS)}
-
-
-def _seeds(results: ResultSet) -> Iterator[Finding]:
+def _distinct_seeds(results: ResultSet) -> Iterator[Finding]:
+    weak = results.metric == "weak"
+    remedy = "give every run its own seed, from a clock for example, and run it again"
+    if weak:
+        remedy = "this instance is pruned from the score: move it to pruned_results"
     first: dict[str, str] = {}
-    for log in results.logs:
+    for log in results.condensed:
         seed = log.value("seed")
         if seed is None:
             continue
         if str(seed) in first:
-            weak = results.metric == "weak"
-            yield _finding(
-                "seed",
-                "warning" if weak else "error",
-                f"{label(log)}:{_line(log, 'seed')}",
-                "a seed of its own for every run",
-                f"seed {seed} as in {first[str(seed)]}",
-                "this instance is pruned from the score: move it to pruned_results"
-                if weak
-                else "give every run a seed of its own, from a clock for example, and run it again",
-            )
+            where, actual = f"{label(log)}:{_line(log, 'seed')}", f"seed {seed} as in {first[str(seed)]}"
+            severity: Severity = "warning" if weak else "error"
+            yield _finding("seed", severity, where, "a different seed in every run", actual, remedy)
         first.setdefault(str(seed), label(log))
 
 
-def _twice(results: ResultSet) -> Iterator[Finding]:
-    first: dict[tuple[float, ...], str] = {}
-    for log in results.logs:
-        times = tuple(r.time_ms for r in log.records)
-        if times and times in first:
-            yield _finding(
-                "twice",
-                "error",
-                label(log),
-                "a run of its own in every log",
-                f"the same run as {first[times]}",
-                "a run counts once: put the log of another run there",
-            )
-        first.setdefault(times, label(log))
+def _distinct_runs(results: ResultSet) -> Iterator[Finding]:
+    first: dict[str, str] = {}
+    for log in results.condensed:
+        if log.fingerprint and log.fingerprint in first:
+            expected, actual = "another run in every log", f"the same run as {first[log.fingerprint]}"
+            remedy = "a run counts once: put the log of another run there"
+            yield _finding("twice", "error", label(log), expected, actual, remedy)
+        first.setdefault(log.fingerprint, label(log))
 
 
-def _system(results: ResultSet) -> Iterator[Finding]:
-    said = results.system_json
-    if said is None:
-        return
-    where = f"{results.system}.json"
-    numbers = [key for key in TEXTS if key in said and not isinstance(said[key], str)]
+def _text_fields(results: ResultSet) -> Iterator[Finding]:
+    fields = results.system_json or {}
+    numbers = [key for key in TEXTS if key in fields and not isinstance(fields[key], str)]
     if numbers:
-        yield _finding(
-            "system",
-            "error",
-            where,
-            "text in these fields",
-            ", ".join(f"{key}: {said[key]!r}" for key in numbers),
-            'put the values in quotes ("8"): the official tools join them',
-        )
+        actual = ", ".join(f"{key}: {fields[key]!r}" for key in numbers)
+        remedy = 'put the values in quotes ("8"): the official tools join them as text'
+        yield _finding("system", "error", f"{results.system}.json", "text in these fields", actual, remedy)
+
+
+def _scale(results: ResultSet) -> Iterator[Finding]:
+    """The compute units of a run in the logs (S) against those of the system description (T)."""
     total = results.total_scale
-    scales = {scale for log in results.logs if (scale := instance_scale(log))}
+    scales = {scale for log in results.condensed if (scale := instance_scale(log))}
     if total is None or len(scales) != 1:
         return
     (scale,) = scales
-    instances = len(results.log_paths) + len(results.pruned_paths)
-    if results.metric == "weak" and not scale <= total <= scale * instances:
-        expected = f"S ≤ T ≤ M · S, S = {scale} from the logs, M = {instances}"
-    elif results.metric == "strong" and scale != total:
-        expected = f"{scale} accelerators (or nodes without), as the logs say"
-    else:
+    where = f"{results.system}.json" if results.system_json is not None else "campaign.json"
+    actual = f"number_of_nodes × accelerators_per_node = {total}"
+    logs = (*results.condensed, *results.condensed_pruned)
+    if results.metric == "weak" and (at_once := most_at_once(logs)) > 1 and scale * at_once > total:
+        yield _finding(
+            "scale",
+            "error",
+            f"{results.path.name}/",
+            f"at most {total // at_once} units per instance: {at_once} ran at the same time on {total}",
+            f"number_of_nodes × accelerators_per_node = {scale} in the logs",
+            "log the units of one instance (S), not of the whole system (T)",
+        )
         return
-    yield _finding(
-        "system",
-        "warning",
-        where,
-        expected,
-        f"number_of_nodes × accelerators_per_node = {total}",
-        "describe the part of the machine that ran, and log the same",
-    )
+    expected = ""
+    if results.metric == "weak" and not scale <= total <= scale * len(logs):
+        expected = f"S ≤ T ≤ M · S, S = {scale} from the logs, M = {len(logs)}"
+    elif results.metric == "strong" and scale != total:
+        expected = f"{scale} accelerators (or nodes without), as in the logs"
+    if expected and results.system_json is not None:
+        remedy = "describe the part of the machine that ran, and log the same"
+        yield _finding("system", "warning", where, expected, actual, remedy)
 
 
 def _line(log: Log, key: str) -> int:

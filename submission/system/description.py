@@ -1,5 +1,5 @@
-"""The description of a system that goes with a submission: what the machine and Slurm tell, in the official
-fields, and by name what they do not tell.
+"""The system description of a submission: what can be read from the machine and Slurm, in the official fields, and
+the names of the fields that cannot.
 
 Fields and which of them need an answer: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
 "<system_desc_id>.json metadata"); the same names are required by mlperf-logging 4.1.68, system_desc_checker.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.files import atomic
+from mlhpc.common.files.untrusted import clean, printable, read_text
 from mlhpc.errors import UserError, did_you_mean
 
 REQUIRED = (
@@ -44,7 +45,7 @@ ORDER = (
     "cooling", "hw_notes", "framework", "other_software_stack", "operating_system", "sw_notes",
 )  # fmt: skip
 """All fields as the published descriptions order them."""
-NOTES = ("hw_notes", "sw_notes")  # free text: nobody is asked for it
+NOTES = ("hw_notes", "sw_notes")  # free text, never asked for
 
 CHOICES = {
     "division": "closed or open",
@@ -56,8 +57,8 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Description:
-    """``fields``: all official fields in order, empty where not known. ``missing``: those that need an answer
-    and have none, with what is known about them. ``open``: those that may stay empty."""
+    """``fields``: all official fields in order, empty where unknown. ``missing``: those that need an answer and
+    have none, with a hint. ``open``: those that may stay empty."""
 
     fields: dict[str, Any]
     missing: dict[str, str]
@@ -68,19 +69,21 @@ class Description:
 
 
 def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> Description:
-    """The description of a system of ``nodes``, with what the user has ``given`` laid over it. A field in which
-    the nodes differ is not known. Of each node: :func:`~mlhpc.submission.system.node.node_facts`."""
-    found: dict[str, Any] = {}
+    """The description of a system of ``nodes``, with the fields ``given`` by the user on top. A field in which
+    the nodes differ is unknown. Of each node: :func:`~mlhpc.submission.system.node.node_facts`."""
+    read_fields: dict[str, Any] = {}
     hints = CHOICES | {key: hint for node in nodes for key, hint in node["hints"].items()}
     for key in ORDER:
         values = {json.dumps(node["fields"].get(key, "")) for node in nodes}
         if len(values) == 1:
-            found[key] = json.loads(values.pop())
+            read_fields[key] = json.loads(values.pop())
         else:
             hints[key] = "the nodes differ: " + "; ".join(sorted(values)[:4])
-    if found.get("number_of_nodes") == "1":  # as each node knows itself without Slurm
-        found["number_of_nodes"] = str(len(nodes))
-    fields = {key: given.get(key, found.get(key, "")) for key in ORDER if key not in EXTRA or key in given}
+    if read_fields.get("number_of_nodes") == "1":  # without Slurm a node has only itself
+        read_fields["number_of_nodes"] = str(len(nodes))
+    fields = {
+        key: given.get(key, read_fields.get(key, "")) for key in ORDER if key not in EXTRA or key in given
+    }
     if fields["number_of_nodes"] == "1":
         fields["host_networking_topology"] = fields["host_networking_topology"] or "N/A"
     missing = {key: hints.get(key, "") for key in REQUIRED if not fields[key]}
@@ -89,7 +92,7 @@ def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> De
 
 
 def given_fields(settings: Iterable[str]) -> dict[str, str]:
-    """``key=value`` settings as fields. Raises UserError for a key that is no official field."""
+    """``key=value`` settings as fields. Raises UserError for a key that is not an official field."""
     given = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -105,24 +108,24 @@ def given_fields(settings: Iterable[str]) -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The fields of a system description. Raises UserError when it is no JSON object."""
+    """The fields of a system description. Raises UserError when it is not a JSON object."""
     try:
-        fields = json.loads(path.read_text("utf-8"))
+        fields = json.loads(read_text(path))
     except OSError as error:
         raise UserError(
-            f"{path}: {error.strerror}; make one with: mlhpc doctor --system --out {path}"
+            f"{path}: {error.strerror or 'no such file'}; make one with: mlhpc doctor --system --out {path}"
         ) from None
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON: {error}; mend it, or make it again") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: invalid JSON ({printable(str(error))}); fix or regenerate it") from None
     if not isinstance(fields, dict):
-        raise UserError(f"{path} is no system description: give a JSON object with the official fields")
-    return fields
+        raise UserError(f"{path} is not a system description; give a JSON object with the official fields")
+    return {printable(key): clean(value) for key, value in fields.items()}
 
 
 def write(description: Description, path: Path) -> None:
     """Write the JSON. Raises UserError when the place cannot be written, or holds something already."""
     if path.exists():
-        raise UserError(f"{path} is there already; choose another --out, or move it away")
+        raise UserError(f"{path} already exists; choose another --out, or move it away")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_bytes(path, description.to_json().encode())

@@ -1,6 +1,5 @@
-"""What a node tells of itself for the description of its system: processors, memory, disks, network,
-accelerators, from /proc, /sys and the vendors' tools. Nothing is guessed: what no file and no tool tells is left
-out."""
+"""The facts of a node for the system description: processors, memory, disks, network, accelerators, from /proc,
+/sys and the vendors' tools. Nothing is guessed: what no file and no tool has is left out."""
 
 import os
 import re
@@ -17,9 +16,9 @@ from mlhpc.submission.system.probe import output, text
 
 
 def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, Any]:
-    """``fields`` that this node tells, and ``hints`` to those that it tells in part. JSON can carry it.
+    """``fields`` that can be read on this node, and ``hints`` for those that can be read in part; JSON values.
 
-    ``root`` stands for / where /proc, /sys and /etc are read.
+    ``root`` replaces / where /proc, /sys and /etc are read.
     """
     fields: dict[str, Any] = {}
     hints: dict[str, str] = {}
@@ -34,7 +33,7 @@ def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> d
     if len(frameworks) == 1:
         fields["framework"] = frameworks[0]
     elif frameworks:
-        hints["framework"] = f"here are {' and '.join(frameworks)}: say which one the results were made with"
+        hints["framework"] = f"{' and '.join(frameworks)} are installed: give the one of the results"
     fields["other_software_stack"] = software.stack(env, root)
     release = re.search(r'^PRETTY_NAME="?([^"\n]+)', text(root / "etc/os-release"), re.MULTILINE)
     if release:
@@ -44,12 +43,12 @@ def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> d
 
 
 def _nodes(env: Mapping[str, str]) -> tuple[str, str]:
-    """Number of nodes, or a hint: outside a job the machine may be a login node, which is another system."""
+    """Number of nodes, or a hint: outside a job the machine may be a login node, which is a different system."""
     if count := env.get("SLURM_JOB_NUM_NODES"):
         return count, ""
     if shutil.which("sinfo"):
         return "", (
-            "this machine has Slurm and this is no job: is it a compute node? Run this inside a job "
+            "this machine has Slurm, and this is not a job: is it a compute node? Run this inside a job "
             "(srun -N 1 mlhpc doctor --system)"
         )
     return "1", ""
@@ -101,7 +100,7 @@ def _processor_model(root: Path) -> str | None:
 
 
 def _frequency(root: Path, model: str) -> str | None:
-    """The base frequency; where only the highest is known, that, and so called."""
+    """The base frequency; where only the highest can be read, that, marked so."""
     folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
     if base := text(folder / "base_frequency"):
         return f"{int(base) // 1000} MHz"
@@ -185,7 +184,7 @@ def _storage(root: Path) -> dict[str, str]:
 def _kind_of_disk(disk: Path) -> str:
     if disk.name.startswith("nvme"):
         return "NVMe SSD"
-    if disk.name.startswith(("vd", "xvd")):  # a virtual disk does not know what it is made of
+    if disk.name.startswith(("vd", "xvd")):  # a virtual disk hides the kind of the real one
         return "virtual disk"
     return "HDD" if text(disk / "queue/rotational") == "1" else "SSD"
 
@@ -220,7 +219,7 @@ _PCI_ACCELERATORS = ("0x0302", "0x0380", "0x1200")  # 3D controller, other displ
 
 
 def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Fields and hints. NVIDIA's are asked by nvidia-smi; of others only the PCI bus is looked at."""
+    """Fields and hints. NVIDIA's are from nvidia-smi; others are only counted on the PCI bus."""
     table = [
         [cell.strip() for cell in line.split(",")]
         for line in output(
@@ -234,7 +233,7 @@ def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], d
             p for p in root.glob("sys/bus/pci/devices/*/class") if text(p).startswith(_PCI_ACCELERATORS)
         ]
         if devices or booked:
-            hint = f"{len(devices)} on the PCI bus, {booked or 0} in Slurm's books, and no nvidia-smi to tell"
+            hint = f"{len(devices)} on the PCI bus, {booked or 0} in Slurm's configuration, and no nvidia-smi"
             return {}, {"accelerators_per_node": hint, "accelerator_model_name": hint}
         if not (root / "sys/bus/pci/devices").is_dir():
             return {}, {"accelerators_per_node": "/sys shows no PCI bus (a container?)"}
@@ -273,7 +272,7 @@ def _nvlinks() -> str | None:
 
 
 def _gpus_in_slurm(env: Mapping[str, str]) -> int | None:
-    """GPUs of this node in Slurm's books (``Gres=gpu:a100:4(S:0-1)``), which a job may see only some of."""
+    """GPUs of this node in Slurm's configuration (``Gres=gpu:a100:4(S:0-1)``): more than a job may see."""
     if not (node := env.get("SLURMD_NODENAME")):
         return None
     answer = output("scontrol", "show", "node", "--oneliner", node)

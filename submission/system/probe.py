@@ -1,4 +1,4 @@
-"""Files of the system and what its tools say, empty where there is none."""
+"""Files of the system and the output of its tools, empty where there is none."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def text(path: Path) -> str:
-    """What the file says; nothing where it is not there or not to be read."""
+    """The text of a file; empty where it is missing or unreadable."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except OSError:
@@ -15,7 +15,7 @@ def text(path: Path) -> str:
 
 
 def output(*command: str) -> str:
-    """What a command says; nothing where it is not there, fails or hangs."""
+    """The output of a command; empty where it is missing, fails or hangs."""
     if not shutil.which(command[0]):
         return ""
     env = os.environ | {"LC_ALL": "C"}

@@ -18,49 +18,51 @@ CUDA_SOFTWARE = {
     "CUDA runtime": r"nvidia-cuda-runtime(-cu\d+)?", "cuBLAS": r"nvidia-cublas(-cu\d+)?",
     "cuDNN": r"nvidia-cudnn-cu\d+", "NCCL": r"nvidia-nccl-cu\d+",
 }  # fmt: skip
-"""The same, where there is a driver to use it: frameworks bring these along to machines without a GPU."""
+"""The same, where there is a driver: frameworks install these on machines without a GPU too."""
 
 
 def frameworks() -> list[str]:
     """The frameworks that are installed, each with its version."""
-    known = (("TensorFlow", ("tensorflow", "tensorflow-cpu")), ("PyTorch", ("torch",)))
+    candidates = (("TensorFlow", ("tensorflow", "tensorflow-cpu")), ("PyTorch", ("torch",)))
     return [
-        f"{name} {v}" for name, packages in known if (v := next(filter(None, map(_version, packages)), None))
+        f"{name} {v}"
+        for name, packages in candidates
+        if (v := next(filter(None, map(_version, packages)), None))
     ]
 
 
 def stack(env: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Versions by name: what is installed here, and what the machine's tools say of themselves.
+    """Versions by name: of installed packages and of the machine's tools.
 
-    ``root`` stands for / where /proc is read.
+    ``root`` replaces / where /proc is read.
     """
     installed = {d.name.lower(): d.version for d in metadata.distributions() if d.name}
-    found = {"Python": platform.python_version()}
+    versions = {"Python": platform.python_version()}
     driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     packages = SOFTWARE
     if driver and re.fullmatch(r"[\d.]+", driver[0].strip()):
-        found["CUDA driver"] = driver[0].strip()
+        versions["CUDA driver"] = driver[0].strip()
         packages = SOFTWARE | CUDA_SOFTWARE
     for name, package in packages.items():
-        versions = [v for n, v in sorted(installed.items()) if re.fullmatch(package, n)]
-        if versions:
-            found[name] = versions[0]
+        matches = [v for n, v in sorted(installed.items()) if re.fullmatch(package, n)]
+        if matches:
+            versions[name] = matches[0]
     if head := commit()["commit"]:
-        found["mlhpc"] = f"{installed.get('mlhpc', '')} ({head})".strip()
+        versions["mlhpc"] = f"{installed.get('mlhpc', '')} ({head})".strip()
     elif "mlhpc" in installed:
-        found["mlhpc"] = installed["mlhpc"]
+        versions["mlhpc"] = installed["mlhpc"]
     if mpi := re.search(
         r"\(Open MPI\) ([\w.]+)|(?:HYDRA|Intel\(R\) MPI)[^\n]*?(\d+\.[\d.]+)", output("mpirun", "--version")
     ):
-        found["Open MPI" if mpi[1] else "MPI"] = mpi[1] or mpi[2]
+        versions["Open MPI" if mpi[1] else "MPI"] = mpi[1] or mpi[2]
     if slurm := re.match(r"slurm\S* (\S+)", output("sinfo", "--version")):
-        found["Slurm"] = slurm[1]
+        versions["Slurm"] = slurm[1]
     for name in ("APPTAINER_NAME", "SINGULARITY_NAME"):
         if name in env:
-            found["Container"] = env[name]
+            versions["Container"] = env[name]
     if kernel := text(root / "proc/sys/kernel/osrelease"):
-        found["Kernel"] = kernel
-    return found
+        versions["Kernel"] = kernel
+    return versions
 
 
 def _version(package: str) -> str | None:

@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mlhpc.common.ranks import wire
 from mlhpc.common.ranks.world import Solo
 
 T = TypeVar("T")
 
 
 @dataclass
-class _Meeting:
+class _Rendezvous:
     size: int
     barrier: threading.Barrier = field(init=False)
     slots: list[Any] = field(init=False)
@@ -25,17 +26,17 @@ class _Meeting:
 
 @dataclass(frozen=True)
 class ThreadWorld(Solo):
-    meeting: _Meeting = field(default_factory=lambda: _Meeting(1))
+    rendezvous: _Rendezvous = field(default_factory=lambda: _Rendezvous(1))
 
     def barrier(self) -> None:
-        self.meeting.barrier.wait()
+        self.rendezvous.barrier.wait()
 
     def gather(self, obj: T) -> list[T]:
-        self.meeting.slots[self.rank] = obj
-        self.meeting.barrier.wait()
-        everything = list(self.meeting.slots)
-        self.meeting.barrier.wait()
-        return everything
+        self.rendezvous.slots[self.rank] = wire.encode(obj)  # as between processes: no object is shared
+        self.rendezvous.barrier.wait()
+        gathered = [wire.decode(data) for data in self.rendezvous.slots]
+        self.rendezvous.barrier.wait()
+        return gathered
 
     def broadcast(self, obj: T) -> T:
         return self.gather(obj)[0]
@@ -45,26 +46,26 @@ class ThreadWorld(Solo):
 
 
 def on_ranks(nodes: int, local_size: int, work: Callable[[ThreadWorld], T]) -> list[T | Exception]:
-    """``work(world)`` on every rank at once; its result or exception by rank. A hang fails after a minute."""
-    meeting = _Meeting(nodes * local_size)
-    results: list[Any] = [None] * meeting.size
+    """``work(world)`` on all ranks at once: its result or exception by rank. A hang fails after a minute."""
+    rendezvous = _Rendezvous(nodes * local_size)
+    results: list[Any] = [None] * rendezvous.size
 
-    def one(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         world = ThreadWorld(
             rank=rank,
-            size=meeting.size,
+            size=rendezvous.size,
             local_rank=rank % local_size,
             local_size=local_size,
             node=rank // local_size,
             nodes=nodes,
-            meeting=meeting,
+            rendezvous=rendezvous,
         )
         try:
             results[rank] = work(world)
         except Exception as error:
             results[rank] = error
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(meeting.size)]
+    threads = [threading.Thread(target=run_rank, args=(rank,)) for rank in range(rendezvous.size)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""What a folder of a data set holds, to compare two: isal does not always choose the same of equal matches."""
+"""The contents of a data set's folder, uncompressed: isal does not always choose the same of equal matches."""
 
 import gzip
 import json
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def content(root: Path) -> dict[str, object]:
-    """By path, the bytes of every file, unpacked; of the manifest its facts and the files that it lists."""
-    found: dict[str, object] = {}
+    """By path, the uncompressed bytes of every file; of the manifest its facts and the paths it lists."""
+    contents: dict[str, object] = {}
     for path in root.rglob("*"):
         if path.is_file():
             data = path.read_bytes()
-            found[str(path.relative_to(root))] = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+            contents[str(path.relative_to(root))] = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
             if path.name == "manifest.json":
                 manifest = json.loads(data)
                 files = [name for name, _, _ in manifest["files"]]
-                found[str(path.relative_to(root))] = (manifest["facts"], files)
-    return found
+                contents[str(path.relative_to(root))] = (manifest["facts"], files)
+    return contents

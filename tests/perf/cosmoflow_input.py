@@ -24,6 +24,8 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
+from mlhpc.benchmarks.schema import Loading
+from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.formats.tfrecord import encode_example, write_records
 from mlhpc.cosmoflow.data.loader import Loader, list_samples
@@ -71,7 +73,17 @@ def ours(
     files = list_samples(folder / "train")
     pool = Pool(len(files), 1)
     steps = steps_per_epoch([pool], batch)
-    loader = Loader(files, files, pool, pool, 0, shape, 4, batch, batch, steps, seed=1, augment=augment)
+    loader = Loader(
+        RankSamples(files, files, pool, pool, 0),
+        Loading(workers=2, prefetch=2),
+        sample_shape=shape,
+        targets=4,
+        local_batch=batch,
+        eval_batch=batch,
+        steps=steps,
+        seed=1,
+        augment=augment,
+    )
     log = tf.function(log_counts, input_signature=[tf.TensorSpec([None, *shape], tf.int16)])
     if logarithm:
         return lambda: (log(x) for x, _ in loader.train_epoch(0))

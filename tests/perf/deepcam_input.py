@@ -26,6 +26,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from mlhpc.benchmarks.deepcam import Loading
+from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam.data.convert import convert
@@ -59,21 +61,16 @@ def reference(root: Path, code: Path, batch: int, workers: int) -> Callable[[], 
 def ours(root: Path, batch: int, workers: int, way: str) -> Callable[[], Iterable[Any]]:
     files = list_samples(root / "train")
     shape, pool = sample_shape(files[0]), Pool(len(files), 1)
+    loading = {"loader": way.partition(",")[0], "cache": "cached" in way, "workers": workers, "prefetch": 2}
     loader = Loader(
-        files,
-        files,
-        pool,
-        pool,
-        place=0,
+        RankSamples(files, files, pool, pool, 0),
+        Loading.model_validate(loading),
         sample_shape=shape,
         statistics=read_statistics(root, shape[2]),
         local_batch=batch,
         eval_batch=batch,
         steps=steps_per_epoch([pool], batch),
         seed=1,
-        readers=workers,
-        loader=way.partition(",")[0],  # type: ignore[arg-type]
-        cache="cached" in way,
     )
     return lambda: loader.train_epoch(0)
 

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from mlhpc.benchmarks.resnet50 import Data
+from mlhpc.benchmarks.resnet50 import Data, Loading
 from mlhpc.common.data import manifest
 from mlhpc.common.files.pagecache import evict, resident_fraction
 from mlhpc.common.ranks.world import Solo
@@ -86,18 +86,13 @@ def ours(root: Path, data: Data, batch: int, workers: int, way: str) -> Callable
     dataset = select(manifest.describe(root, world), data)
     share = assign_samples(dataset, None, "replicate", world, classes=CLASSES, **counts)
     loader = Loader(
-        share.train,
-        share.evaluation,
-        share.train_pool,
-        share.eval_pool,
-        place=0,
-        size=SIZE,
+        share,
+        Loading.model_validate({"loader": way, "workers": workers, "prefetch": 2}),
+        sample_shape=(SIZE, SIZE, 3),
         local_batch=batch,
         eval_batch=batch,
         steps=data.train_samples // batch,
         seed=1,
-        readers=workers,
-        loader=way,  # type: ignore[arg-type]
     )
     return lambda: loader.train_epoch(0)
 

@@ -14,31 +14,31 @@ from mlhpc.errors import UserError
 
 rollcall.BEAT_S = float(sys.argv[1])
 how, who = sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 1
-place = environment.identify(os.environ)
+info = environment.identify(os.environ)
 try:
-    ranks = launch.call_roll(place, os.environ, timeout_s=30)
+    roll_call = launch.call_roll(info, os.environ, timeout_s=30)
 except UserError as error:
     sys.exit(f"mlhpc: {error}")
-ranks.on_loss(lambda loss: print(f"callback of {place.rank}: {loss.reason}"))
-ranks.enter(f"work of {place.rank}")
-ranks.start_beating()
-assert ranks.share({"answer": place.rank}) == {"answer": 0}
-Path(os.environ["SIGNS"], str(place.rank)).write_text(str(os.getpid()))
-while not all(Path(os.environ["SIGNS"], str(rank)).exists() for rank in range(place.size)):
+roll_call.on_loss(lambda loss: print(f"callback of {info.rank}: {loss.reason}"))
+roll_call.enter(f"work of {info.rank}")
+roll_call.start_beating()
+assert roll_call.broadcast({"answer": info.rank}) == {"answer": 0}
+Path(os.environ["SIGNS"], str(info.rank)).write_text(str(os.getpid()))
+while not all(Path(os.environ["SIGNS"], str(rank)).exists() for rank in range(info.size)):
     time.sleep(0.01)
 time.sleep(0.3)  # what every rank said has been heard: the reset of a killed one may take it away
-if place.rank == who:
+if info.rank == who:
     match how:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "fail":
-            ranks.fail("ValueError: no such voxel")
+            roll_call.fail("ValueError: no such voxel")
             sys.exit(1)
 if how == "finish":
     while not Path(os.environ["SIGNS"], "finish").exists():
         time.sleep(0.05)
-    ranks.close()
+    roll_call.close()
     sys.exit(0)
 time.sleep(600)  # as in a collective without end

@@ -12,7 +12,7 @@ import pytest
 from smoke.conftest import climate_settings, result, settings
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "ranks" / "program.py"
@@ -43,7 +43,7 @@ def test_two_jobs_on_the_same_two_nodes_do_not_mix(slurm, framework):
         assert sorted(line[:8] for line in out.splitlines()) == ["rank 0/2", "rank 1/2"]
 
 
-def test_the_doctor_looks_at_both_nodes_and_starts_the_backend_on_them(slurm, climate, tmp_path):
+def test_the_doctor_examines_both_nodes_and_starts_the_framework_on_them(slurm, climate, tmp_path):
     folders = ["--data", climate, "--stage", tmp_path / "stage", "--out", tmp_path / "out"]
     doctor = ["srun", "-N2", "-n2", sys.executable, "-m", "mlhpc", "doctor", "deepcam", *folders]
     done = slurm.run(*doctor, COLUMNS="300")
@@ -51,15 +51,26 @@ def test_the_doctor_looks_at_both_nodes_and_starts_the_backend_on_them(slurm, cl
     assert "srun: 2 ranks on 2 nodes: n0, n1" in done.stdout
     assert "the same on 2 nodes" in done.stdout and "n1 is" in done.stdout  # versions, clocks
     assert "torch counts 2 ranks on 2 nodes" in done.stdout
-    assert done.stdout.count("launcher") == 1, "rank 0 tells it for all"
+    assert done.stdout.count("launcher") == 1, "rank 0 reports for all"
 
 
 def test_the_system_is_described_from_both_nodes(slurm, tmp_path):
     out = tmp_path / "system.json"
-    done = slurm.run("srun", "-N2", "-n2", sys.executable, "-m", "mlhpc", "doctor", "--system", "--out", out)
-    assert done.returncode == 1, done.stderr  # 1: it asks for what no machine can tell
-    assert "fill in: --set" in done.stderr and "Traceback" not in done.stderr
-    assert json.loads(out.read_text())["number_of_nodes"] == "2"
+    doctor = ["srun", "-N2", "-n2", sys.executable, "-m", "mlhpc", "doctor", "--system"]
+    done = slurm.run(*doctor, "--out", out)
+    assert done.returncode == 1, done.stderr  # it asks for what no machine knows
+    assert "required: --set" in done.stderr and "Traceback" not in done.stderr
+    assert not out.exists()
+    assert json.loads(slurm.run(*doctor).stdout)["number_of_nodes"] == "2"
+
+
+def test_the_doctor_writes_a_site_file_in_a_job(slurm, tmp_path):
+    out = tmp_path / "mine.sh"
+    doctor = [sys.executable, "-m", "mlhpc", "doctor", "--site", "mine", "--out", out]
+    done = slurm.run("srun", "-N1", "-n1", *doctor)
+    assert done.returncode == 0, done.stderr
+    text = out.read_text()
+    assert "sbatch -p all -N 2" in text and "(in a job)" in text
 
 
 def test_the_batch_script_itself_is_one_rank(slurm, tmp_path):
@@ -74,7 +85,7 @@ def test_the_batch_script_itself_is_one_rank(slurm, tmp_path):
 def test_a_missing_rank_is_named_with_its_node(slurm):
     done = slurm.run("srun", "-N2", "-n2", sys.executable, PROGRAM, "absent", ROLL_CALL_S="5")
     assert done.returncode != 0
-    assert "mlhpc: rank 1 of 2 did not come within 5 s; nobody came from n1" in done.stderr
+    assert "mlhpc: rank 1 of 2 did not connect within 5 s; no rank on n1 connected" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -86,7 +97,7 @@ def test_a_missing_rank_is_named_with_its_node(slurm):
     ],
 )
 def test_a_lost_rank_ends_the_job_and_is_named(slurm, how, who, reason):
-    """The others would wait in a collective for a day: that the job ends at all is the loss told."""
+    """The others would wait in a collective for a day: that the job ends at all shows that they noticed."""
     done = slurm.run("srun", "-N2", "-n2", sys.executable, PROGRAM, how, who, timeout=120)
     assert done.returncode != 0
     line = f"rank {who} on n{who} was lost in phase 'epoch 2': {reason}"
@@ -98,8 +109,9 @@ def submit(slurm, data, folder, *more, wait, benchmark="cosmoflow", settings=set
     """The script of the repository, as a user submits it: from the top of the checkout."""
     return slurm.run(
         "sbatch", *["--wait"] * wait, "--parsable", "-o", folder / "job.out",
-        f"run_scripts/{benchmark}.sbatch", "--seed", "7", *settings(*more),
-        DATA=str(data), OUT=str(folder / "out"), STAGE=str(folder / "stage"), PWD=str(ROOT),
+        "run_scripts/run.sbatch", "--seed", "7", *settings(*more),
+        BENCHMARK=benchmark, DATA=str(data), OUT=str(folder / "out"), STAGE=str(folder / "stage"),
+        PWD=str(ROOT),
     )  # fmt: skip
 
 
@@ -107,9 +119,9 @@ def test_the_batch_script_of_the_repository(slurm, tiny_data, tmp_path, monkeypa
     monkeypatch.chdir(ROOT)
     done = submit(slurm, tiny_data, tmp_path, "target.value=9.0", wait=True)
     assert done.returncode == 0, (tmp_path / "job.out").read_text()
-    told = result(tmp_path / "out")
-    assert (told["status"], told["ranks"], told["nodes"], told["launcher"]) == ("success", 2, 2, "srun")
-    assert told["staging"]["files"] == 27 + 7
+    run = result(tmp_path / "out")
+    assert (run["status"], run["ranks"], run["nodes"], run["launcher"]) == ("success", 2, 2, "srun")
+    assert run["staging"]["files"] == 27 + 7
 
 
 def test_the_batch_script_of_deepcam(slurm, climate, tmp_path, monkeypatch):
@@ -117,19 +129,19 @@ def test_the_batch_script_of_deepcam(slurm, climate, tmp_path, monkeypatch):
     low = "target.value=1e-6"
     done = submit(slurm, climate, tmp_path, low, wait=True, benchmark="deepcam", settings=climate_settings)
     assert done.returncode == 0, (tmp_path / "job.out").read_text()
-    told = result(tmp_path / "out")
-    assert (told["status"], told["ranks"], told["nodes"], told["launcher"]) == ("success", 2, 2, "srun")
+    run = result(tmp_path / "out")
+    assert (run["status"], run["ranks"], run["nodes"], run["launcher"]) == ("success", 2, 2, "srun")
 
 
 def test_a_rank_killed_in_the_job_is_named_and_the_log_is_closed(slurm, tiny_data, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     job = submit(slurm, tiny_data, tmp_path, "training.max_epochs=500", wait=False).stdout.strip()
-    log, said = tmp_path / "out" / "run.log", tmp_path / "job.out"
-    wait_for(lambda: log.exists() and "eval_error" in log.read_text(), 120, said)
+    log, output = tmp_path / "out" / "run.log", tmp_path / "job.out"
+    wait_for(lambda: log.exists() and "eval_error" in log.read_text(), 120, output)
     os.kill(process_of(job, rank=1), signal.SIGKILL)
-    wait_for(lambda: job not in slurm.run("squeue", "-h", "-t", "R,CG").stdout.split(), 60, said)
+    wait_for(lambda: job not in slurm.run("squeue", "-h", "-t", "R,CG").stdout.split(), 60, output)
     assert "JobState=FAILED" in slurm.run("scontrol", "show", "job", job).stdout
-    assert said.read_text().count("mlhpc: rank 1 on n1 was lost in phase") == 1, said.read_text()
+    assert output.read_text().count("mlhpc: rank 1 on n1 was lost in phase") == 1, output.read_text()
     records = [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
     assert [r["metadata"]["status"] for r in records if r["key"] == "run_stop"] == ["aborted"]
 
@@ -141,12 +153,14 @@ def wait_for(arrived, seconds, output):
         time.sleep(0.2)
 
 
-def process_of(job, rank):
-    """The Python process of a rank, by the variables that Slurm gave it."""
+def process_of(job, rank, command=""):
+    """The process of a rank, by the variables that Slurm gave it; with ``command`` in its command line."""
     wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode(), b"SLURM_STEP_ID=0"}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted <= set((process / "environ").read_bytes().split(b"\0")):
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+            is_rank = wanted <= set((process / "environ").read_bytes().split(b"\0"))
+            if is_rank and command.encode() in line and b"rank.sh" not in line:
                 return int(process.name)
         except OSError:
             continue  # it ended, or is another user's

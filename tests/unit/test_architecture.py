@@ -14,11 +14,12 @@ TOP = ("benchmarks", "common", "cosmoflow", "deepcam", "mlhpc", "perf", "resnet5
 # A room imports only from the floors below its own, and within a floor only from itself. So no circle is
 # possible, lazy imports included. "mlhpc/cli" is cli.py and __main__.py, the roof.
 FLOORS = (
-    {"mlhpc/errors", "mlhpc/__init__"},
+    {"mlhpc/errors", "mlhpc/__init__", "common"},
     {"benchmarks", "common/files", "common/ranks"},
-    {"common/formats", "common/host", "common/pages", "common/timing", "common/training"},
+    {"common/formats", "common/host", "common/pages", "common/timing"},
     {"common/data"},
     {"common/staging"},
+    {"common/training"},
     {"common/pytorch"},
     {"cosmoflow/data", "deepcam/data", "deepcam/layers", "resnet50/data"},
     {"cosmoflow/cpu", "deepcam/cpu", "deepcam/optim", "resnet50/optim"},
@@ -164,17 +165,7 @@ def test_the_tests_mirror_the_rooms():
     [
         (
             "import mlhpc.cli; mlhpc.cli._parser()",
-            {
-                "tensorflow",
-                "torch",
-                "matplotlib",
-                "pandas",
-                "pydantic",
-                "numpy",
-                "altair",
-                "jinja2",
-                "vl_convert",
-            },
+            {"tensorflow", "torch", "matplotlib", "pandas", "pydantic", "numpy"},
         ),
         ("import mlhpc.cosmoflow.tf.train", {"torch"}),
         ("import mlhpc.cosmoflow.synthetic.simulate, mlhpc.common.staging.stage", {"tensorflow", "torch"}),

@@ -57,13 +57,13 @@ def test_the_rest_has_the_gradients_it_would_have_had_and_the_frozen_none(model)
             torch.testing.assert_close(rest[name], expected[name])
 
 
-def test_frozen_weights_and_statistics_stay_and_the_pyramid_and_decoder_are_always_trained(model):
+def test_frozen_weights_and_statistics_stay_and_the_aspp_and_decoder_are_always_trained(model):
     freeze(model, len(blocks(model)))
     before = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model.train()
     trained = gradients(model)
     optimizer.step()
-    assert {name.split(".")[0] for name in trained} == {"pyramid", "decoder"}
+    assert {name.split(".")[0] for name in trained} == {"aspp", "decoder"}
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert {name.split(".")[0] for name in changed} == {"pyramid", "decoder"}
+    assert {name.split(".")[0] for name in changed} == {"aspp", "decoder"}

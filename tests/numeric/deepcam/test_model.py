@@ -1,13 +1,22 @@
 """DeepCAM's network: against its published list of layers, and against itself written out in plain functions."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from mlhpc.benchmarks.deepcam import Network
-from mlhpc.deepcam.cpu.convolution import Conv3x3, Deconvolution, Depthwise, Pointwise, Separable
+from mlhpc.deepcam.cpu.convolution import (
+    CpuConv3x3,
+    CpuDeconvolution,
+    CpuDepthwise,
+    CpuPointwise,
+    CpuSeparable,
+)
+from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.cpu.winograd import winograd
-from mlhpc.deepcam.model import build_model
+from mlhpc.deepcam.model import build_model, current_name
 
 SMALL = Network(width=0.125, middle_blocks=2)
 
@@ -63,17 +72,17 @@ def test_every_layer_of_the_reference_network_is_accounted_for():
     assert sum(PUBLISHED.values()) == 56_454_720
     with torch.device("meta"):
         model = build_model(Network(), 16)
-    coarse = list(model.coarse)
+    coarse = list(model.encoder)
     assert len(coarse) == 2 + 16 + 1 + 3
     assert {
         "stem": count(model.stem),
-        "entry block 1": count(model.fine),
+        "entry block 1": count(model.entry_block1),
         "entry block 2": count(coarse[0]),
         "entry block 3": count(coarse[1]),
         "middle flow": count(*coarse[2:18]),
         "exit block": count(coarse[18]),
         "exit flow": count(*coarse[19:]),
-        "pyramid": count(model.pyramid),
+        "pyramid": count(model.aspp),
         "decoder": count(model.decoder),
     } == PUBLISHED
     assert all(weight.requires_grad for weight in model.parameters())
@@ -184,14 +193,14 @@ def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype
     rows, columns = (7, 10) if "odd" in case else (6, 10)
     stride, dilation = (2 if "stride 2" in case else 1), (2 if "dilated" in case else 1)
     if case == "deconvolution":
-        layer = Deconvolution(24, 16)
+        layer = CpuDeconvolution(24, 16)
     elif "dense" in case:
         dilation = 6 if "odd" in case else dilation  # further apart than some of the sides are long
-        layer = Conv3x3(24, 16, dilation=dilation)
+        layer = CpuConv3x3(24, 16, dilation=dilation)
     elif "pointwise" in case:
-        layer = Pointwise(24, 16, stride=2)
+        layer = CpuPointwise(24, 16, stride=2)
     else:
-        layer = Depthwise(24, stride=stride, dilation=dilation)
+        layer = CpuDepthwise(24, stride=stride, dilation=dilation)
     layer = layer.to(dtype)
     x = torch.randn(2, 24, rows, columns).to(dtype).contiguous(memory_format=torch.channels_last)
     x.requires_grad_()
@@ -216,7 +225,7 @@ def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype
 @pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True), (True, False, False)], ids=str)
 def test_what_a_separable_convolution_does_not_keep_it_computes_again(dilation, wanted):
     torch.manual_seed(6)
-    layer = Separable(24, 16, dilation=dilation).double()
+    layer = CpuSeparable(24, 16, dilation=dilation).double()
     x = torch.randn(2, 24, 6, 10, dtype=torch.float64)
     tensors = (x, *layer.parameters())
     for tensor, wants in zip(tensors, wanted, strict=True):
@@ -252,7 +261,7 @@ def test_minimal_filtering_is_the_convolution_and_its_gradients(batch, rows, col
 def test_minimal_filtering_in_float32_rounds_a_few_times_as_much_as_the_direct_sum():
     """And it is what a decoder layer of the real network is computed by."""
     torch.manual_seed(5)
-    layer = Conv3x3(128, 128).to(memory_format=torch.channels_last)
+    layer = CpuConv3x3(128, 128).to(memory_format=torch.channels_last)
     x = torch.rand(1, 48, 72, 128).permute(0, 3, 1, 2).requires_grad_()
     target = torch.randn(1, 48, 72, 128).permute(0, 3, 1, 2)
 
@@ -280,3 +289,33 @@ def test_bfloat16_stays_close_to_float32():
             rounded = model(x)
     assert rounded.dtype == torch.bfloat16
     assert (rounded - exact).norm() < 0.05 * exact.norm()
+
+
+def test_the_cpu_kernels_compute_the_plain_network():
+    """One setting turns them off; names and weights are the same, results are up to rounding."""
+    torch.manual_seed(5)
+    model = build_model(Network(width=0.1, middle_blocks=1), 16).double()
+    fast = deepcopy(model)
+    use_cpu_kernels(fast)
+    assert not any(type(module).__module__.startswith("mlhpc.deepcam.cpu") for module in model.modules())
+    assert any(isinstance(module, CpuSeparable) for module in fast.modules())
+    assert model.state_dict().keys() == fast.state_dict().keys()
+    x, results = torch.randn(2, 16, 32, 48, dtype=torch.float64), []
+    for network in (model, fast):
+        y = network(x)
+        y.square().mean().backward()
+        results.append([y, [weight.grad for weight in network.parameters()]])
+    torch.testing.assert_close(*results, rtol=1e-7, atol=1e-9)
+
+
+def test_weights_of_version_0_1_have_a_place_in_the_network():
+    """Their names as they were in checkpoints then."""
+    old = [
+        "stem.0.weight", "fine.layers.0.0.weight", "fine.shortcut.1.running_mean",
+        "coarse.0.layers.0.1.weight", "coarse.5.1.num_batches_tracked", "pyramid.levels.1.0.weight",
+        "pyramid.mean.1.bias", "pyramid.join.0.weight", "decoder.reduce.0.weight", "decoder.rise.0.weight",
+        "decoder.blend.2.weight", "decoder.finish.2.weight",
+    ]  # fmt: skip
+    names = build_model(Network(width=0.1, middle_blocks=1), 16).state_dict().keys()
+    assert [name for name in map(current_name, old) if name not in names] == []
+    assert all(current_name(name) == name for name in names)

@@ -15,12 +15,13 @@ from mlhpc.deepcam.layers.batchnorm import BatchNorm
 PROGRAM = Path(__file__).parents[2] / "ranks" / "deepcam_step.py"
 LOCAL = """import sys
 from mlhpc.common.ranks.local import run_local
-sys.exit(run_local(2, [sys.executable, sys.argv[1]]))
+sys.exit(run_local(2, [sys.executable, *sys.argv[1:]]))
 """
 
 
-def test_gradients_and_statistics_of_two_ranks_are_those_of_one():
-    command = [sys.executable, "-c", LOCAL, PROGRAM]
+@pytest.mark.parametrize("how", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_gradients_and_statistics_of_two_ranks_are_those_of_one(how):
+    command = [sys.executable, "-c", LOCAL, PROGRAM, how]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 

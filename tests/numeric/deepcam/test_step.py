@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
-from mlhpc.common.pytorch.step import make_eval_step, make_scaler, make_train_step, pick_device, warm_up
+from mlhpc.common.pytorch.device import pick_device
+from mlhpc.common.pytorch.step import (
+    Steps,
+    WarmUpSizes,
+    make_eval_step,
+    make_scaler,
+    make_train_step,
+    warm_up,
+)
 from mlhpc.deepcam.data.loader import zeros_batch
 from mlhpc.deepcam.metric import iou, summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
@@ -108,9 +116,15 @@ def test_warming_up_leaves_no_trace(name):
         model, optimizer, step = made(name, accumulate=2)
         if warm:
             before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-            sizes = {"train_batch": 2, "eval_batch": 3, "accumulate": 2}
             zeros = partial(zeros_batch, sample_shape=(32, 48, 16))
-            warm_up(model, optimizer, NO_SCALE, step, make_eval_step(model, summed_iou), zeros, **sizes)
+            warm_up(
+                model,
+                optimizer,
+                NO_SCALE,
+                Steps(step, make_eval_step(model, summed_iou)),
+                zeros,
+                WarmUpSizes(2, 3, 2),
+            )
             torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
             assert torch.equal(torch.get_rng_state(), random)
         histories.append([step(x, y).item() for _ in range(6)])

@@ -1,4 +1,4 @@
-"""What ``mlhpc doctor`` says of the frameworks, held against what is installed here."""
+"""What ``mlhpc doctor`` reports of the frameworks is what is installed here."""
 
 from importlib import metadata
 
@@ -6,7 +6,7 @@ from mlhpc.doctor import node
 
 
 def test_the_installed_frameworks_say_their_versions():
-    told = node._try_frameworks("none")
-    assert told["tensorflow"]["version"] == metadata.version("tensorflow-cpu") == node._horovod_built_for()
-    assert told["tensorflow"]["horovod"]["gloo"]
-    assert told["torch"]["version"].startswith(metadata.version("torch"))
+    facts = node._load_frameworks("none")
+    assert facts["tensorflow"]["version"] == metadata.version("tensorflow-cpu") == node._horovod_built_for()
+    assert facts["tensorflow"]["horovod"]["gloo"]
+    assert facts["torch"]["version"].startswith(metadata.version("torch"))

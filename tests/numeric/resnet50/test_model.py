@@ -16,11 +16,11 @@ from timm.optim.lars import Lars as TimmLars
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import Network
+from mlhpc.common.pytorch.device import pick_device
 from mlhpc.common.pytorch.step import (
     make_eval_step,
     make_scaler,
     make_train_step,
-    pick_device,
     preserve_state,
 )
 from mlhpc.common.training.schedules import polynomial_learning_rate

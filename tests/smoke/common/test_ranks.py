@@ -1,5 +1,5 @@
-"""Two ranks over Horovod and over torch.distributed, from every launcher that needs no cluster, and how they
-end when one is lost."""
+"""Two ranks over Horovod and over torch.distributed, from every launcher that needs no cluster, and how they end
+when one is lost."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ FRAMEWORKS = pytest.mark.parametrize("framework", ["horovod", "torch"])
 
 
 def run(launcher, *how, framework="horovod", env=None):
-    """The program under ``launcher``, which ends within a minute and a half whatever happens."""
+    """The program under ``launcher``, limited to a minute and a half."""
     python = [] if launcher is LOCAL else [sys.executable]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "ROLL_CALL_S": "30", "FRAMEWORK": framework}
     bin_first = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -52,24 +52,24 @@ def test_gradients_variables_and_groups_are_those_of_all_ranks(framework):
         ("kill", "0", "killed or crashed"),
         ("kill", "1", "killed or crashed"),
         ("raise", "1", "ValueError: sample 7 is not finite"),
-        ("leave", "1", "killed or crashed"),  # ends in order but for its word to the others
+        ("leave", "1", "killed or crashed"),  # exits cleanly but without notifying the others
     ],
 )
 def test_a_lost_rank_ends_the_other_and_is_named(framework, how, who, reason):
     done = run(LOCAL, how, who, framework=framework)
     assert done.returncode != 0
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     line = f"rank {who} on {os.uname().nodename} was lost in phase 'epoch 2': {reason}"
-    assert said.count(f"mlhpc: {line}") == 1, said
-    assert said.count(f"callback: {line}") == 1, said
+    assert output.count(f"mlhpc: {line}") == 1, output
+    assert output.count(f"callback: {line}") == 1, output
 
 
-def test_a_rank_that_does_not_come_is_named():
+def test_a_missing_rank_is_named():
     done = run(LOCAL, "absent", env={"ROLL_CALL_S": "3"})
-    assert done.returncode == 2 and "rank 1 of 2 did not come within 3 s" in done.stderr
+    assert done.returncode == 2 and "rank 1 of 2 did not connect within 3 s" in done.stderr
 
 
-def test_a_horovod_that_cannot_see_the_launcher_does_not_run_as_one_rank():
+def test_horovod_does_not_run_as_one_rank_if_it_does_not_recognise_the_launcher():
     """What a process sees in a container whose MPI is not the launcher's: Intel MPI's variables here."""
     alone = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
     done = run([], "well", env=alone | {"OMPI_ALLOW_RUN_AS_ROOT": "1"})
@@ -81,8 +81,8 @@ def test_a_horovod_that_cannot_see_the_launcher_does_not_run_as_one_rank():
 def test_horovodrun(how, status):
     done = run([Path(sys.executable).with_name("horovodrun"), "--gloo", "-np", "2"], how)
     assert bool(done.returncode) == bool(status), done.stderr
-    said = "by horovodrun is done" if how == "well" else "was lost in phase 'epoch 2'"
-    assert said in done.stdout + done.stderr
+    expected = "by horovodrun is done" if how == "well" else "was lost in phase 'epoch 2'"
+    assert expected in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("how", "status"), [("well", 0), ("kill", 1)])
@@ -90,8 +90,8 @@ def test_torchrun(how, status):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = run([*torchrun, "--no-python"], how, framework="torch")
     assert bool(done.returncode) == bool(status), done.stderr
-    said = "rank 1/2 node 0/1 by torchrun is done" if how == "well" else "was lost in phase 'epoch 2'"
-    assert said in done.stdout + done.stderr
+    expected = "rank 1/2 node 0/1 by torchrun is done" if how == "well" else "was lost in phase 'epoch 2'"
+    assert expected in done.stdout + done.stderr
 
 
 def test_horovodrun_cannot_start_torch():
@@ -108,5 +108,5 @@ def test_mpirun(framework, how, status):
     need("mpirun")
     done = run(["mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"], how, framework=framework)
     assert bool(done.returncode) == bool(status), done.stderr
-    said = "rank 1/2 node 0/1 by mpirun is done" if how == "well" else "was lost in phase 'epoch 2'"
-    assert said in done.stdout + done.stderr
+    expected = "rank 1/2 node 0/1 by mpirun is done" if how == "well" else "was lost in phase 'epoch 2'"
+    assert expected in done.stdout + done.stderr

@@ -7,6 +7,8 @@ import time
 import numpy as np
 import pytest
 
+from mlhpc.benchmarks.schema import Loading
+from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.formats.tfrecord import encode_example, write_records
 from mlhpc.cosmoflow.data.augment import SYMMETRIES, apply_symmetry, draw
@@ -49,7 +51,8 @@ def loader(folder, ranks=1, place=0, **options):
         "steps": steps_per_epoch([pool], local_batch),
         "seed": 7,
     } | options
-    return Loader(files, files, pool, pool, place, **options)
+    loading = Loading(workers=options.pop("readers", 2), prefetch=options.pop("batches_ahead", 2))
+    return Loader(RankSamples(files, files, pool, pool, place), loading, **options)
 
 
 def readers_left():
@@ -229,7 +232,7 @@ def test_a_sample_is_turned_while_it_is_read(tmp_path, symmetry):
     path = tmp_path / "a.tfrecord"
     write(path, x, y)
     out_x, out_y = np.empty_like(x), np.empty_like(y)
-    assert read_sample(path, out_x, out_y, symmetry) == path.stat().st_size
+    assert read_sample((path, symmetry), out_x, out_y) == path.stat().st_size
     np.testing.assert_array_equal(out_x, apply_symmetry(x, symmetry))
     np.testing.assert_array_equal(out_y, y)
 

@@ -1,4 +1,4 @@
-"""DeepCAM on two ranks of which one is lost, in every phase of a run, and how the run goes on."""
+"""DeepCAM on two ranks of which one is lost, in every phase of a run, and how the run resumes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ PROGRAM = """
 import json, os, signal, sys
 from contextlib import contextmanager
 from mlhpc.cli import main
-from mlhpc.common.data import atomic
+from mlhpc.common.files import atomic
 from mlhpc.common.timing.runlog import RunLog
 
 words, phase, epoch = json.loads(sys.argv[1])
@@ -31,10 +31,10 @@ def half(fd, data):
 
 @contextmanager
 def deadly(log, name, **tags):
-    with span(log, name, **tags) as told:
+    with span(log, name, **tags) as span_tags:
         if (name, tags.get("epoch")) == (phase, epoch):
             die()
-        yield told
+        yield span_tags
 
 if os.environ["MLHPC_RANK"] == "1":
     if phase == "staging":
@@ -51,35 +51,38 @@ SETTINGS = climate_settings("training.checkpoint_epochs=1", "training.max_epochs
 
 
 def lose_rank_1(words, phase, epoch):
-    """What the run said that lost rank 1 there. It is given two minutes to end in."""
-    told = json.dumps([[str(word) for word in words], phase, epoch])
-    command = [sys.executable, "-c", LOCAL, "-c", PROGRAM, told]
+    """The standard error of a run that loses rank 1 at this point. It has two minutes to end."""
+    arguments = json.dumps([[str(word) for word in words], phase, epoch])
+    command = [sys.executable, "-c", LOCAL, "-c", PROGRAM, arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=120)
     assert done.returncode not in (0, 2), done.stderr
     return done.stderr
 
 
 def losses_and_metrics(out):
-    """By epoch, as far as the run came: the training loss and the evaluation."""
-    found = {}
+    """The training loss and the evaluation of every epoch that the run completed."""
+    metrics = {}
     for line in (out / "events.rank0.jsonl").read_text().splitlines():
         event = json.loads(line)
         if event["event"] == "metric" and event["name"] in ("train_loss", "eval_accuracy"):
-            found[event["name"], event["epoch"]] = event["value"]
-    return found
+            metrics[event["name"], event["epoch"]] = event["value"]
+    return metrics
 
 
-def test_a_run_that_loses_a_rank_in_every_phase_goes_on_to_where_it_would_have_come(climate, tmp_path):
-    """Each try stages to the same folder, and resumes from the last checkpoint that there is."""
+@pytest.mark.slow
+def test_a_run_that_loses_a_rank_in_every_phase_resumes_to_the_result_of_an_undisturbed_run(
+    climate, tmp_path
+):
+    """Each attempt stages to the same folder and resumes from the last checkpoint."""
     stage = tmp_path / "stage"
     words = ["run", "deepcam", "--data", climate, "--stage", stage, *SETTINGS]
     whole = mlhpc(*words, "--out", tmp_path / "whole", "--seed", 7, "--ranks", 2)
     assert whole.returncode == 1, whole.stderr
-    wanted = losses_and_metrics(tmp_path / "whole")
-    assert len(wanted) == 2 * 4
+    expected = losses_and_metrics(tmp_path / "whole")
+    assert len(expected) == 2 * 4
 
     source = {path.name: path.read_bytes() for path in climate.rglob("*.h5")}
-    found, start = {}, ["--seed", 7]
+    metrics, start = {}, ["--seed", 7]
     for number, (phase, epoch, named) in enumerate(
         [
             ("staging", None, "staging"),
@@ -89,9 +92,9 @@ def test_a_run_that_loses_a_rank_in_every_phase_goes_on_to_where_it_would_have_c
         ]
     ):
         out = tmp_path / f"out{number}"
-        said = lose_rank_1([*words, "--out", out, *start], phase, epoch)
+        output = lose_rank_1([*words, "--out", out, *start], phase, epoch)
         line = f"mlhpc: rank 1 on {os.uname().nodename} was lost in phase '{named}': killed or crashed"
-        assert said.count(line) == said.count("was lost") == 1 and "Traceback" not in said, said
+        assert output.count(line) == output.count("was lost") == 1 and "Traceback" not in output, output
         stops = [record["metadata"] for record in mllog(out) if record["key"] == "run_stop"]
         assert [stop["status"] for stop in stops] == ["aborted"] and named in stops[0]["reason"]
         # What has a name is whole; what is half-written is hidden, and the killed rank's alone: it may have
@@ -102,16 +105,16 @@ def test_a_run_that_loses_a_rank_in_every_phase_goes_on_to_where_it_would_have_c
         assert len(writers) == (phase == "staging")
         if (out / "checkpoint.npz").exists():
             start = ["--resume", out]
-        found |= losses_and_metrics(out)
+        metrics |= losses_and_metrics(out)
     last = mlhpc(*words, "--out", tmp_path / "last", *start, "--ranks", 2)
     assert last.returncode == 1, last.stderr
-    found |= losses_and_metrics(tmp_path / "last")
+    metrics |= losses_and_metrics(tmp_path / "last")
     assert [epoch["epoch"] for epoch in result(tmp_path / "last")["epochs"]] == [4]
-    assert found == pytest.approx(wanted, rel=1e-6)
+    assert metrics == pytest.approx(expected, rel=1e-6)
     assert not stage.exists()
 
 
-def test_an_error_of_one_rank_is_told_once_with_its_rank_phase_and_file(climate, tmp_path):
+def test_an_error_of_one_rank_is_reported_once_with_rank_phase_and_file(climate, tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(climate, data)
     (data / "manifest.json").unlink()
@@ -127,17 +130,17 @@ def test_an_error_of_one_rank_is_told_once_with_its_rank_phase_and_file(climate,
     assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["aborted"]
 
 
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("benchmark", ["cosmoflow", "deepcam"])
-def test_what_is_wrong_for_all_ranks_is_told_once(benchmark, there, tmp_path):
-    """That there is no folder is known before the run has begun, that it is empty only inside."""
+def test_an_error_of_all_ranks_is_reported_once(benchmark, exists, tmp_path):
+    """A missing folder is detected before the run starts, an empty one only inside it."""
     data, out = tmp_path / "data", tmp_path / "out"
-    if there:
+    if exists:
         data.mkdir()
     tiny = settings() if benchmark == "cosmoflow" else climate_settings()
     done = mlhpc("run", benchmark, "--data", data, "--out", out, "--ranks", 2, *tiny)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("mlhpc: ") == 1 and f"mlhpc: rank 0: {data}: " in done.stderr, done.stderr
-    assert out.exists() == there
-    if there:
+    assert out.exists() == exists
+    if exists:
         assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["aborted"]

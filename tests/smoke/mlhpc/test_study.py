@@ -10,7 +10,7 @@ from mlhpc.common.timing.breakdown import read_events
 from mlhpc.submission.report.study import read
 
 
-def held(cell, warmup, steps, batch):
+def check_cell(cell, warmup, steps, batch):
     """Against the run's own events: so many steps, and no more time than there was."""
     (run,) = cell.runs
     events = read_events(run.path / "events.rank0.jsonl")
@@ -34,7 +34,7 @@ def test_cosmoflow_on_two_ranks_over_storage(tiny_data, tmp_path):
     study = read(tmp_path / "study")
     assert study.axes == ("storage",)
     for cell in study.cells:
-        run = held(cell, 1, 2, 4 * cell.settings["ranks"])
+        run = check_cell(cell, 1, 2, 4 * cell.settings["ranks"])
         assert (run.staging_s is None) == (cell.settings["storage"] == "shared")
         assert len(list(run.path.glob("events.rank*.jsonl"))) == cell.settings["ranks"]
     assert not (tmp_path / "stage").exists()
@@ -55,7 +55,7 @@ def test_deepcam_over_loaders(climate, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     for cell in read(tmp_path / "study").cells:
-        held(cell, 1, 3, 2)
+        check_cell(cell, 1, 3, 2)
 
 
 def test_resnet50_over_networks_and_formats(tmp_path):
@@ -73,13 +73,13 @@ def test_resnet50_over_networks_and_formats(tmp_path):
     assert study.axes == ("network.name", "data")
     assert len(study.cells) == 4
     for cell in study.cells:
-        held(cell, 1, 2, 4)
-    told = json.loads((tmp_path / "study" / "study.json").read_text())
-    assert [len(cell["runs"]) for cell in told["cells"]] == [1] * 4
+        check_cell(cell, 1, 2, 4)
+    record = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert [len(cell["runs"]) for cell in record["cells"]] == [1] * 4
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_gathered_gradients_count_as_one_step(tmp_path, climate, warmup):
+def test_accumulated_gradients_count_as_one_step(tmp_path, climate, warmup):
     done = mlhpc(
         "study", "deepcam", "--data", climate, "--out", tmp_path / "study", "--repeats", 1, "--warmup", warmup,
         "--steps", 2, "--vary", "batch=4",

@@ -14,25 +14,28 @@ import yaml
 from mlperf_logging.compliance_checker import mlp_compliance
 
 from mlhpc import cli
-from mlhpc.benchmarks import load, rules
+from mlhpc.benchmarks import load, registry, rules
 from mlhpc.errors import UserError
 from mlhpc.rules import document
 
 ROOT = Path(__file__).parents[3]
-BENCHMARKS = tuple(load.BENCHMARKS)
+BENCHMARKS = tuple(registry.benchmarks())
 CLOSED = [(b, p) for b in BENCHMARKS for p in load.presets(b) if load.load(b, p).division == "closed"]
 FIXED = [(b, key) for b in BENCHMARKS for key in load.definition_of(b)["closed_fixes"]]
 
 
+NAMED = ("submission.org=Lab", "submission.platform=cluster")
+
+
 def of(benchmark, settings=(), preset="closed", **known):
     """The names of the rules that speak against a run."""
-    run = load.load(benchmark, preset, settings)
+    run = load.load(benchmark, preset, (*NAMED, *settings))
     return [f.rule.removeprefix("rules/") for f in rules.findings(rules.RunContext(run, **known))]
 
 
 def edited(benchmark, key):
     """The closed run with one setting changed to something else of its kind."""
-    run = load.load(benchmark, "closed")
+    run = load.load(benchmark, "closed", NAMED)
     table, _, name = key.partition(".")
     value = getattr(getattr(run, table), name)
     changes = {
@@ -124,7 +127,7 @@ TRIED = {
 @pytest.mark.parametrize(("benchmark", "at_least"), [("cosmoflow", 40), ("deepcam", 50), ("resnet50", 30)])
 def test_what_is_free_is_what_the_official_checker_passes(benchmark, at_least):
     conditions, free = official(benchmark), load.definition_of(benchmark)["closed_free"]
-    run = load.load(benchmark, "closed")
+    run = load.load(benchmark, "closed", NAMED)
     tried = 0
     for name in conditions.keys() & free.keys():
         value = getattr(run.hyperparameters, name)
@@ -146,11 +149,28 @@ def test_what_is_free_is_what_the_official_checker_passes(benchmark, at_least):
     [("[0.25]", []), ("[1.0]", ["free-hyperparameters"]), ("[0.0]", ["free-hyperparameters"])],
 )
 def test_of_decay_factors_the_checker_asks_nothing_and_the_rules_do(factors, found):
-    run = load.load("cosmoflow", "closed")
+    run = load.load("cosmoflow", "closed", NAMED)
     update = {"opt_learning_rate_decay_factor": tuple(json.loads(factors))}
     facts = run.hyperparameters.model_copy(update=update)
     known = rules.RunContext(run.model_copy(update={"hyperparameters": facts}))
     assert [f.rule for f in rules.findings(known)] == [f"rules/{name}" for name in found]
+
+
+@pytest.mark.parametrize(("smoothing", "found"), [(0.0, []), (0.1, []), (0.05, ["free-hyperparameters"])])
+def test_label_smoothing_is_none_or_a_tenth(smoothing, found):
+    """MLPerf training rules, table of resnet's hyperparameters."""
+    assert of("resnet50", [f"training.label_smoothing={smoothing}"]) == found
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [("training.preprocessing=torchvision", ["preprocessing"]), ("training.sgd=pytorch", ["optimizer"])],
+)
+def test_torchvisions_ways_are_open(setting, found):
+    assert of("resnet50", [setting]) == found
+    with pytest.raises(UserError, match='"mlperf", not'):
+        rules.enforce(rules.RunContext(load.load("resnet50", "closed", [setting])))
+    assert of("resnet50", ["division=open", setting]) == []
 
 
 def test_the_momentum_of_lars_is_free_from_large_batches_on():
@@ -209,13 +229,21 @@ def test_a_float16_copy_of_deepcam_is_not_closed_and_a_float32_one_is():
     assert of("deepcam", facts={"dtype": "float32", "format": "npy"}) == []
 
 
+def test_a_closed_run_without_a_submitter_is_warned_before_it_starts():
+    """Logs may not be edited afterwards, so at packing it is too late."""
+    run = load.load("cosmoflow", "closed", ["submission.org=Lab"])
+    warnings = rules.enforce(rules.RunContext(run))
+    assert [(f.severity, f.where) for f in warnings] == [("warning", "submission.platform")]
+    assert "--set submission.platform=NAME" in warnings[0].remedy
+
+
 def test_deepcam_needs_five_runs():
     assert of("deepcam", runs=4) == ["number-of-runs"] and of("deepcam", runs=5) == []
-    assert (rules.runs_needed("deepcam"), rules.runs_needed("cosmoflow")) == (5, 10)
+    assert (load.runs_of_a_score("deepcam"), load.runs_of_a_score("cosmoflow")) == (5, 10)
 
 
 def test_warnings_let_a_run_start_and_errors_do_not():
-    run = load.load("cosmoflow", "closed")
+    run = load.load("cosmoflow", "closed", NAMED)
     assert [
         f.severity for f in rules.enforce(rules.RunContext(run, evicted=False, runs=3, data_on="xfs"))
     ] == ["warning"] * 3

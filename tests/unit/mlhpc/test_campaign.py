@@ -1,4 +1,4 @@
-"""Campaigns, with a stand-in for ``mlhpc run`` that leaves a run directory of the outcome it is told."""
+"""Campaigns, with a stand-in for ``mlhpc run`` that leaves a run directory with the outcome the test chose."""
 
 import fcntl
 import json
@@ -16,31 +16,32 @@ from golden.make_run import make_run
 
 from mlhpc import cli
 from mlhpc.benchmarks import load
-from mlhpc.campaign import _step
+from mlhpc.campaign_placement import check_placement, srun_options
 from mlhpc.campaign_record import Campaign
+from mlhpc.errors import UserError
 from mlhpc.run_processes import is_locked
 
 PYTHON = sys.executable
 
-# Started as python -S: campaign tests start many. It is told by files beside it what its runs come to.
+# Started as python -S: campaign tests start many. Files beside it say how its runs end.
 STAND_IN = """\
 import json, os, pathlib, shutil, signal, sys, time
 here, words = pathlib.Path(__file__).parent, sys.argv[1:]
 out = pathlib.Path(words[words.index("--out") + 1])
 seed = int(words[words.index("--seed") + 1])
 with (here / "calls").open("a") as calls:
-    told = {"name": out.name, "seed": seed, "words": words, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    call = {"name": out.name, "seed": seed, "words": words, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "cores": sorted(os.sched_getaffinity(0))}
-    calls.write(json.dumps(told) + "\\n")
+    calls.write(json.dumps(call) + "\\n")
 deadline = time.monotonic() + 30
 while (here / "meet").exists() and (here / "calls").read_text().count('"seed"') < 2:
-    assert time.monotonic() < deadline, "nobody else came"
+    assert time.monotonic() < deadline, "the other run did not start"
     time.sleep(0.01)
 outcome = json.loads((here / "outcomes").read_text()).get(out.name, "converged-8")
-def ended(*_):
-    (out / "ended in good order").touch()
+def stop(*_):
+    (out / "stopped cleanly").touch()
     sys.exit(2)
-signal.signal(signal.SIGTERM, ended)
+signal.signal(signal.SIGTERM, stop)
 signal.alarm(120)
 if outcome == "aborted" or outcome == "hangs":
     out.mkdir()
@@ -86,7 +87,7 @@ class Site:
         return cli.main(self.words(*more))
 
     def start(self, *more, **env):
-        """In a process of its own, to be ended or met there."""
+        """In a separate process, to be stopped or run beside another."""
         code = (
             f"import sys; sys.executable = {str(self.python)!r}\nfrom mlhpc.cli import main; sys.exit(main())"
         )
@@ -105,7 +106,7 @@ class Site:
         return json.loads((self.out / "campaign.json").read_text())
 
     def states(self):
-        return [made["state"] for made in self.record()["made"]]
+        return [made["state"] for made in self.record()["run_states"]]
 
 
 @pytest.fixture
@@ -134,26 +135,28 @@ def test_ten_runs_make_a_score(site, capsys):
         statistics.mean(sorted(minutes)[1:-1]), rel=1e-6
     )
     assert site.record()["metric"] == "strong" and site.states() == ["converged"] * 10
-    told = capsys.readouterr().out
-    assert f"{statistics.mean(sorted(minutes)[1:-1]):.4f} min" in told
-    assert "not in the score: fastest" in told and "not in the score: slowest" in told
+    output = capsys.readouterr().out
+    assert f"{statistics.mean(sorted(minutes)[1:-1]):.4f} min" in output
+    assert "not in the score: fastest" in output and "not in the score: slowest" in output
 
 
-def test_runs_get_seeds_of_their_own_and_the_options_of_the_campaign(site):
+def test_each_run_gets_its_own_seed_and_the_options_of_the_campaign(site):
     assert site.run("--runs", "3", "--stage", "stage", "--ranks", "2", "--set", "training.max_epochs=16") == 0
     calls = site.calls()
     seeds = [call["seed"] for call in calls]
     assert len(set(seeds)) == 3 and all(0 < seed < 2**31 for seed in seeds)
-    assert [made["seed"] for made in site.record()["made"]] == seeds
+    assert [made["seed"] for made in site.record()["run_states"]] == seeds
     for call in calls:
-        said = " ".join(call["words"])
-        assert "-m mlhpc run cosmoflow --preset smoke --set training.max_epochs=16 --data" in said
+        message = " ".join(call["words"])
+        assert "-m mlhpc run cosmoflow --preset smoke --set training.max_epochs=16 --data" in message
         assert (
-            "--evict --stage stage" in said and "--ranks 2" in said and f"--data {site.folder}/data" in said
+            "--evict --stage stage" in message
+            and "--ranks 2" in message
+            and f"--data {site.folder}/data" in message
         )
 
 
-def test_it_goes_on_after_a_failed_run_and_a_second_start_makes_that_one_again(site, capsys):
+def test_it_continues_after_an_aborted_run_and_a_second_start_repeats_that_one(site, capsys):
     site.will(run_02="aborted")
     assert site.run("--runs", "4") == 1
     assert site.states() == ["converged", "aborted", "converged", "converged"]
@@ -164,20 +167,20 @@ def test_it_goes_on_after_a_failed_run_and_a_second_start_makes_that_one_again(s
     assert [call["name"] for call in site.calls()] == ["run_01", "run_02", "run_03", "run_04", "run_02"]
     assert {name: (site.out / name / "result.json").stat().st_mtime_ns for name in before} == before
     assert (site.out / ".aborted" / "run_02-1" / "run.log").exists()
-    assert site.record()["made"][1]["aborted"] == 1
+    assert site.record()["run_states"][1]["aborted"] == 1
     site.will()
-    assert site.run("--runs", "5") == 0, "more runs go on from these"
+    assert site.run("--runs", "5") == 0, "more runs are added to these"
     assert [call["name"] for call in site.calls()][5:] == ["run_05"]
 
 
-def test_it_stops_when_no_score_can_come_of_it_any_more(site, capsys):
+def test_it_stops_when_no_score_is_possible_any_more(site, capsys):
     site.will(run_02="missed-8", run_03="missed-8")
     assert site.run() == 1
     assert [call["name"] for call in site.calls()] == ["run_01", "run_02", "run_03"]
     assert "run_02 and run_03 missed the target" in site.record()["stopped"]
     assert site.states()[3:] == ["to do"] * 7
-    assert site.run() == 1, "and does not go on when started again"
-    assert len(site.calls()) == 3 and "no score can come" in capsys.readouterr().out
+    assert site.run() == 1, "and does not continue when started again"
+    assert len(site.calls()) == 3 and "cannot have a score" in capsys.readouterr().out
 
 
 def test_one_run_that_misses_is_the_slowest_of_the_score(site):
@@ -187,7 +190,7 @@ def test_one_run_that_misses_is_the_slowest_of_the_score(site):
     assert site.record()["score"]["minutes"] == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_run_whose_loss_is_no_number_has_missed_and_is_not_made_again(site):
+def test_a_run_whose_loss_diverged_has_missed_and_is_not_repeated(site):
     site.will(run_01="aborted")
     assert site.run("--runs", "2") == 1
     nan = '{"t": 1, "event": "metric", "name": "train_loss", "value": NaN, "epoch": 1}\n'
@@ -206,26 +209,26 @@ def test_two_runs_in_a_row_that_end_without_a_result_stop_it(site):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_ended_from_outside_the_run_ends_in_good_order_and_a_second_start_goes_on(site, how):
+def test_when_interrupted_the_run_stops_cleanly_and_a_second_start_continues(site, how):
     site.will(run_02="hangs")
     campaign = site.start("--runs", "3")
     wait_for(lambda: (site.out / "run_02" / "run.log").exists())
     campaign.send_signal(how)
-    told = campaign.communicate(timeout=60)[0]
-    assert campaign.returncode == 130 and "Traceback" not in told
-    assert (site.out / "run_02" / "ended in good order").exists()
+    output = campaign.communicate(timeout=60)[0]
+    assert campaign.returncode == 130 and "Traceback" not in output
+    assert (site.out / "run_02" / "stopped cleanly").exists()
     assert site.states() == ["converged", "aborted", "to do"]
     site.will()
     assert site.run("--runs", "3") == 0
     assert site.states() == ["converged"] * 3
 
 
-def test_two_campaigns_in_one_folder_are_refused_also_while_an_orphaned_run_goes_on(site, capsys):
+def test_a_second_campaign_in_a_folder_is_refused_also_while_an_orphaned_run_continues(site, capsys):
     site.will(run_01="hangs")
     campaign = site.start("--runs", "2")
     wait_for(lambda: (site.out / "run_01" / "run.log").exists())
     assert site.run("--runs", "2") == 2
-    assert "another campaign is at work" in capsys.readouterr().err
+    assert "another campaign is running" in capsys.readouterr().err
     campaign.kill()
     campaign.wait()
     assert site.run("--runs", "2") == 2
@@ -254,13 +257,13 @@ def _can_be_locked(path):
     return True
 
 
-def test_tasks_of_a_job_array_make_a_run_each_at_the_same_time(site, capsys):
+def test_tasks_of_a_job_array_work_on_different_runs_at_the_same_time(site, capsys):
     site.will(run_01="hangs")
     first = site.start("--runs", "3", "--number", "1")
     wait_for(lambda: (site.out / "run_01" / "run.log").exists())
     assert site.run("--runs", "3", "--number", "3") == 0
     assert site.run("--runs", "3", "--number", "1") == 2
-    assert "at work there on run_01" in capsys.readouterr().err
+    assert "running there on run_01" in capsys.readouterr().err
     assert site.run("--runs", "3") == 2, "nor may a whole campaign start"
     first.terminate()
     first.communicate(timeout=60)
@@ -269,14 +272,14 @@ def test_tasks_of_a_job_array_make_a_run_each_at_the_same_time(site, capsys):
     assert site.states() == ["aborted", "to do", "converged"]
 
 
-def test_a_run_that_another_task_is_making_is_running_and_not_aborted(site, capsys):
+def test_a_run_of_another_task_is_running_and_not_aborted(site, capsys):
     site.will(run_01="hangs")
     first = site.start("--runs", "3", "--number", "1")
     wait_for(lambda: (site.out / "run_01" / "run.log").exists())
     assert site.run("--runs", "3", "--number", "2") == 0
     assert site.states() == ["running", "converged", "to do"]
     assert "running" in capsys.readouterr().out
-    first.kill()  # its run goes on, and keeps the lock
+    first.kill()  # its run continues, and keeps the lock
     first.wait()
     assert site.run("--runs", "3", "--number", "2") == 0
     assert site.states()[0] == "running"
@@ -287,7 +290,7 @@ def test_a_run_that_another_task_is_making_is_running_and_not_aborted(site, caps
     assert site.states()[0] == "aborted"
 
 
-def test_of_instances_at_the_same_time_those_that_go_on_are_running(site):
+def test_concurrent_instances_that_have_not_ended_are_running(site):
     site.will(run_02="hangs")
     campaign = site.start("--instances", "2", "--runs", "2")
     wait_for(lambda: (site.out / "campaign.json").exists())
@@ -303,7 +306,7 @@ def samples(count):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda data: data.rename(data.parent / "elsewhere"), "mlhpc data make cosmoflow"),
         (lambda data: (data / "train").rmdir(), "holds no file"),
@@ -311,15 +314,15 @@ def samples(count):
         (lambda data: (data / "manifest.json").write_text(samples(5)), "5 samples, 2048 are needed"),
     ],
 )
-def test_a_data_set_that_no_run_could_start_from_is_refused_before_the_first(site, capsys, spoil, said):
+def test_an_unusable_data_set_is_refused_before_the_first_run(site, capsys, spoil, message):
     spoil(site.folder / "data")
     assert site.run("--runs", "2") == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not site.calls() and not site.out.exists()
 
 
-def test_why_a_rank_was_lost_is_why_its_run_was_aborted(site):
+def test_a_run_aborted_by_a_lost_rank_says_which_rank(site):
     site.will(run_01="aborted")
     assert site.run("--runs", "1") == 1
     loss = {"rank": 3, "hostname": "n1", "phase": "epoch 2", "reason": "x"}
@@ -329,7 +332,7 @@ def test_why_a_rank_was_lost_is_why_its_run_was_aborted(site):
     site.will(run_01="hangs")
     campaign = site.start("--runs", "2", "--number", "2")
     campaign.communicate(timeout=60)
-    assert site.record()["made"][0]["why"] == "rank 3 on n1 was lost in phase 'epoch 2': x"
+    assert site.record()["run_states"][0]["why"] == "rank 3 on n1 was lost in phase 'epoch 2': x"
 
 
 def test_runs_with_other_settings_are_not_mixed(site, capsys):
@@ -342,7 +345,7 @@ def test_runs_with_other_settings_are_not_mixed(site, capsys):
 def test_instances_run_at_the_same_time_and_are_scored_as_throughput(site, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     site.will(**{f"run_{n:02}": "converged-6" for n in range(1, 10)})
-    (site.folder / "meet").touch()  # the first does not go on before the second has come
+    (site.folder / "meet").touch()  # the first waits until the second has started
     assert site.run("--instances", "2", "--runs", "10", "--ranks", "2") == 0
     assert {call["gpus"] for call in site.calls()} == {"0,1", "2,3"}
     cores = os.sched_getaffinity(0)
@@ -359,7 +362,7 @@ def test_instances_run_at_the_same_time_and_are_scored_as_throughput(site, monke
     assert (site.out / "run_01.out").exists()
 
 
-def test_throughput_that_was_interrupted_is_made_anew_as_a_whole(site):
+def test_interrupted_throughput_restarts_all_runs(site):
     site.will(run_02="aborted")
     assert site.run("--instances", "2", "--runs", "2") == 1
     assert site.states() == ["converged", "aborted"]
@@ -369,14 +372,14 @@ def test_throughput_that_was_interrupted_is_made_anew_as_a_whole(site):
     assert len(list((site.out / ".aborted").iterdir())) == 2
 
 
-def test_a_closed_campaign_of_too_few_runs_says_so(site, capsys):
+def test_a_closed_campaign_with_too_few_runs_warns(site, capsys):
     closed = ["--preset", "closed", "--runs", "2"]
     site.will(run_01="aborted", run_02="aborted")
     assert site.run(*closed) == 1
     assert "--runs: 10 runs, not 2" in capsys.readouterr().out
 
 
-def test_a_closed_campaign_is_held_to_the_rules_before_its_first_run(site, capsys):
+def test_a_closed_campaign_is_checked_against_the_rules_before_its_first_run(site, capsys):
     words = ["--preset", "closed", "--set", "hyperparameters.opt_momentum=0.8"]
     assert site.run(*words) == 2
     facts = {"version": 1, "facts": {"dtype": "float16"}, "files": []}
@@ -388,21 +391,21 @@ def test_a_closed_campaign_is_held_to_the_rules_before_its_first_run(site, capsy
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--runs", "0"], "--runs 0"),
         (["--instances", "-1"], "--instances -1"),
         (["--ranks", "-2"], "--ranks -2"),
         (["--runs", "3", "--number", "4"], "1 to 3"),
-        (["--instances", "4", "--runs", "3"], "give as many runs"),
+        (["--instances", "4", "--runs", "3"], "increase --runs"),
         (["--instances", "2", "--number", "1"], "--number"),
         (["--seed", "7"], "--seed"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(site, capsys, words, said):
+def test_a_mistake_is_one_line_and_leaves_nothing(site, capsys, words, message):
     assert site.run(*words) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not site.out.exists()
 
 
@@ -413,7 +416,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(site, capsys):
     assert str(site.out) in error and error.count("\n") == 1
 
 
-def test_a_campaign_is_started_once_not_by_every_rank(site, capsys, monkeypatch):
+def test_a_campaign_started_on_every_rank_is_refused(site, capsys, monkeypatch):
     for name, value in {"MLHPC_RANK": "0", "MLHPC_SIZE": "2", "MLHPC_TOKEN": "x"}.items():
         monkeypatch.setenv(name, value)
     assert site.run("--runs", "1") == 2
@@ -427,7 +430,7 @@ def test_a_campaign_is_started_once_not_by_every_rank(site, capsys, monkeypatch)
         (1, 6, "8", [["--ntasks=6"]]),
         (2, 0, "8", [["--nodes=2", "--ntasks=4", "--nodelist=n0,n1", "--exact"],
                      ["--nodes=2", "--ntasks=4", "--nodelist=n2,n3", "--exact"]]),
-        (4, 3, "8", [["--nodes=1", "--ntasks=3", f"--nodelist=n{n}", "--exact"] for n in range(4)]),
+        (4, 3, "12", [["--nodes=1", "--ntasks=3", f"--nodelist=n{n}", "--exact"] for n in range(4)]),
         (8, 1, "8", [["--nodes=1", "--ntasks=1", f"--nodelist=n{n % 4}", "--exact"] for n in range(8)]),
     ],
 )  # fmt: skip
@@ -435,18 +438,87 @@ def test_instances_on_slurm_get_nodes_or_parts_of_nodes_of_their_own(
     instances, ranks, tasks, steps, tmp_path
 ):
     run = load.load("cosmoflow", "smoke")
-    campaign = Campaign(run, (), tmp_path, None, tmp_path, instances, instances, ranks)
+    campaign = Campaign(run, (), tmp_path, None, tmp_path, instances, instances, ranks, nodes=4)
     env = {"SLURM_JOB_NODELIST": "n[0-3]", "SLURM_NTASKS": tasks}
-    assert [_step(campaign, slot, env) for slot in range(instances)] == steps
+    assert [srun_options(campaign, slot, env) for slot in range(instances)] == steps
 
 
-def test_what_was_aborted_is_no_part_of_the_set_that_is_scored(site, capsys):
-    """The folder of a campaign is one set of runs: nothing else in it is taken for one."""
+@pytest.mark.parametrize(
+    ("instances", "ranks", "nodes", "tasks", "fits"),
+    [
+        (2, 0, 2, 2, True),
+        (4, 0, 2, 2, False),  # two would wait for the other two
+        (4, 1, 2, 4, True),
+        (4, 2, 2, 4, False),
+        (2, 2, 2, 2, False),
+        (3, 2, 2, 6, False),  # three tasks per node, and one node gets two instances
+        (3, 2, 2, 8, True),
+        (1, 3, 2, 2, False),
+        (1, 2, 2, 2, True),
+    ],
+)
+def test_instances_that_cannot_run_at_the_same_time_in_a_job_are_refused(
+    instances, ranks, nodes, tasks, fits, tmp_path
+):
+    run = load.load("cosmoflow", "smoke")
+    campaign = Campaign(run, (), tmp_path, None, tmp_path, instances, instances, ranks, nodes)
+    env = {"SLURM_JOB_NODELIST": f"n[0-{nodes - 1}]", "SLURM_NTASKS": str(tasks)}
+    if fits:
+        check_placement(campaign, True, env)
+    else:
+        with pytest.raises(UserError, match=rf"do not fit into this job of {tasks} tasks on 2 nodes"):
+            check_placement(campaign, True, env)
+
+
+def test_a_closed_campaign_without_a_submitter_warns_before_its_first_run(site, capsys):
+    site.will(run_01="aborted", run_02="aborted")
+    assert site.run("--preset", "closed", "--runs", "2") == 1
+    output = capsys.readouterr().out
+    warning = "submission.org and submission.platform are 'unnamed', submission.status is 'research'"
+    assert output.index(warning) < output.index("run_01 of 2 starts")
+    named = ["--set", "submission.org=Lab", "--set", "submission.platform=Cluster"]
+    site.run("--preset", "closed", "--runs", "2", *named, "--out", site.folder / "named")
+    assert "unnamed" not in capsys.readouterr().out
+    site.will()
+    assert site.run("--runs", "1", "--out", site.folder / "open") == 0
+    assert "unnamed" not in capsys.readouterr().out, "an open run is not submitted"
+
+
+def test_a_launch_wrapper_stands_between_srun_and_the_mlhpc_of_the_container(site, monkeypatch):
+    srun = site.folder / "srun"
+    srun.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{site.folder}/srun-words\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{site.folder}:{os.environ['PATH']}")
+    for name, value in {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n0", "SLURM_NTASKS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    site.run("--runs", "1")
+    words = (site.folder / "srun-words").read_text().split("\n")
+    assert words[:5] == ["--wait=120", "--kill-on-bad-exit=0", str(site.python), "-m", "mlhpc"]
+    monkeypatch.setenv("LAUNCH_WRAP", "apptainer exec --nv '/my images/a.sif'")
+    site.run("--runs", "1")
+    words = (site.folder / "srun-words").read_text().split("\n")
+    wrapped = ["apptainer", "exec", "--nv", "/my images/a.sif", "mlhpc", "run", "cosmoflow"]
+    assert words[2:9] == wrapped
+
+
+def test_the_table_of_a_batch_job_keeps_every_digit(site, capsys, monkeypatch):
+    """The output of a job is no terminal, and rich takes it to be 80 columns wide."""
+    monkeypatch.setenv("COLUMNS", "80")
+    site.will(run_02="missed-8")
+    site.run("--runs", "2")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if " 1.5541 " in line]
+    assert [row[:2] for row in rows] == [["run_01", "converged"], ["run_02", "missed"]]
+    assert [int(row[2]) for row in rows] == [call["seed"] for call in site.calls()]
+    assert rows[1][-5:] == ["best", "mean", "absolute", "error", "0.339"]
+
+
+def test_aborted_attempts_are_not_scored(site, capsys):
+    """Nothing else in the folder of a campaign is taken for a set of runs."""
     site.will(run_02="aborted")
     site.run("--runs", "3")
     site.will()
     site.run("--runs", "3")
     capsys.readouterr()
     cli.main(["score", str(site.out)])
-    told = capsys.readouterr().out
-    assert [told.count(name) for name in ("run_01", "run_02", "run_03")] == [1, 1, 1], told
+    output = capsys.readouterr().out
+    assert [output.count(name) for name in ("run_01", "run_02", "run_03")] == [1, 1, 1], output

@@ -10,6 +10,7 @@ from mlhpc import run as module
 from mlhpc.benchmarks import load
 from mlhpc.common.training.checkpoint import Checkpoint, save
 from mlhpc.errors import UserError
+from mlhpc.run_result import last_line
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ def test_the_last_line_says_whether_staging_is_in_the_time(staging: Any, said: s
         "benchmark": "deepcam", "preset": "smoke", "resumed": False, "staging": staging,
         "target": {"label": "IoU", "value": 0.5, "best": 0.3, "reached": False}, "time_to_train_s": 1.85,
     }  # fmt: skip
-    assert said in module._last_line(result, Path("out"))
+    assert said in last_line(result, Path("out"))
 
 
 def saved(folder: Path, *settings: str) -> Path:
@@ -35,8 +36,8 @@ def test_a_refused_resume_says_which_settings_differ(tmp_path: Path) -> None:
     with pytest.raises(UserError) as said:
         module.seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=9"]))
     assert str(said.value) == (
-        f"{tmp_path} was run with other settings: training.max_epochs was 4, now 9; resume with those in "
-        f"{tmp_path}/config.toml"
+        f"{tmp_path} was run with other settings: training.max_epochs was 4, now 9; resume with "
+        f"--config {tmp_path}/config.toml"
     )
 
 

@@ -1,5 +1,5 @@
 """Studies: what is planned, run and measured. A stand-in takes the place of ``mlhpc run``: it leaves the record of
-a run whose steps took as long as it is told."""
+a run whose steps took as long as the test chose."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from scipy import stats
 from mlhpc import cli
 from mlhpc.benchmarks import load
 from mlhpc.run_processes import locked
-from mlhpc.study import parse_axes
+from mlhpc.study_plan import parse_axes
 from mlhpc.submission.report.study import read
 
 STAND_IN = """\
@@ -71,8 +71,8 @@ class Site:
 
     def takes(self, **seconds):
         """Seconds of the measured steps of each repeat, and those of them that are waited for data."""
-        told = {f"run-{name.removeprefix('run')}": value for name, value in seconds.items()}
-        (self.folder / "seconds").write_text(json.dumps(told))
+        by_run = {f"run-{name.removeprefix('run')}": value for name, value in seconds.items()}
+        (self.folder / "seconds").write_text(json.dumps(by_run))
 
     def study(self, *more, benchmark="cosmoflow"):
         words = ["study", benchmark, "--data", self.folder / "data", "--out", self.out, *more]
@@ -84,12 +84,12 @@ class Site:
 
     def settings(self):
         """Of each call: what it was given by --set, and its options."""
-        found = []
+        calls = []
         for words in self.calls():
             given = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--set")
             options = {words[i]: words[i + 1] for i in range(1, len(words) - 1) if words[i].startswith("--")}
-            found.append(options | given)
-        return found
+            calls.append(options | given)
+        return calls
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def site(tmp_path, monkeypatch):
     return site
 
 
-def test_throughput_is_of_the_steps_after_the_warm_up(site):
+def test_throughput_counts_the_steps_after_the_warm_up(site):
     site.takes(run1=[4.0, 1.0])
     assert site.study("--vary", "batch=8", "--repeats", "1", "--steps", "20", "--warmup", "3") == 0
     (cell,) = read(site.out).cells
@@ -117,7 +117,7 @@ def test_without_warm_up_all_steps_are_measured(site):
     assert run.seconds == pytest.approx(9.0 + 4.0 - 1.5) and run.wait_s == pytest.approx(8.0)
 
 
-def test_the_interval_over_repeats_is_that_of_students_t(site, capsys):
+def test_the_interval_over_repeats_is_students_t(site, capsys):
     seconds = [2.0, 2.1, 2.3, 1.9, 2.2]
     site.takes(**{f"run{i}": [s, 0.0] for i, s in enumerate(seconds, 1)})
     assert site.study("--vary", "batch=8", "--steps", "10") == 0
@@ -128,16 +128,16 @@ def test_the_interval_over_repeats_is_that_of_students_t(site, capsys):
     assert cell.samples_per_s.interval == pytest.approx((mean, low, high))
     assert cell.variability == pytest.approx(2.3 / 1.9 - 1)
     assert f"{low:.2f} – {high:.2f}" in capsys.readouterr().out
-    told = json.loads((site.out / "study.json").read_text())["cells"][0]
-    assert told["samples_per_s"]["low95"] == pytest.approx(low) and len(told["runs"]) == 5
+    record = json.loads((site.out / "study.json").read_text())["cells"][0]
+    assert record["samples_per_s"]["low95"] == pytest.approx(low) and len(record["runs"]) == 5
 
 
 def test_every_combination_is_run_with_the_batch_times_the_ranks(site):
     assert site.study("--vary", "ranks=1,2", "--vary", "batch=4,8", "--repeats", "1") == 0
-    found = [
+    calls = [
         (call.get("--ranks", "1"), call["hyperparameters.global_batch_size"]) for call in site.settings()
     ]
-    assert found == [("1", "4"), ("1", "8"), ("2", "8"), ("2", "16")]
+    assert calls == [("1", "4"), ("1", "8"), ("2", "8"), ("2", "16")]
     assert read(site.out).axes == ("batch", "ranks")
 
 
@@ -160,8 +160,8 @@ def test_a_setting_of_the_configuration_is_varied_by_its_name(site):
         "1",
     )
     assert site.study(*words, benchmark="resnet50") == 0
-    found = {(c["network.name"], c["loading.loader"]) for c in site.settings()}
-    assert len(found) == 4 and ('"lenet"', '"dali"') in found
+    calls = {(c["network.name"], c["loading.loader"]) for c in site.settings()}
+    assert len(calls) == 4 and ('"lenet"', '"dali"') in calls
     assert read(site.out).axes == ("network.name", "loading.loader")
 
 
@@ -171,15 +171,15 @@ def test_formats_and_storage_are_places(site):
     assert (
         site.study("--vary", data, "--vary", "storage=shared,staged", "--stage", stage, "--repeats", "1") == 0
     )
-    found = {(call["--data"].rpartition("/")[2], call.get("--stage")) for call in site.settings()}
-    assert found == {(f, s) for f in ("jpeg", "lmdb") for s in (None, str(stage))}
+    calls = {(call["--data"].rpartition("/")[2], call.get("--stage")) for call in site.settings()}
+    assert calls == {(f, s) for f in ("jpeg", "lmdb") for s in (None, str(stage))}
     assert read(site.out).values("storage") == ["shared", "staged"]
 
 
 def test_repeats_go_round_the_cells_with_the_same_seeds_and_cold_caches(site):
     assert site.study("--vary", "batch=4,8", "--repeats", "2") == 0
-    found = [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()]
-    assert found == [("4", "1"), ("8", "1"), ("4", "2"), ("8", "2")]
+    calls = [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()]
+    assert calls == [("4", "1"), ("8", "1"), ("4", "2"), ("8", "2")]
     assert all("--evict" in words for words in site.calls())
 
 
@@ -188,11 +188,11 @@ def test_no_run_of_a_study_calls_itself_closed(site):
     assert site.settings()[0]["division"] == "open"
 
 
-def test_a_second_start_makes_only_what_is_not_made(site):
+def test_a_second_start_makes_only_missing_runs(site):
     assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
     assert site.study("--vary", "batch=8,16", "--repeats", "2") == 0
-    found = [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()]
-    assert found == [("4", "1"), ("8", "1"), ("16", "1"), ("8", "2"), ("16", "2")]
+    calls = [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()]
+    assert calls == [("4", "1"), ("8", "1"), ("16", "1"), ("8", "2"), ("16", "2")]
     assert [len(cell.runs) for cell in read(site.out).cells] == [1, 2, 2]
 
 
@@ -202,7 +202,7 @@ def test_a_cell_is_the_same_whichever_settings_are_varied(site):
     assert len(site.calls()) == 3 and len(read(site.out).cells) == 3
 
 
-def test_a_cell_that_fails_is_told_and_the_others_go_on(site, capsys):
+def test_a_cell_that_fails_is_reported_and_the_others_continue(site, capsys):
     site.takes(run1=[-1, 0])
     assert site.study("--vary", "batch=4,8", "--repeats", "2") == 1
     assert len(site.calls()) == 2, "a cell that failed is not tried again in the same call"
@@ -215,7 +215,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(site, capsys):
     assert not any(cell.failures for cell in read(site.out).cells)
 
 
-def test_the_task_of_an_array_makes_its_run_alone(site):
+def test_a_task_of_a_job_array_makes_only_its_run(site):
     for number in (4, 1):
         assert site.study("--vary", "batch=4,8", "--repeats", "2", "--number", number) == 0
     assert [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()] == [
@@ -226,7 +226,7 @@ def test_the_task_of_an_array_makes_its_run_alone(site):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--vary", "batch"], "not of the form KEY=A,B"),
         (["--vary", "bach=8"], "did you mean 'batch'"),
@@ -237,7 +237,7 @@ def test_the_task_of_an_array_makes_its_run_alone(site):
         (["--vary", "ranks=3"], "ranks=3: a global batch of 16 samples cannot be shared equally by 3 ranks"),
         (["--vary", "storage=sharde"], "did you mean 'shared'"),
         (["--vary", "storage=staged"], "give --stage"),
-        (["--vary", "data=/nowhere/at/all"], "no data set is there"),
+        (["--vary", "data=/nowhere/at/all"], "no such data set"),
         (
             ["--vary", "batch=1024"],
             "batch=1024: 5 steps of warm-up and 20 to measure are more than the 2 of an epoch",
@@ -245,26 +245,26 @@ def test_the_task_of_an_array_makes_its_run_alone(site):
         (["--vary", "batch=8", "--steps", "0"], "--steps 0"),
         (["--vary", "batch=8", "--repeats", "0"], "--repeats 0"),
         (["--vary", "batch=8", "--warmup", "-1"], "--warmup -1"),
-        (["--vary", "batch=4,8", "--repeats", "2", "--number", "5"], "has the runs 1 to 4"),
+        (["--vary", "batch=4,8", "--repeats", "2", "--number", "5"], "numbered 1 to 4"),
         (["--vary", "batch=true"], "whole numbers of 1 or more"),
-        (["--vary", "batch=,"], "names no value"),
-        (["--vary", "study.steps=0"], "a run of 0 steps would be one to the target"),
+        (["--vary", "batch=,"], "has no value"),
+        (["--vary", "study.steps=0"], "study.steps=0 means a run to the target"),
         (
             ["--vary", "batch=4", "--vary", "hyperparameters.global_batch_size=8,16"],
-            "one follows from the other",
+            "each determines the other",
         ),
     ],
 )
-def test_what_cannot_run_is_told_before_anything_does(site, words, told, capsys):
+def test_what_cannot_run_is_refused_before_anything_does(site, words, message, capsys):
     benchmark = "deepcam" if "wdth" in words[-1] else "cosmoflow"
     (site.folder / "data").joinpath("train").mkdir()
     assert site.study(*words, benchmark=benchmark) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not site.calls()
 
 
-def test_a_run_that_failed_before_it_had_a_folder_is_told(site):
+def test_a_run_that_failed_before_it_had_a_folder_is_reported(site):
     site.takes(run1=[-2, 0])
     assert site.study("--vary", "batch=4", "--repeats", "1") == 1
     (cell,) = read(site.out).cells
@@ -275,7 +275,7 @@ def test_a_run_that_was_killed_says_so_and_not_what_it_printed_before(site):
     site.takes(run1=[-9, 0])
     assert site.study("--vary", "batch=4", "--repeats", "1") == 1
     (cell,) = read(site.out).cells
-    assert "ended by SIGKILL" in cell.failures[0]
+    assert "killed by SIGKILL" in cell.failures[0]
 
 
 def test_a_run_of_fewer_steps_than_its_cell_says_is_not_measured(site):
@@ -286,7 +286,7 @@ def test_a_run_of_fewer_steps_than_its_cell_says_is_not_measured(site):
     assert not cell.runs and "7 batches, which are not 23 steps" in cell.failures[0]
 
 
-def test_batches_gathered_to_an_update_make_a_step(site):
+def test_accumulated_batches_are_one_step(site):
     site.takes(run1=[2.0, 0.5, 4 * 23])
     more = ("--set", "hyperparameters.gradient_accumulation_steps=4", "--repeats", "1")
     assert site.study("--vary", "batch=8", "--steps", "20", "--warmup", "3", *more, benchmark="resnet50") == 0
@@ -305,7 +305,7 @@ def test_a_run_that_was_moved_to_another_cell_is_not_measured_there(site):
 
 
 @pytest.mark.parametrize("damage", ["config.toml", "events.rank0.jsonl", "all"])
-def test_a_run_folder_that_is_half_there_is_made_again(site, damage):
+def test_an_incomplete_run_folder_is_run_again(site, damage):
     assert site.study("--vary", "batch=4", "--repeats", "1") == 0
     run = read(site.out).cells[0].runs[0].path
     (run / damage).unlink() if damage != "all" else [path.unlink() for path in run.iterdir()]
@@ -317,7 +317,7 @@ def test_a_run_folder_that_is_half_there_is_made_again(site, damage):
     assert len(cell.runs) == 1 and not cell.failures
 
 
-def test_a_damaged_cell_is_told_before_anything_runs(site, capsys):
+def test_a_damaged_cell_is_reported_before_anything_runs(site, capsys):
     assert site.study("--vary", "batch=4", "--repeats", "1") == 0
     (path,) = site.out.glob("*/cell.json")
     for text in ("", "[]", "{}"):
@@ -328,7 +328,7 @@ def test_a_damaged_cell_is_told_before_anything_runs(site, capsys):
     assert len(site.calls()) == 1
 
 
-def test_files_that_were_staged_before_are_no_staging_time(site):
+def test_a_run_that_found_staged_files_has_no_staging_time(site):
     """The second repeat found files that an interrupted run had left."""
     assert site.study("--vary", "batch=4", "--repeats", "2", "--stage", site.folder / "stage") == 0
     assert [run.staging_s for run in read(site.out).cells[0].runs] == [0.4, None]
@@ -344,7 +344,7 @@ def test_one_place_is_one_cell_however_it_is_written(site, monkeypatch):
     assert len(site.calls()) == 1 and cell.settings["data"] == "jpeg"
 
 
-def test_places_of_one_name_are_told_apart(site):
+def test_folders_of_the_same_name_are_distinguished(site):
     """In one call or several: two data sets are two cells, and no two cells look alike."""
     for folder in ("lustre", "local"):
         (site.folder / folder / "imagenet").mkdir(parents=True)
@@ -369,7 +369,7 @@ def test_places_of_one_name_are_told_apart(site):
         ("data=/a b/ü.d,/c", ["/a b/ü.d", "/c"]),
     ],
 )
-def test_values_are_taken_as_they_are_written(text, values):
+def test_values_keep_their_type_and_spelling(text, values):
     assert list(parse_axes([text]).values()) == [values]
 
 
@@ -400,20 +400,20 @@ def test_what_is_shown_is_what_was_given(site, capsys):
     assert "&lt;b&gt;y" in page and "<b>y" not in page
 
 
-def test_a_run_of_another_task_that_goes_on_is_no_failure(site):
+def test_a_run_in_progress_in_another_task_is_no_failure(site):
     assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
     eight = read(site.out).cells[1]
     (eight.runs[0].path / "events.rank0.jsonl").unlink()  # as it is while it runs
     with locked(site.out, f"{eight.path.name}.1", "study"):
         assert site.study("--vary", "batch=4,8", "--repeats", "1", "--number", "1") == 0
-        told = json.loads((site.out / "study.json").read_text())["cells"]
-    assert [(len(cell["runs"]), cell["failures"]) for cell in told] == [(1, []), (0, [])]
+        record = json.loads((site.out / "study.json").read_text())["cells"]
+    assert [(len(cell["runs"]), cell["failures"]) for cell in record] == [(1, []), (0, [])]
 
 
 def test_one_run_has_no_interval(site):
     assert site.study("--vary", "batch=4", "--repeats", "1") == 0
-    told = json.loads((site.out / "study.json").read_text())["cells"][0]["samples_per_s"]
-    assert told["mean"] > 0 and told["low95"] is None and told["high95"] is None
+    record = json.loads((site.out / "study.json").read_text())["cells"][0]["samples_per_s"]
+    assert record["mean"] > 0 and record["low95"] is None and record["high95"] is None
 
 
 def test_ranks_spread_over_more_nodes_are_another_cell(site, monkeypatch):

@@ -5,8 +5,10 @@ Batch systems are stood in for by programs that write down what they were asked 
 that they were given is then read by the real parser.
 """
 
+import inspect
 import os
 import re
+import signal
 import subprocess
 from configparser import ConfigParser
 from pathlib import Path
@@ -15,15 +17,15 @@ import pytest
 from ranks.need import need
 
 from mlhpc import cli
-from mlhpc.benchmarks import load
+from mlhpc.benchmarks import load, registry
+from mlhpc.common.ranks import launch
+from mlhpc.run_processes import SRUN_WAIT_S
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "run_scripts"
 FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
 SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch", ".lsf")]
 SITES = sorted(FOLDER.glob("sites/*.sh"))
-# Those of one benchmark; what is for any has tests of its own.
-SBATCH = [path for path in sorted(FOLDER.glob("*.sbatch")) if path.stem in load.BENCHMARKS]
 TEXTS = [*FILES, ROOT / "docs" / "sites.md", ROOT / "docs" / "packing.md"]
 
 
@@ -52,7 +54,7 @@ def named(text):
     for match in re.finditer(r"\bBENCHMARK=(?:\$\{BENCHMARK:-)?([a-z]\w+)", text):
         yield match[1], None
     for match in re.finditer(r"run_scripts/([a-z]\w+)\.sbatch", text):
-        if match[1] not in ("campaign", "study"):  # any benchmark's
+        if match[1] not in ("run", "campaign", "study"):  # for any benchmark
             yield match[1], None
     for match in re.finditer(r"\bPRESET=(?:\$\{PRESET:-)?(\w[\w-]*)", text):
         yield None, match[1]
@@ -64,15 +66,15 @@ def test_every_benchmark_and_preset_that_is_named_exists(path):
     pairs = list(named(text))
     here = {benchmark for benchmark, _ in pairs if benchmark} or {"cosmoflow"}
     for benchmark, preset in pairs:
-        assert benchmark is None or benchmark in load.BENCHMARKS, f"{path}: {benchmark}"
+        assert benchmark is None or benchmark in registry.benchmarks(), f"{path}: {benchmark}"
         if preset:
             of = [benchmark] if benchmark else here
             assert any(preset in load.presets(b) for b in of), f"{path}: {preset} is no preset of {of}"
 
 
 def test_the_search_for_names_finds_them():
-    found = set(named((FOLDER / "cosmoflow.sbatch").read_text()))
-    assert {("cosmoflow", None), (None, "closed"), (None, "smoke")} <= found
+    found = set(named((FOLDER / "run.sbatch").read_text()))
+    assert {("cosmoflow", None), (None, "closed")} <= found
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name)
@@ -97,7 +99,7 @@ def run(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("batch1\n" + "a01n01\n" * 42 + "a01n02\n" * 42)
 
-    def start(script, *words, **more):
+    def start(script, *words, status=0, **more):
         env = {
             "PATH": f"{tools}:/usr/bin:/bin", "CALLS": str(tmp_path / "calls"), "HOME": str(tmp_path),
             "USER": "somebody", "SLURM_JOB_ID": "77", "LSB_JOBID": "88", "LSB_DJOB_HOSTFILE": str(hosts),
@@ -110,7 +112,9 @@ def run(tmp_path):
         (tmp_path / "run_scripts").unlink(missing_ok=True)
         (tmp_path / "run_scripts").symlink_to(FOLDER)
         done = subprocess.run(["bash", script, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        (tmp_path / "stdout").write_text(done.stdout)
+        (tmp_path / "stderr").write_text(done.stderr)
+        assert done.returncode == status, done.stderr
         return [call.split("\n") for call in (tmp_path / "calls").read_text().split("\n-\n")[:-1]]
 
     return start
@@ -124,26 +128,110 @@ def understood(call):
     return options
 
 
-@pytest.mark.parametrize("site", [s for s in SITES if s.stem != "summit"], ids=name)
-@pytest.mark.parametrize("script", SBATCH, ids=name)
-def test_a_batch_script_starts_one_run_at_every_site(run, script, site, tmp_path):
-    [call] = run(script, "--evict", MLHPC_SITE=site.stem, PRESET="closed-test", SLURM_CPUS_PER_TASK="8")
+SLURM_SITES = [site for site in SITES if site.stem != "summit"]
+
+
+@pytest.mark.parametrize("site", SLURM_SITES, ids=name)
+@pytest.mark.parametrize("benchmark", sorted(registry.benchmarks()))
+def test_the_batch_script_starts_one_run_of_any_benchmark_at_every_site(run, benchmark, site):
+    more = {"MLHPC_SITE": site.stem, "PRESET": "closed-test", "SLURM_CPUS_PER_TASK": "8"}
+    [call] = run(FOLDER / "run.sbatch", "--evict", BENCHMARK=benchmark, **more)
     assert call[0] == "srun"
     options = understood(call)
-    assert options.benchmark == script.stem and options.preset == "closed-test" and options.evict
-    # One run's folders are not another's, and two benchmarks do not share data.
+    assert options.benchmark == benchmark and options.preset == "closed-test" and options.evict
+    # Folders differ between jobs, and data sets between benchmarks.
     assert "77" in str(options.stage) and "77" in str(options.out)
-    assert script.stem in str(options.data) and "closed-test" in str(options.data)
+    assert benchmark in str(options.data) and "closed-test" in str(options.data)
 
 
-@pytest.mark.parametrize("site", [s for s in SITES if s.stem != "summit"], ids=name)
-def test_what_the_user_sets_counts_at_every_site(run, site):
-    [call] = run(FOLDER / "cosmoflow.sbatch", MLHPC_SITE=site.stem, DATA="/d", STAGE="/s", OUT="/o")
+@pytest.mark.parametrize("site", SLURM_SITES, ids=name)
+def test_paths_from_the_environment_override_those_of_the_site(run, site):
+    paths = {"DATA": "/d", "STAGE": "/s", "OUT": "/o"}
+    [call] = run(FOLDER / "run.sbatch", BENCHMARK="cosmoflow", MLHPC_SITE=site.stem, **paths)
     options = understood(call)
     assert (str(options.data), str(options.stage), str(options.out)) == ("/d", "/s", "/o")
 
 
-@pytest.mark.parametrize("benchmark", sorted(load.BENCHMARKS))
+@pytest.mark.parametrize("script", ["run", "campaign", "study"])
+def test_the_first_line_of_the_output_says_what_runs_on_which_data(run, script, tmp_path):
+    run(FOLDER / f"{script}.sbatch", BENCHMARK="deepcam", PRESET="mini", DATA="/d", OUT="/o")
+    first = (tmp_path / "stdout").read_text().splitlines()[0]
+    for part in ("job 77", "site local", "deepcam", "preset mini", "data /d", "results /o"):
+        assert part in first
+
+
+@pytest.mark.parametrize("script", ["run", "campaign", "study"])
+def test_without_its_variables_a_script_stops_instead_of_running_something_else(run, script, tmp_path):
+    """As after ``sbatch --export=NONE``."""
+    assert run(FOLDER / f"{script}.sbatch", status=1) == []
+    assert "--export=BENCHMARK=" in (tmp_path / "stderr").read_text()
+
+
+def test_a_heterogeneous_job_is_refused(run, tmp_path):
+    assert run(FOLDER / "run.sbatch", status=2, BENCHMARK="cosmoflow", SLURM_HET_SIZE="2") == []
+    assert "heterogeneous jobs are not supported" in (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.parametrize(
+    "wrap", ["apptainer exec --nv mlhpc.sif", "--container-image=mlhpc.sqsh", "numactl --localalloc"]
+)
+def test_a_launch_wrapper_stands_between_srun_and_mlhpc(run, wrap):
+    [call] = run(FOLDER / "run.sbatch", BENCHMARK="cosmoflow", STAGE="/s", LAUNCH_WRAP=wrap)
+    assert call[: call.index("mlhpc")] == ["srun", "--wait=120", "--kill-on-bad-exit=0", *wrap.split()]
+    understood(call)
+
+
+def test_only_a_stage_that_the_site_named_after_the_job_is_removed_by_the_script(run):
+    """A folder of the user may hold more than this job's files, whatever digits are in its name."""
+    wrapper = "run_scripts/rank.sh"
+    assert wrapper in run(FOLDER / "run.sbatch", BENCHMARK="cosmoflow")[0]
+    for stage in ("/local/mlhpc-77", "/local/scratch77", "/local"):
+        assert wrapper not in run(FOLDER / "run.sbatch", BENCHMARK="cosmoflow", STAGE=stage)[0]
+
+
+def test_srun_waits_until_the_roll_call_has_named_a_missing_rank():
+    limit = inspect.signature(launch.call_roll).parameters["timeout_s"].default
+    assert limit < SRUN_WAIT_S
+    assert f"srun --wait={SRUN_WAIT_S} " in (FOLDER / "run.sbatch").read_text()
+
+
+@pytest.mark.parametrize("script", ["campaign", "study"])
+def test_only_jobs_that_can_continue_are_requeued_and_append_to_their_output(script):
+    assert "#SBATCH --no-requeue\n" in (FOLDER / "run.sbatch").read_text()
+    text = (FOLDER / f"{script}.sbatch").read_text()
+    assert "#SBATCH --requeue\n" in text and "#SBATCH --open-mode=append\n" in text
+
+
+def rank(stage, *command):
+    env = os.environ | {"STAGE": str(stage)}
+    return subprocess.Popen([FOLDER / "rank.sh", *command], env=env, stdout=subprocess.PIPE, text=True)
+
+
+def test_the_last_rank_on_a_node_removes_the_stage_and_every_exit_status_is_kept(tmp_path):
+    stage = tmp_path / "mlhpc-77"
+    stage.mkdir()
+    (stage / "data").write_text("terabytes")
+    last = rank(stage, "sh", "-c", "echo ready; read -r line </dev/null; sleep 60")
+    assert last.stdout.readline() == "ready\n"
+    assert rank(stage, "sh", "-c", "exit 7").wait(timeout=30) == 7
+    assert (stage / "data").exists(), "another rank of this node still reads it"
+    last.terminate()
+    assert last.wait(timeout=30) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == [], "neither the stage nor the lock is left"
+
+
+def test_a_rank_closes_its_log_before_its_stage_is_removed(tmp_path):
+    stage = tmp_path / "mlhpc-77"
+    stage.mkdir()
+    code = "trap 'ls $STAGE; exit 5' TERM; touch $STAGE/data; echo ready; while :; do sleep 0.1; done"
+    process = rank(stage, "bash", "-c", code)
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.communicate(timeout=30)[0] == "data\n" and process.returncode == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("benchmark", sorted(registry.benchmarks()))
 def test_jsrun_starts_one_set_a_node_on_the_compute_nodes(run, benchmark, tmp_path):
     [call] = run(FOLDER / "summit.lsf", BENCHMARK=benchmark, PRESET="closed")
     told = dict(zip(call[1::2], call[2::2], strict=False))
@@ -171,25 +259,46 @@ def test_the_laptop_makes_data_once_runs_and_reports(run, tmp_path):
 # Containers: they cannot be built here. What they name can be looked at.
 
 
-def test_both_images_have_one_base_and_one_recipe():
+def test_both_recipes_build_the_same_images():
     docker = (FOLDER / "containers" / "Dockerfile").read_text()
     apptainer = (FOLDER / "containers" / "mlhpc.def").read_text()
-    base = re.search(r"^FROM (\S+)$", docker, re.MULTILINE)[1]
-    assert f"Bootstrap: docker\nFrom: {base}\n" in apptainer
+    base = dict(re.findall(r"^FROM (\S+) AS (\w+)$", docker, re.MULTILINE))
+    assert sorted(base.values()) == ["pytorch", "tensorflow"]
+    bases = {framework: image for image, framework in base.items()}
+    assert f"FRAMEWORK=pytorch\n    BASE={bases['pytorch']}\n" in apptainer
+    assert f"FRAMEWORK=tensorflow --build-arg BASE={bases['tensorflow']} " in apptainer
     for text in (docker, apptainer):
         assert "bash run_scripts/containers/install.sh" in text
 
 
-def test_what_the_images_install_exists():
+def installed_extras(framework):
+    """The extras that install.sh installs for a framework."""
     text = (FOLDER / "containers" / "install.sh").read_text()
+    branch = re.search(rf"^  {framework}\)(.*?);;$", text, re.MULTILINE | re.DOTALL)[1]
+    return {extra for extras in re.findall(r"'\.\[([\w,-]+)\]'", branch) for extra in extras.split(",")}
+
+
+def test_an_image_has_one_framework_and_one_cuda():
+    """TensorFlow's wheels bring cuDNN and NCCL of CUDA 12, PyTorch's those of CUDA 13, to the same paths."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    extras = re.findall(r"\.\[([\w-]+)\]", text)
-    assert extras and set(extras) <= set(setup["options.extras_require"])
+    requirements = setup["options.extras_require"]
+    for framework, other in (("tensorflow", "torch"), ("pytorch", "tensorflow")):
+        extras = installed_extras(framework)
+        assert extras and extras <= set(requirements)
+        assert not any(other in requirements[extra] for extra in extras)
     pinned = (ROOT / "constraints.txt").read_text()
-    assert "constraints.txt" in text and re.search(r"^horovod==", pinned, re.MULTILINE)
+    assert re.search(r"^horovod==", pinned, re.MULTILINE)
+
+
+def test_the_recipe_does_nothing_without_a_framework(tmp_path):
+    env = {"PATH": str(tmp_path)}  # nothing that it calls is found there
+    script = FOLDER / "containers" / "install.sh"
+    for words in ([], ["jax"]):
+        done = subprocess.run(["/bin/bash", script, *words], env=env, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (2, "install.sh: give tensorflow or pytorch\n")
 
 
 def test_scripts_that_are_called_can_be():
-    for path in (FOLDER / "laptop.sh", FOLDER / "containers" / "install.sh"):
+    for path in (FOLDER / "laptop.sh", FOLDER / "rank.sh", FOLDER / "containers" / "install.sh"):
         assert os.access(path, os.X_OK)

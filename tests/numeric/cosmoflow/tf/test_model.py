@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from mlhpc.benchmarks.cosmoflow import Hyperparameters, Network
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D
 from mlhpc.cosmoflow.tf.model import build_model
-from mlhpc.cosmoflow.tf.step import log_counts, make_eval_step, make_optimizer, make_train_step, warm_up
+from mlhpc.cosmoflow.tf.step import (
+    Steps,
+    log_counts,
+    make_eval_step,
+    make_optimizer,
+    make_train_step,
+    warm_up,
+)
 from mlhpc.errors import UserError
 
 SMALL = Network(conv_layers=3, conv_filters=4, dense_units=(8, 6))
@@ -231,7 +238,7 @@ def test_warming_up_leaves_no_trace(precision):
         train, evaluate = make_train_step(model, optimizer), make_eval_step(model)
         if warm:
             before = [np.array(v) for v in [*model.variables, *optimizer.variables]]
-            warm_up(model, optimizer, train, evaluate, train_batch=4, eval_batch=3)
+            warm_up(model, optimizer, Steps(train, evaluate), train_batch=4, eval_batch=3)
             after = [np.array(v) for v in [*model.variables, *optimizer.variables]]
             assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
         losses = [float(train(*batch_of(4, SMALL_SHAPE, seed))) for seed in range(3)]
@@ -299,7 +306,7 @@ def test_a_sample_that_cannot_be_halved_often_enough_is_the_users_error(shape):
 
 def minimal_and_plain(filters, shape, dtype="float32"):
     layers = [
-        MinimalConv3D(filters, use_bias=False, dtype=dtype),
+        MinimalConv3D(filters, 3, padding="same", use_bias=False, dtype=dtype),
         keras.layers.Conv3D(filters, 3, padding="same", use_bias=False, dtype=dtype),
     ]
     for layer in layers:

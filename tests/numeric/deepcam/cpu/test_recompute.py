@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from mlhpc.deepcam.cpu.convolution import Conv3x3, Deconvolution, Separable
+from mlhpc.deepcam.cpu.convolution import CpuConv3x3, CpuDeconvolution, CpuSeparable
+from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.cpu.recompute import RecomputeSequential
 from mlhpc.deepcam.layers.batchnorm import BatchNorm
 from mlhpc.deepcam.model import Block
@@ -17,20 +18,24 @@ from mlhpc.deepcam.model import Block
 def modules():
     """One of each kind that follows a batch norm in the network; a block takes its input twice."""
     torch.manual_seed(1)
-    return [
-        nn.Conv2d(8, 16, 3, padding=1, bias=False),
-        BatchNorm(16, relu=True),
-        Block(16, [24, 24], stride=2),
-        Separable(24, 32, dilation=2),
-        BatchNorm(32, relu=True),
-        Conv3x3(32, 32, dilation=6),
-        BatchNorm(32),
-        Conv3x3(32, 16),
-        BatchNorm(16, relu=True),
-        Deconvolution(16, 16),
-        BatchNorm(16, relu=True),
-        nn.Conv2d(16, 4, 1),
-    ]
+    layers = nn.ModuleList(
+        [
+            nn.Conv2d(8, 16, 3, padding=1, bias=False),
+            BatchNorm(16, relu=True),
+            Block(16, [24, 24], stride=2),
+            CpuSeparable(24, 32, dilation=2),
+            BatchNorm(32, relu=True),
+            CpuConv3x3(32, 32, dilation=6),
+            BatchNorm(32),
+            CpuConv3x3(32, 16),
+            BatchNorm(16, relu=True),
+            CpuDeconvolution(16, 16),
+            BatchNorm(16, relu=True),
+            nn.Conv2d(16, 4, 1),
+        ]
+    )
+    use_cpu_kernels(layers)
+    return list(layers)
 
 
 def passed(network, bfloat16):
@@ -61,6 +66,7 @@ class Turned(nn.Conv2d):
 def test_what_the_next_module_changes_or_turns_is_not_mistaken_for_what_it_got(module):
     torch.manual_seed(4)
     layers = [nn.Conv2d(8, 8, 1), BatchNorm(8), module, nn.Conv2d(8, 4, 1)]
+    layers[1].recompute = True
     x = torch.randn(2, 8, 8, 8)
     gradients = []
     for container in (RecomputeSequential, nn.Sequential):
@@ -76,10 +82,12 @@ def test_one_value_a_channel_is_refused_as_pytorch_does():
             norm(torch.zeros(1, 4, 1, 1))
 
 
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
-def test_batch_norm_is_pytorchs(relu):
+def test_batch_norm_is_pytorchs(relu, recompute):
     torch.manual_seed(3)
     ours, theirs = BatchNorm(8, relu=relu).double(), nn.BatchNorm2d(8).double()
+    ours.recompute = recompute
     x = torch.randn(4, 8, 6, 10, dtype=torch.float64) * 3 + 1
     gradient = torch.randn_like(x)
     results = []

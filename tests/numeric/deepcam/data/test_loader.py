@@ -27,6 +27,9 @@ from helpers.deepcam_files import (
 )
 from rich.console import Console
 
+from mlhpc.benchmarks import load
+from mlhpc.benchmarks.deepcam import Loading
+from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, train_batches
 from mlhpc.common.files.filesystem import FileSystem
 from mlhpc.common.pytorch import workers
@@ -56,19 +59,22 @@ def own(tmp_path):
 
 def open_loader(root, loader="threads", ranks=1, place=0, batch=2, **more):
     train, validation = list_samples(root / "train"), list_samples(root / "validation")
+    loading = {
+        "loader": loader,
+        "cache": more.pop("cache", False),
+        "workers": more.pop("readers", 2),
+        "prefetch": more.pop("batches_ahead", 2),
+    }
+    pools = Pool(len(train), ranks), Pool(len(validation), ranks)
     return Loader(
-        train,
-        validation,
-        Pool(len(train), ranks),
-        Pool(len(validation), ranks),
-        place=place,
+        RankSamples(train, validation, *pools, place),
+        Loading(**loading),
         sample_shape=SHAPE,
         statistics=read_statistics(root, CHANNELS),
         local_batch=batch,
         eval_batch=batch,
         steps=len(train) // (ranks * batch),
         seed=5,
-        loader=loader,
         **more,
     )
 
@@ -260,9 +266,9 @@ def test_a_cache_that_cannot_fit_is_refused_before_it_fills(data_set, monkeypatc
 
 
 @pytest.mark.parametrize("loader", ["workers", "dali"])
-def test_the_cache_is_for_threads(data_set, loader):
-    with pytest.raises(UserError, match=r"set loading\.loader=threads"):
-        open_loader(data_set, loader, cache=True)
+def test_the_cache_is_for_threads(loader):
+    with pytest.raises(UserError, match=r"loading: cache keeps .* set loading\.loader=threads"):
+        load.load("deepcam", "smoke", ["loading.cache=true", f"loading.loader={loader}"])
 
 
 # Workers: shared memory, processes

@@ -95,6 +95,7 @@ def test_lamb_is_the_textbooks_step_by_step(options, cache, monkeypatch):
             )
 
 
+@pytest.mark.slow
 def test_lamb_compiled_is_the_textbooks_too():
     weights, gradients = weights_and_gradients(2)
     rate = torch.tensor(0.01)

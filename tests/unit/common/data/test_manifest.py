@@ -85,8 +85,8 @@ def test_verify_names_every_kind_of_problem(root: Path) -> None:
     (root / "validation/9.tfrecord").write_bytes(b"new")
     assert [str(problem).removeprefix(f"{root}/") for problem in verify(root, workers=2)] == [
         f"train/1.tfrecord: checksum {zlib.crc32(bytes([255]) * 1001):08x}, "
-        f"the manifest says {zlib.crc32(bytes([1]) * 1001):08x}",
-        "train/2.tfrecord: 5 bytes, the manifest says 2001",
+        f"expected {zlib.crc32(bytes([1]) * 1001):08x}",
+        "train/2.tfrecord: 5 bytes, expected 2001",
         "train/3.tfrecord: missing",
         "validation/9.tfrecord: not in the manifest",
     ]
@@ -102,7 +102,7 @@ def test_without_a_manifest_names_and_sizes_serve(root: Path) -> None:
     assert on_ranks(2, 2, lambda world: describe(root, world)) == [load(root)] * 4
 
 
-def test_the_data_set_of_another_benchmark_is_told_on_all_ranks(root: Path) -> None:
+def test_the_data_set_of_another_benchmark_is_refused_on_all_ranks(root: Path) -> None:
     index(root, {"benchmark": "cosmoflow"}, Solo(), workers=1)
     outcomes = on_ranks(1, 2, lambda world: describe(root, world, "deepcam"))
     for outcome in outcomes:
@@ -117,13 +117,13 @@ def test_a_manifest_without_checksums_keeps_them_unknown(root: Path) -> None:
     assert verify(root, workers=1) == []
 
 
-def test_a_data_directory_that_is_none_is_one_clear_line_on_every_rank(tmp_path: Path) -> None:
+def test_a_data_directory_that_is_not_one_is_one_clear_line_on_every_rank(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "empty").mkdir()
     for name, words in (
         ("gone", "no such folder"),
         ("file", "not a folder"),
-        ("empty", "holds no file; expected folders such as train/"),
+        ("empty", "contains no files; expected folders such as train/"),
     ):
         outcomes = on_ranks(1, 2, lambda world, name=name: describe(tmp_path / name, world))
         for error in outcomes:
@@ -148,12 +148,48 @@ def test_a_data_directory_that_is_none_is_one_clear_line_on_every_rank(tmp_path:
         '{"version": 1, "facts": [], "files": []}',
         '{"version": 99, "facts": {}, "files": []}',
         "\x00\x01",
+        "[" * 100_000,
+        '{"version": 1, "facts": {}, "files": [["a", 9223372036854775808, null]]}',
+        '{"version": 1, "facts": {}, "files": [["a", true, null]]}',
+        '{"version": 1, "facts": {}, "files": [["a", 1.0, null]]}',
+        '{"version": 1, "facts": {}, "files": [[1, 1, null]]}',
+        '{"version": 1, "facts": {}, "files": [["a", 1, 5]]}',
+        '{"version": 1, "facts": {}, "files": [["a", 1, "-1"]]}',
+        '{"version": 1, "facts": {}, "files": [["a", 1, "100000000"]]}',
+        '{"version": 1, "facts": {}, "files": [["a\\u0000", 1, null]]}',
+        '{"version": 1, "facts": {}, "files": [["\\ud800", 1, null]]}',
+        '{"version": 1, "facts": {}, "files": [["a//b", 1, null]]}',
+        '{"version": 1, "facts": {}, "files": [["./a", 1, null]]}',
+        '{"version": 1, "facts": {}, "files": [["manifest.json", 1, null]]}',
+        '{"version": 1, "facts": {}, "files": [["a", 1, null], ["a", 2, null]]}',
+        '{"version": 1, "facts": {}, "files": 7}',
+        '{"version": 1, "facts": {"samples": {"train": "9"}}, "files": []}',
+        '{"version": 1, "facts": {"samples": [1]}, "files": []}',
+        '{"version": 1, "facts": {"benchmark": 1}, "files": []}',
     ],
 )
 def test_a_broken_manifest_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match=r"manifest\.json: .*again"):
+    with pytest.raises(UserError, match=r"manifest\.json: .*(again|regenerate)"):
         load(tmp_path)
+
+
+def test_files_are_in_order_of_path_whatever_the_manifests(tmp_path: Path) -> None:
+    text = '{"version": 1, "facts": {}, "files": [["b", 1, null], ["a", 1, "0a"]]}'
+    (tmp_path / "manifest.json").write_text(text)
+    assert load(tmp_path).files == (File("a", 1, 10), File("b", 1))
+
+
+def test_a_fifo_is_refused_and_hangs_nothing(root: Path) -> None:
+    os.mkfifo(root / "manifest.json")
+    with pytest.raises(UserError, match=r"manifest\.json: cannot be read: not a regular file"):
+        load(root)
+    (root / "manifest.json").unlink()
+    index(root, {}, Solo(), workers=1)
+    (root / "train/1.tfrecord").unlink()
+    os.mkfifo(root / "train/1.tfrecord")
+    with pytest.raises(UserError, match=r"train/1\.tfrecord: not a regular file"):
+        index(root, {}, Solo(), workers=1)
 
 
 def test_take_is_the_first_samples_of_each_folder(root: Path) -> None:
@@ -181,17 +217,17 @@ def test_a_file_of_the_manifest_that_is_not_there_is_named_on_all_ranks(root: Pa
     os.truncate(root / "train/2.tfrecord", whole - 1)
 
     def asked(*names: str) -> set[str]:
-        told = on_ranks(1, 3, lambda world: require(root, world, 2, lambda name: name in names))
-        return {str(outcome) for outcome in told}
+        outcomes = on_ranks(1, 3, lambda world: require(root, world, 2, lambda name: name in names))
+        return {str(outcome) for outcome in outcomes}
 
     remedy = f"see: mlhpc data verify {root}"
     gone, cut = root / "train/3.tfrecord", root / "train/2.tfrecord"
-    assert asked("train/3.tfrecord") == {f"{gone}: missing, and the manifest lists it; {remedy}"}
-    (told,) = asked("train/2.tfrecord", "train/3.tfrecord")
-    assert told.startswith(f"{cut}: ") and told.endswith(f", the manifest says {whole}; {remedy}")
-    assert asked("train/0.tfrecord") == {"None"}, "what is not asked for may be as it will"
+    assert asked("train/3.tfrecord") == {f"{gone}: listed in the manifest but missing; {remedy}"}
+    (message,) = asked("train/2.tfrecord", "train/3.tfrecord")
+    assert message.startswith(f"{cut}: ") and message.endswith(f", expected {whole}; {remedy}")
+    assert asked("train/0.tfrecord") == {"None"}, "what is not asked for is not checked"
     (root / "manifest.json").unlink()
-    assert asked("train/3.tfrecord") == {"None"}, "without a manifest there is nothing to hold it against"
+    assert asked("train/3.tfrecord") == {"None"}, "without a manifest there is nothing to check against"
 
 
 def test_a_manifest_that_cannot_be_written_is_one_line_that_names_it(
@@ -206,9 +242,11 @@ def test_a_manifest_that_cannot_be_written_is_one_line_that_names_it(
 
 
 def test_too_few_samples_says_have_need_and_remedy(root: Path) -> None:
-    with pytest.raises(UserError, match=r"data/train: 4 samples, 2048 are needed; choose a smaller preset"):
+    with pytest.raises(
+        UserError, match=r"data/train: 4 samples, but 2048 are needed; choose a smaller preset"
+    ):
         take(listing(root, Solo()), train=2048)
-    with pytest.raises(UserError, match=r"data/test: 0 samples, 1 is needed"):
+    with pytest.raises(UserError, match=r"data/test: 0 samples, but 1 is needed"):
         take(listing(root, Solo()), test=1)
 
 

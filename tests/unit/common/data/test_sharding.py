@@ -25,7 +25,7 @@ epoch = st.integers(0, 500)
 def test_an_epoch_has_no_sample_twice_and_leaves_out_less_than_a_step(ranks, batch, spare, seed, epoch):
     pool = Pool(ranks * batch + spare, ranks)
     steps = steps_per_epoch([pool], batch)
-    read = [train_batches(pool, place, batch, steps, seed, epoch) for place in range(ranks)]
+    read = [train_batches(pool, pool_rank, batch, steps, seed, epoch) for pool_rank in range(ranks)]
     assert {part.shape for part in read} == {(steps, batch)}
     indices = np.concatenate(read, axis=None)
     assert len(set(indices.tolist())) == indices.size
@@ -39,7 +39,7 @@ def test_n_ranks_read_the_batches_of_one(ranks, batch, spare, seed, epoch):
     alone, shared = Pool(samples, 1), Pool(samples, ranks)
     steps = steps_per_epoch([alone], ranks * batch)
     assert steps == steps_per_epoch([shared], batch)
-    together = [train_batches(shared, place, batch, steps, seed, epoch) for place in range(ranks)]
+    together = [train_batches(shared, pool_rank, batch, steps, seed, epoch) for pool_rank in range(ranks)]
     np.testing.assert_array_equal(
         np.concatenate(together, axis=1), train_batches(alone, 0, ranks * batch, steps, seed, epoch)
     )
@@ -59,14 +59,16 @@ def test_all_pools_take_as_many_steps_as_the_scarcest_can(nodes, batch):
 
 @given(st.integers(0, 200), ranks, batch)
 def test_evaluation_reads_every_sample_once(samples, ranks, batch):
-    batches = [b for place in range(ranks) for b in eval_batches(Pool(samples, ranks), place, batch)]
+    batches = [b for pool_rank in range(ranks) for b in eval_batches(Pool(samples, ranks), pool_rank, batch)]
     assert sorted(index for b in batches for index in b) == list(range(samples))
     assert all(0 < len(b) <= batch for b in batches)
 
 
 @given(st.integers(1, 200), ranks, batch)
 def test_no_rank_evaluates_more_than_one_sample_more_than_another(samples, ranks, batch):
-    counts = [sum(map(len, eval_batches(Pool(samples, ranks), place, batch))) for place in range(ranks)]
+    counts = [
+        sum(map(len, eval_batches(Pool(samples, ranks), pool_rank, batch))) for pool_rank in range(ranks)
+    ]
     assert max(counts) - min(counts) <= 1
 
 
@@ -104,12 +106,12 @@ def test_a_batch_that_ranks_cannot_share_is_the_users_error():
 
 
 def test_too_few_samples_for_a_step_are_the_users_error():
-    with pytest.raises(UserError, match=r"7 training samples for 2 ranks .* 4 samples a rank"):
+    with pytest.raises(UserError, match=r"7 training samples for 2 ranks .* 4 samples per rank"):
         steps_per_epoch([Pool(100, 2), Pool(7, 2)], 4)
 
 
 def test_one_rank_and_one_sample_are_singular():
-    with pytest.raises(UserError, match=r"^1 training sample for 1 rank cannot .* 2 samples a rank"):
+    with pytest.raises(UserError, match=r"^1 training sample for 1 rank cannot .* 2 samples per rank"):
         steps_per_epoch([Pool(1, 1)], 2)
     with pytest.raises(UserError, match=r"batch of 1 sample cannot be shared equally by 2 ranks"):
         local_batch_size(1, 2)

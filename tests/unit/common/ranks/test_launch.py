@@ -1,5 +1,6 @@
 """Who a rank is, from the variables of every launcher."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,9 +14,9 @@ from mlhpc.common.ranks.base_world import with_node_index
 from mlhpc.common.ranks.environment import RankInfo, identify, threads_per_rank
 from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
 from mlhpc.common.ranks.local import run_local
-from mlhpc.common.ranks.rollcall import Peer
+from mlhpc.common.ranks.rendezvous import Peer
 from mlhpc.common.ranks.world import Solo
-from mlhpc.errors import UserError
+from mlhpc.errors import AlreadyReported, UserError
 
 # What Slurm 22.05 gives a task of srun -N3 -n5, and what of it the batch script of the job sees.
 JOB = {
@@ -68,23 +69,23 @@ PMI = {"PMI_RANK": "3", "PMI_SIZE": "5", "PMI_LOCAL_RANK": "1", "PMIX_RANK": "3"
         (MLHPC, "mlhpc", (1, 2, 1, 2), (0, 1)),
     ],
 )  # fmt: skip
-def test_every_launcher_tells_the_place(env, launcher, ranks, nodes):
-    place = identify(env)
-    assert place.launcher == launcher
-    assert (place.rank, place.size, place.local_rank, place.local_size) == ranks
-    assert (place.node, place.nodes) == nodes
+def test_every_launcher_gives_the_rank(env, launcher, ranks, nodes):
+    info = identify(env)
+    assert info.launcher == launcher
+    assert (info.rank, info.size, info.local_rank, info.local_size) == ranks
+    assert (info.node, info.nodes) == nodes
 
 
 def test_the_leader_of_a_job_step_is_its_first_node_and_not_where_srun_was_typed():
-    place = identify(STEP)
-    assert place.leader == "n08" and place.hosts == ("n08", "n09", "n10") and place.hostname == "n09"
+    info = identify(STEP)
+    assert info.leader == "n08" and info.hosts == ("n08", "n09", "n10") and info.hostname == "n09"
 
 
 def test_steps_of_one_job_and_restarts_meet_at_other_ports_under_another_token():
-    places = [identify(STEP | more) for more in ({}, {"SLURM_STEP_ID": "2"}, {"SLURM_RESTART_COUNT": "1"})]
-    assert len({place.token for place in places}) == len({place.ports for place in places}) == 3
-    assert all(20000 <= port < 32000 for place in places for port in place.ports)
-    assert all(len(set(place.ports)) == 8 for place in places)
+    infos = [identify(STEP | more) for more in ({}, {"SLURM_STEP_ID": "2"}, {"SLURM_RESTART_COUNT": "1"})]
+    assert len({info.token for info in infos}) == len({info.ports for info in infos}) == 3
+    assert all(20000 <= port < 32000 for info in infos for port in info.ports)
+    assert all(len(set(info.ports)) == 8 for info in infos)
 
 
 def test_all_ranks_of_a_step_agree_where_to_meet():
@@ -143,12 +144,12 @@ def test_tasks_per_node():
         expand_counts("2(3)")
 
 
-def test_nodes_are_counted_at_the_roll_call_where_the_launcher_does_not_tell():
+def test_nodes_are_counted_at_the_roll_call_where_the_launcher_does_not_report_them():
     roll = [Peer(rank, host, 0, 1) for rank, host in enumerate("abab")]
-    place = replace(identify(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "3"}))
-    assert (with_node_index(place, roll).node, with_node_index(place, roll).nodes) == (1, 2)
-    told = identify(TORCHRUN)
-    assert with_node_index(told, roll) == told
+    info = replace(identify(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "3"}))
+    assert (with_node_index(info, roll).node, with_node_index(info, roll).nodes) == (1, 2)
+    complete = identify(TORCHRUN)
+    assert with_node_index(complete, roll) == complete
 
 
 def test_ranks_of_a_node_share_its_cores(monkeypatch):
@@ -194,18 +195,30 @@ def impatient(monkeypatch):
 def test_when_a_rank_is_killed_the_others_are_ended_and_it_is_named(impatient, capfd):
     killed = "os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)"
     assert run_local(2, python(killed)) == 128 + signal.SIGKILL
-    assert "mlhpc: rank 1 was ended by SIGKILL" in capfd.readouterr().err
+    assert "mlhpc: rank 1 was terminated by SIGKILL" in capfd.readouterr().err
 
 
 def test_ranks_that_will_not_end_are_killed(impatient, capfd):
     deaf = "import signal; signal.signal(15, signal.SIG_IGN); sys.exit(7) if rank == 1 else time.sleep(600)"
     assert run_local(2, python(deaf)) == 7
-    assert "mlhpc: rank 1 ended with exit status 7" in capfd.readouterr().err
+    assert "mlhpc: rank 1 exited with status 7" in capfd.readouterr().err
 
 
 def test_an_error_of_the_user_is_left_in_the_words_of_the_rank(capfd):
     assert run_local(2, python("print('mlhpc: no such file', file=sys.stderr); sys.exit(2)")) == 2
-    assert "ended" not in capfd.readouterr().err
+    lines = capfd.readouterr().err.splitlines()
+    assert sorted(lines) == ["[rank 1] mlhpc: no such file", "mlhpc: no such file"]
+
+
+def wait_until(condition, process):
+    """Until ``condition()``, which ``process`` brings about within a minute or is killed."""
+    for _ in range(6000):
+        if condition():
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"ended with status {process.wait(timeout=0.01)}")
+    process.kill()
+    pytest.fail("nothing happened within a minute")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -216,8 +229,7 @@ def test_ctrl_c_and_sigterm_end_every_rank(number, tmp_path):
         f"from mlhpc.common.ranks.local import run_local; import sys; sys.exit(run_local(2, {sleeps!r}))"
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
-    while len([p for p in tmp_path.iterdir() if p.read_text()]) < 2:
-        pass
+    wait_until(lambda: len([p for p in tmp_path.iterdir() if p.read_text()]) == 2, parent)
     parent.send_signal(number)
     assert parent.wait(timeout=60) == 128 + signal.SIGINT
     for path in tmp_path.iterdir():
@@ -232,7 +244,7 @@ def test_ranks_inside_another_launcher_are_refused(monkeypatch):
         run_local(2, python(""))
 
 
-def test_a_rank_lost_while_the_others_leave_is_told_to_the_roll_call(monkeypatch):
+def test_a_rank_lost_while_the_others_leave_is_left_to_the_roll_call(monkeypatch):
     """The roll call ends the process with one line; left alone, the error of the collective is a traceback."""
 
     class Leaving(Solo):
@@ -240,10 +252,38 @@ def test_a_rank_lost_while_the_others_leave_is_told_to_the_roll_call(monkeypatch
             raise RuntimeError("[gloo] Connection closed by peer")
 
         def fail(self, reason):
-            told.append(reason)
+            reasons.append(reason)
 
-    told = []
+    reasons = []
     monkeypatch.setattr(launch, "connect", lambda framework: Leaving())
     with pytest.raises(RuntimeError), launch.joined("torch"):
         pass
-    assert told == ["RuntimeError: [gloo] Connection closed by peer"]
+    assert reasons == ["RuntimeError: [gloo] Connection closed by peer"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("other", ["the same", "another"])
+def test_what_all_ranks_raise_is_reported_by_rank_0_only(monkeypatch, rank, other):
+    """The command line prints a UserError, but not AlreadyReported."""
+
+    class Failing(Solo):
+        def same_failure_on_rank0(self):
+            return rank > 0 and other == "the same"
+
+    monkeypatch.setattr(launch, "connect", lambda framework: Failing(rank=rank, size=2))
+    monkeypatch.setattr(launch, "end_with", lambda status: None)
+    with pytest.raises(UserError, match="a batch of 7") as raised, launch.joined("torch"):
+        raise UserError("a batch of 7")
+    assert isinstance(raised.value, AlreadyReported) == (rank > 0 and other == "the same")
+
+
+ONE_NODE = TORCHRUN | {"LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+
+
+@pytest.mark.parametrize("env", [ONE_NODE, MLHPC])
+def test_the_ranks_of_one_node_meet_on_loopback(monkeypatch, env):
+    """Whatever name the launcher has for the node: nothing outside it is to reach them."""
+    met = []
+    monkeypatch.setattr(launch.RollCall, "call", lambda me, size, rendezvous, **rest: met.append(rendezvous))
+    launch.call_roll(identify(env), {})
+    assert met[0].hosts == ("127.0.0.1",)

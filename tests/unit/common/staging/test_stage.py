@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.thread_world import on_ranks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlhpc.common.data.manifest import BLOCK, File, Manifest, index, listing, load, save, verify
-from mlhpc.common.data.partition import balance, part, plan
+from mlhpc.common.data.partition import balance, files_of_node, files_to_copy
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import FileSystem, filesystem_of
 from mlhpc.common.ranks.world import Solo
@@ -65,11 +65,11 @@ def contents(root: Path) -> dict[str, bytes]:
     st.lists(st.integers(0, 10**7), max_size=300),
     st.one_of(st.integers(1, 1024), st.sampled_from([1, 2, 3, 1024])),
 )
-def test_hands_differ_by_one_file_and_by_at_most_the_largest(sizes: list[int], parts: int) -> None:
-    hands = balance(sizes, parts)
-    counts = np.bincount(hands, minlength=parts)
-    sums = np.bincount(hands, weights=sizes, minlength=parts) if sizes else np.zeros(parts)
-    assert len(counts) == parts
+def test_bins_differ_by_one_file_and_by_at_most_the_largest(sizes: list[int], bins: int) -> None:
+    bin_of = balance(sizes, bins)
+    counts = np.bincount(bin_of, minlength=bins)
+    sums = np.bincount(bin_of, weights=sizes, minlength=bins) if sizes else np.zeros(bins)
+    assert len(counts) == bins
     assert counts.max() - counts.min() <= 1
     assert sums.max() - sums.min() <= max(sizes, default=0)
 
@@ -82,7 +82,6 @@ def files_of(folders: dict[str, list[int]]) -> list[File]:
     )
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["", "train", "train/deep", "validation", "test"]),
@@ -101,10 +100,10 @@ def test_every_file_goes_exactly_once_where_it_should(
     everywhere: Counter[File] = Counter()
     held: dict[str, list[int]] = {}
     for node in range(nodes):
-        shares = [plan(files, node, nodes, local, local_size, mode) for local in range(local_size)]
+        shares = [files_to_copy(files, node, nodes, local, local_size, mode) for local in range(local_size)]
         on_node = Counter(file for share in shares for file in share)
         assert set(on_node.values()) <= {1}
-        assert sorted(on_node) == part(files, node, nodes, mode)
+        assert sorted(on_node) == files_of_node(files, node, nodes, mode)
         loads = [sum(file.size for file in share) for share in shares]
         assert max(loads) - min(loads) <= max((file.size for file in on_node), default=0)
         everywhere += on_node
@@ -119,7 +118,7 @@ def test_every_file_goes_exactly_once_where_it_should(
 def test_a_hundred_thousand_files_are_planned_for_1024_nodes() -> None:
     rng = np.random.default_rng(0)
     files = [File(f"train/{i:07d}", int(size), i) for i, size in enumerate(rng.integers(3e6, 4e6, 100_000))]
-    shares = [plan(files, node, 1024, 0, 1, "shard") for node in (0, 511, 1023)]
+    shares = [files_to_copy(files, node, 1024, 0, 1, "shard") for node in (0, 511, 1023)]
     counts = [len(share) for share in shares]
     assert set(counts) <= {97, 98}
     assert len({file for share in shares for file in share}) == sum(counts)
@@ -163,7 +162,7 @@ def test_nodes_with_storage_of_their_own(source: Manifest, tmp_path: Path, mode:
     assert isinstance(report, StagingReport) and reports == [report] * 6
     whole, held = contents(source.root), [contents(tmp_path / f"node{node}") for node in range(nodes)]
     for node, files in enumerate(held):
-        assert sorted(files) == [file.path for file in part(source.files, node, nodes, mode)]
+        assert sorted(files) == [file.path for file in files_of_node(source.files, node, nodes, mode)]
         assert all(files[path] == whole[path] for path in files)
         assert verify(tmp_path / f"node{node}", workers=1) == []
     assert report.files == sum(map(len, held))
@@ -234,7 +233,7 @@ def test_other_nodes_next_time_leave_no_file_of_the_last(source: Manifest, tmp_p
     reports = on_ranks(4, 1, work)
     assert isinstance(reports[0], StagingReport) and reports[0].kept > 0
     for node in range(4):
-        wanted = [file.path for file in part(source.files, node, 4, "shard")]
+        wanted = [file.path for file in files_of_node(source.files, node, 4, "shard")]
         assert sorted(contents(tmp_path / f"node{node}")) == wanted
 
 

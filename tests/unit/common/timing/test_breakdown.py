@@ -84,3 +84,17 @@ def test_events_of_a_killed_rank_are_read_up_to_the_cut(tmp_path):
     path = tmp_path / "events.rank0.jsonl"
     path.write_text('{"event": "begin", "name": "run"}\n{"event": "end", "na')
     assert read_events(path) == [{"event": "begin", "name": "run"}]
+
+
+def test_an_epoch_trained_in_parts_has_the_waits_of_all_of_them():
+    """Evaluations inside an epoch cut its training, and its record of waits, into parts."""
+    made = events([10, 12, 11], [1] * 3, [1] * 3)
+    made[3:5] = [
+        {"event": kind, "name": name, "epoch": 2, "seconds": seconds, "count": 4}
+        for kind, name, seconds in (
+            ("timed", "data_wait", 2.0), ("end", "train", 7.0),
+            ("timed", "data_wait", 0.5), ("end", "train", 5.0),
+        )
+    ]  # fmt: skip
+    second = breakdown(made).epochs[1]
+    assert (second.train_s, second.data_wait_s, second.step_s) == (12.0, 2.5, 9.5)

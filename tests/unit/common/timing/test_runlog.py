@@ -10,8 +10,8 @@ from mlperf_logging.mllog import mllog as mllog_module
 from mlhpc.common.ranks.world import Loss, Solo
 from mlhpc.common.timing.breakdown import read_events
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.errors import UserError
-from mlhpc.run import _heeding_signals
+from mlhpc.errors import Terminated, UserError
+from mlhpc.run_signals import closing_in_order
 
 
 class Watched(Solo):
@@ -98,7 +98,7 @@ def test_a_met_target_is_no_success_when_the_run_does_not_end_well(tmp_path):
                 return
             raise ConnectionError("a rank is gone")
 
-    with pytest.raises(ConnectionError), RunLog(tmp_path, Broken()) as log, log.span("run"):
+    with pytest.raises(ConnectionError), RunLog(tmp_path, Broken()) as log, log.span("run", sync=True):
         log.finish("success")
     assert mllog(tmp_path)[-1]["metadata"]["status"] == "aborted"
 
@@ -123,7 +123,7 @@ def test_only_rank_0_writes_mllog_and_every_rank_its_events(tmp_path):
 def test_timed_hands_through_every_item_and_counts_the_waits(tmp_path):
     with RunLog(tmp_path, Solo()) as log:
         assert list(log.timed(iter("abc"), "data_wait", epoch=4)) == ["a", "b", "c"]
-    (event,) = read_events(tmp_path / "events.rank0.jsonl")
+    event, _ = read_events(tmp_path / "events.rank0.jsonl")
     assert (event["name"], event["epoch"], event["count"]) == ("data_wait", 4, 3)
     assert 0 <= event["max"] <= event["seconds"]
 
@@ -205,9 +205,9 @@ def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, 
     )  # tests in the background are deaf to it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with (
-        pytest.raises((UserError, KeyboardInterrupt)),
+        pytest.raises((Terminated, KeyboardInterrupt)),
         RunLog(tmp_path, Solo()) as log,
-        _heeding_signals(Solo()),
+        closing_in_order(Solo(), tmp_path),
         log.span("run"),
     ):
         with log.span("epoch", epoch=1), log.span("eval", epoch=1):
@@ -222,3 +222,53 @@ def test_an_epoch_says_its_updates_in_the_log(tmp_path):
         ended["step"] = 37
     told = [r["metadata"]["step_num"] for r in mllog(tmp_path) if r["key"] in ("epoch_start", "epoch_stop")]
     assert told == [30, 37]
+
+
+def test_only_a_span_that_says_so_waits_for_the_other_ranks(tmp_path):
+    calls = []
+
+    class Ranks(Solo):
+        def barrier(self):
+            calls.append([e["event"] for e in read_events(tmp_path / "events.rank0.jsonl")])
+
+    with RunLog(tmp_path, Ranks()) as log:
+        with log.span("run"), log.span("staging"), log.span("init"):
+            pass
+        assert calls == []
+        with log.span("epoch", epoch=1, sync=True):
+            pass
+    before = ["begin", "begin", "begin", "end", "end", "end"]
+    # Once before it begins, once before it ends: neither edge is recorded before all ranks are there.
+    assert calls == [before, [*before, "begin"]]
+    assert all("sync" not in e for e in read_events(tmp_path / "events.rank0.jsonl"))
+
+
+def test_percentiles_of_step_times_are_in_the_events(tmp_path):
+    with RunLog(tmp_path, Solo()) as log:
+        for _ in log.timed(range(5), "data_wait", epoch=2):
+            pass
+    wait, steps = read_events(tmp_path / "events.rank0.jsonl")
+    assert (steps["event"], steps["name"], steps["epoch"], steps["count"]) == ("steps", "train", 2, 5)
+    for event in (wait, steps):
+        assert 0 <= event["p50"] <= event["p90"] <= event["p99"] <= event["max"] <= event["seconds"]
+
+
+def test_a_mark_has_the_waits_of_all_loops_until_then(tmp_path):
+    with RunLog(tmp_path, Solo()) as log:
+        for _ in log.timed(range(2), "data_wait", epoch=1):
+            pass
+        for step in log.timed(range(3), "data_wait", epoch=2):
+            if step == 1:
+                log.mark("warm")
+    first, mark, second = (
+        e for e in read_events(tmp_path / "events.rank0.jsonl") if e["event"] in ("timed", "mark")
+    )
+    assert first["seconds"] < mark["waited"]["data_wait"] <= first["seconds"] + second["seconds"]
+
+
+def test_the_end_of_a_run_notes_the_memory_it_took(tmp_path):
+    with RunLog(tmp_path, Solo()) as log, log.span("run"):
+        log.finish("success", device_peak_bytes=17)
+    (note,) = (e for e in read_events(tmp_path / "events.rank0.jsonl") if e["name"] == "memory")
+    assert note["device_peak_bytes"] == 17
+    assert 2**20 < note["peak_bytes"] < 2**40

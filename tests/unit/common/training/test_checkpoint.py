@@ -1,12 +1,16 @@
-"""A checkpoint is there whole, or the one before it is."""
+"""A checkpoint is there whole, or the one before it is; a damaged one is one line."""
 
+import random
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
+import pytest
 
 from mlhpc.common.training import checkpoint
 from mlhpc.common.training.checkpoint import Checkpoint
+from mlhpc.errors import UserError
 
 # Files may have 100 kB: a full disk as it meets a user without the rights to make one.
 PROGRAM = """
@@ -44,3 +48,63 @@ def test_no_room_is_one_line_and_the_checkpoint_before_is_still_there(tmp_path):
     assert done.stderr == ""
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz"]
     assert (tmp_path / "checkpoint.npz").read_bytes() == before
+
+
+def saved(folder):
+    shared, of_rank = [np.arange(40.0), np.ones((3, 2), np.float32)], [[np.arange(5)], [np.arange(5, 9)]]
+    checkpoint.save(folder, Checkpoint(3, 11, "a = 1\n", shared, of_rank))
+    return folder / "checkpoint.npz"
+
+
+def rewrite(path, keep):
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist() if keep(name)}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+@pytest.mark.parametrize(
+    "missing", ["shared_1.npy", "shared_0.npy", "rank1_0.npy", "ranks.npy", "config.npy"]
+)
+def test_a_checkpoint_with_a_member_missing_is_refused(tmp_path, missing):
+    path = saved(tmp_path)
+    rewrite(path, lambda name: name != missing)
+    with pytest.raises(UserError, match="is damaged"):
+        checkpoint.load(tmp_path)
+
+
+def test_a_checkpoint_of_version_0_1_which_does_not_count_its_arrays_loads(tmp_path):
+    path = saved(tmp_path)
+    rewrite(path, lambda name: name != "arrays.npy")
+    found = checkpoint.load(tmp_path)
+    assert (len(found.shared), [len(own) for own in found.of_rank]) == (2, [1, 1])
+
+
+def test_any_damage_is_one_line_or_does_no_harm(tmp_path):
+    """Bytes changed, cut off, repeated, at random: what loads nonetheless is what was saved."""
+    path = saved(tmp_path)
+    whole, expected = path.read_bytes(), checkpoint.load(tmp_path)
+    rng, refused = random.Random(16), 0
+    for _ in range(200):
+        damaged = bytearray(whole)
+        place = rng.randrange(len(whole))
+        match rng.randrange(3):
+            case 0:
+                damaged[place] ^= rng.randrange(1, 256)
+            case 1:
+                del damaged[place : place + rng.randrange(1, 200)]
+            case 2:
+                damaged[place:place] = damaged[place : place + rng.randrange(1, 200)]
+        path.write_bytes(bytes(damaged))
+        try:
+            found = checkpoint.load(tmp_path)
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error) and str(path) in str(error)
+        else:
+            for ours, theirs in zip(
+                [expected.shared, *expected.of_rank], [found.shared, *found.of_rank], strict=True
+            ):
+                assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert refused > 100

@@ -1,6 +1,8 @@
-"""The learning rate, value by value."""
+"""The learning rate of an epoch, against the reference's schedule as it ran, and value by value."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +39,28 @@ CLOSED = {
 @pytest.mark.parametrize(("epoch", "rate"), BY_HAND.items())
 def test_the_closed_division_schedule(epoch, rate):
     assert learning_rate(epoch, **CLOSED) == pytest.approx(rate, rel=1e-12)
+
+
+RECORDED = json.loads((Path(__file__).parents[3] / "data" / "reference" / "cosmoflow.json").read_text())[
+    "schedules"
+]
+
+
+@pytest.mark.parametrize("case", RECORDED, ids=lambda case: case["case"])
+def test_every_rate_is_the_one_that_the_reference_gave_when_it_ran(case):
+    logged = case["settings"]
+    ours = [
+        learning_rate(
+            epoch,
+            peak=logged["opt_base_learning_rate"],
+            warmup_epochs=logged["opt_learning_rate_warmup_epochs"],
+            warmup_factor=logged["opt_learning_rate_warmup_factor"],
+            decay_boundary_epochs=logged["opt_learning_rate_decay_boundary_epochs"],
+            decay_factors=logged["opt_learning_rate_decay_factor"],
+        )
+        for epoch in range(len(case["rates"]))
+    ]
+    assert ours == pytest.approx(case["rates"], rel=1e-12)
 
 
 @pytest.mark.parametrize("warmup_epochs", [0, 1, 7])

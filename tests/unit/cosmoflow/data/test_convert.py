@@ -35,7 +35,7 @@ def raw(tmp_path: Path) -> Path:
 
 
 def run(raw: Path, out: Path, world: World | None = None, gzip: bool = True, workers: int = 2) -> None:
-    convert(raw, out, SAMPLE, gzip, 0.25, world or Solo(), workers)
+    convert(raw, out, world or Solo(), workers, sample=SAMPLE, plain=not gzip, validation=0.25)
 
 
 def reference(path: Path) -> list[np.ndarray]:
@@ -79,7 +79,7 @@ def test_a_universe_that_the_manifest_lists_and_is_gone_is_named(raw: Path, tmp_
     gone.unlink()
     with pytest.raises(UserError) as said:
         run(raw, tmp_path / "out")
-    assert str(said.value) == f"{gone}: missing, and the manifest lists it; see: mlhpc data verify {raw}"
+    assert str(said.value) == f"{gone}: listed in the manifest but missing; see: mlhpc data verify {raw}"
     assert not (tmp_path / "out").exists()
 
 
@@ -188,9 +188,9 @@ def test_a_universe_that_is_none_is_named_by_every_rank(
 def test_what_cannot_be_done_is_said_in_one_line(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match="12 × 12 × 12 voxels do not divide into samples of 5³"):
-        convert(raw, out, 5, True, 0.25, Solo(), 1)
+        convert(raw, out, Solo(), 1, sample=5, validation=0.25)
     with pytest.raises(UserError, match=r"--validation 1\.0: give a fraction"):
-        convert(raw, out, SAMPLE, True, 1.0, Solo(), 1)
+        convert(raw, out, Solo(), 1, sample=SAMPLE, validation=1.0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty: no universe"):
         run(tmp_path / "empty", out)
@@ -208,7 +208,7 @@ def test_samples_of_another_kind_are_neither_kept_nor_written_over(raw: Path, tm
     with pytest.raises(UserError, match="another --sample or compression; convert into an empty folder"):
         run(raw, out, gzip=False)
     with pytest.raises(UserError, match="another --sample or compression"):
-        convert(raw, out, 6, True, 0.25, Solo(), 1)
+        convert(raw, out, Solo(), 1, sample=6, validation=0.25)
     assert content(out) == before
 
 

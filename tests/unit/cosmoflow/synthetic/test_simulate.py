@@ -403,13 +403,27 @@ def test_raw_universes_cut_to_the_same_samples(tmp_path: Path) -> None:
         assert x == piece.tobytes() and np.array_equal(y, unit)
 
 
-def test_raw_files_appear_complete_and_the_same_each_time(tmp_path: Path) -> None:
+def times_in(path: Path, first: float, last: float) -> list[int]:
+    """The seconds from ``first`` to ``last`` in the file, as HDF5 stores times: four bytes, little-endian."""
+    content = path.read_bytes()
+    return [t for t in range(int(first), int(last) + 1) if t.to_bytes(4, "little") in content]
+
+
+def test_raw_files_appear_complete_and_hold_no_time_of_writing(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
     counts, unit = simulate(Simulation(box_mpc_h=64.0, grid=4, particles=4), 0)
+    begin = time.time()
     write_universe(tmp_path / "a.hdf5", counts, unit, 0.3)
-    time.sleep(1.1)  # HDF5 times are in seconds
     write_universe(tmp_path / "b.hdf5", counts, unit, 0.3)
+    with h5py.File(tmp_path / "dated.hdf5", "w") as file:
+        file.create_dataset("full", data=counts, track_times=True)
+    end = time.time()
     assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.hdf5", "b.hdf5"]
+    assert times_in(tmp_path / "a.hdf5", begin, end) == []
+    assert times_in(tmp_path / "dated.hdf5", begin, end), (
+        "HDF5 stores times otherwise: this test sees nothing"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.hdf5", "b.hdf5", "dated.hdf5"]
 
 
 @pytest.mark.parametrize(
@@ -458,7 +472,7 @@ def _die(task: tuple[int, list[str]]) -> None:
 
 
 def test_a_worker_that_is_killed_is_reported_not_waited_for() -> None:
-    with pytest.raises(UserError, match="killed, most likely for want of memory"):
+    with pytest.raises(UserError, match="killed, probably out of memory"):
         in_processes(_die, [(0, []), (1, [])], 2, lambda count: None)
 
 

@@ -297,3 +297,41 @@ def test_the_shape_of_a_sample(tmp_path):
     assert sample_shape(write_pair(tmp_path, fields(1), mask(1))) == SHAPE
     with pytest.raises(UserError, match=r"data-1\.h5: .* has shape \[32, 48\]"):
         sample_shape(write_sample(tmp_path / "data-1.h5", 1, fields(1)[..., 0]))
+
+
+def linked(folder, target):
+    """A sample whose field is a link into another file, where it is at another offset."""
+    path = write_sample(folder / "data-0.h5", seed=1)
+    with h5py.File(path, "a") as file:
+        del file["climate/data"]
+        file["climate/data"] = h5py.ExternalLink(str(target), "climate/data")
+    return path
+
+
+def test_a_link_into_a_file_beside_the_sample_is_followed_by_the_library(tmp_path):
+    other = tmp_path / "fields.h5"
+    with h5py.File(other, "w") as file:
+        file["padding"] = np.zeros(1000)
+        file["climate/data"] = fields(7)
+    path = linked(tmp_path, other.name)
+    assert hdf5.locate(path) is None
+    x, _, _ = read(path)
+    np.testing.assert_array_equal(x, fields(7))
+
+
+@pytest.mark.parametrize("kind", ["link", "storage"])
+def test_what_lies_outside_the_samples_folder_is_refused(tmp_path, kind):
+    (tmp_path / "train").mkdir()
+    secret = tmp_path / "secret.h5"
+    with h5py.File(secret, "w") as file:
+        file["climate/data"] = fields(7)
+    if kind == "link":
+        path = linked(tmp_path / "train", secret)
+    else:
+        path = write_sample(tmp_path / "train" / "data-0.h5", seed=1)
+        with h5py.File(path, "a") as file:
+            del file["climate/data"]
+            external = [(str(secret), 0, h5py.h5f.UNLIMITED)]
+            file.create_dataset("climate/data", SHAPE, np.float32, external=external)
+    with pytest.raises(UserError, match=r"data-0\.h5: .*secret\.h5, outside the folder of the sample"):
+        read(path)

@@ -193,11 +193,11 @@ def test_a_full_disk_that_names_no_file_names_the_folder(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(module, "write_sample", full)
-    wanted = f"{tmp_path / 'd'}: cannot be written: No space left on device; check the space and the rights"
+    wanted = f"{tmp_path / 'd'}: cannot be written: No space left on device; check free space and permissions"
     with pytest.raises(UserError, match=f"^{re.escape(wanted)}"):
         make(small(), tmp_path / "d", Solo(), workers=1)
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match=r"^[^:]*: Not a directory; mend that or give another folder$"):
+    with pytest.raises(UserError, match=r"^[^:]*: Not a directory; fix that or give another folder$"):
         make(small(), tmp_path / "file/d", Solo(), workers=1)
 
 
@@ -206,7 +206,7 @@ def _die(task: int) -> None:
 
 
 def test_a_worker_that_is_killed_is_reported_not_waited_for() -> None:
-    with pytest.raises(UserError, match="killed, most likely for want of memory"):
+    with pytest.raises(UserError, match="killed, probably out of memory"):
         generate.in_processes(_die, [0, 1], 2)
 
 

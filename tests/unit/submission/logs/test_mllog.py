@@ -46,7 +46,7 @@ def test_good_log_is_read_as_written() -> None:
 
 def test_cut_last_line_is_a_problem_and_the_rest_is_read(tmp_path: Path) -> None:
     log = parsed(tmp_path, mllog(1, "run_start"), mllog(2, "eval_error", 0.5), mllog(3, "run_stop")[:-20])
-    assert [(p.line, p.what) for p in log.problems] == [(3, "cut before its end")]
+    assert [(p.line, p.what) for p in log.problems] == [(3, "truncated")]
     assert [r.key for r in log.records] == ["run_start", "eval_error"]
     assert log.time_to_train_s is None
 
@@ -67,13 +67,13 @@ def test_of_two_records_on_a_line_the_last_counts_as_for_the_official_parser(tmp
 @pytest.mark.parametrize(
     ("payload", "what"),
     [
-        ("[1, 2]", "is no JSON object"),
-        ("17", "is no JSON object"),
+        ("[1, 2]", "not a JSON object"),
+        ("17", "not a JSON object"),
         ('{"key": "seed", "value": 1, "metadata": {}}', "has no 'time_ms'"),
         ('{"time_ms": 1, "key": "seed", "metadata": {}}', "has no 'value'"),
-        ('{"time_ms": "1.2.3", "key": "seed", "value": 1, "metadata": {}}', "no JSON object"),
-        ('{"time_ms": null, "key": "seed", "value": 1, "metadata": {}}', "is no JSON object"),
-        ('{"time_ms": 1', "no JSON object"),
+        ('{"time_ms": "1.2.3", "key": "seed", "value": 1, "metadata": {}}', "not a JSON object"),
+        ('{"time_ms": null, "key": "seed", "value": 1, "metadata": {}}', "not a JSON object"),
+        ('{"time_ms": 1', "not a JSON object"),
     ],
 )
 def test_what_is_no_record_becomes_a_problem(payload: str, what: str, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Archives of submissions: whole ones are unpacked as they were, others are refused and leave nothing."""
 
+import gzip
 import io
 import random
 import tarfile
+import zlib
 
 import pytest
 
@@ -48,11 +50,11 @@ def rewritten(archive, to, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda n, d: (n, d[:-1] + b"9") if n.endswith("result_3.txt") else (n, d), "result_3.txt is not"),
+        (lambda n, d: (n, d[:-1] + b"9") if n.endswith("result_3.txt") else (n, d), "result_3.txt' is not"),
         (lambda n, d: None if n.endswith("result_3.txt") else (n, d), "missing"),
         (lambda n, d: (f"../{n}", d) if n.endswith("result_3.txt") else (n, d), "no submission has"),
         (lambda n, d: None if n.endswith(".sha256") else (n, d), "checksums"),
-        (lambda n, d: (n + ".py", d) if n.endswith("setup.sh") else (n, d), "setup.sh.py is not"),
+        (lambda n, d: (n + ".py", d) if n.endswith("setup.sh") else (n, d), "setup.sh.py' has no checksum"),
     ],
 )  # fmt: skip
 def test_a_damaged_archive_is_refused_and_leaves_nothing(archive, tmp_path, change, said):
@@ -69,4 +71,56 @@ def test_what_is_no_archive_is_one_line(archive, tmp_path, content, capsys):
     bad.write_bytes(whole[: len(whole) // 2] if content is None else content)
     assert cli.main(["unpack", str(bad), str(tmp_path / "there")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "there").exists()
+
+
+def test_damage_of_a_byte_is_always_found(archive, tmp_path):
+    """A damaged header makes tarfile stop early without an error, and damaged checksums hid what was missing."""
+    whole = gzip.decompress(archive.read_bytes())
+    rng = random.Random(7)
+    places = [*range(0, 1600, 7), *(rng.randrange(len(whole)) for _ in range(60))]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.randrange(8)
+        bad = tmp_path / "bad.tar.gz"
+        packed = bytearray(gzip.compress(bytes(damaged), 1))
+        packed[-8:-4] = zlib.crc32(whole).to_bytes(4, "little")  # of the file as it was
+        bad.write_bytes(packed)
+        with pytest.raises(UserError):
+            unpack(bad, tmp_path / "there")
+        assert not (tmp_path / "there").exists()
+
+
+def test_an_archive_cut_after_a_member_with_checksums_cut_to_match_is_refused(archive, tmp_path):
+    def shorten(name, data):
+        if name.endswith(".sha256"):
+            return name, data.replace(b"  Lab/results", b" Lab/results")
+        return None if name.endswith("result_3.txt") else (name, data)
+
+    with pytest.raises(UserError, match="its checksums have the line"):
+        unpack(rewritten(archive, tmp_path / "bad.tar.gz", shorten), tmp_path / "there")
+
+
+def test_a_sparse_file_is_refused_in_one_line(tmp_path):
+    info = tarfile.TarInfo("Lab.sha256")
+    info.type, info.size = tarfile.GNUTYPE_SPARSE, 0
+    raw = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    raw[386:398], raw[398:410] = b"00000000000\0", b"00000000000\0"
+    raw[483:495] = b"77777777777\0"  # real size: 8 GiB
+    raw[148:156] = b"        "
+    raw[148:156] = f"{sum(raw[:512]):06o}\0 ".encode()
+    bad = tmp_path / "bad.tar.gz"
+    bad.write_bytes(gzip.compress(bytes(raw) + bytes(1024)))
+    with pytest.raises(UserError) as refused:
+        unpack(bad, tmp_path / "there")
+    assert "\n" not in str(refused.value) and not (tmp_path / "there").exists()
+
+
+def test_an_archive_that_expands_without_measure_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("mlhpc.submission.pack.archive.FREE_EXPANSION", 2**20)
+    folder = tmp_path / "made" / "Lab"
+    folder.mkdir(parents=True)
+    (folder / "result_1.txt").write_bytes(bytes(30 * 2**20))
+    with pytest.raises(UserError, match="expands to more than"):
+        unpack(write_archive(tmp_path / "made", "Lab"), tmp_path / "there")
     assert not (tmp_path / "there").exists()

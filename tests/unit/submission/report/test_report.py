@@ -40,7 +40,7 @@ def test_a_good_run_shows_its_numbers(tmp_path: Path) -> None:
         assert "54.2 MB/s" in text  # 536 870 912 bytes in 9.9 s, the median epoch
         assert "128 MB" in text and "41.4 MB/s" in text
         assert "0123456789abcdef0123456789abcdef01234567 with uncommitted changes" in text
-        assert "passes but for what was expected" in text
+        assert "passes (1 expected finding)" in text
         assert "Intel(R) Xeon(R) Processor <test & quote>" in text  # escaped, not swallowed
         assert "No score" not in text and "no score" not in text
     assert "mlhpc run cosmoflow --preset smoke --stage /tmp/stage" in page.text

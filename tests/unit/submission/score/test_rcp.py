@@ -4,9 +4,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from golden.make_tree import CLOSED, make_set
+from golden.make_tree import CLOSED, Records, make_set
 from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
+from mlhpc.submission.check.check import check
 from mlhpc.submission.check.official import rcp_verdict
 from mlhpc.submission.logs.result_sets import result_sets
 from mlhpc.submission.score import rcp
@@ -116,3 +117,29 @@ def test_unequal_batch_sizes_are_not_compared() -> None:
     found = rcp.compare(runs(*[20.0] * 10), None, "cosmoflow", "hpc_2.0.0", 10)
     assert found and not found.passes and "one global_batch_size" in found.why
     assert found.epochs is None
+
+
+def test_another_problem_is_not_compared(tmp_path: Path) -> None:
+    """CosmoFlow of round 0.7 has 262 144 training samples and another network: it needs other epochs."""
+
+    def earlier(number: int, made: Records) -> None:
+        next(r for r in made if r["key"] == "train_samples")["value"] = 262144
+
+    make_set(tmp_path / "org", "cosmoflow", epochs=5, edit=earlier)
+    (results,) = result_sets(tmp_path)
+    comparison = compare_set(results, score_set(results), "hpc_1.0.0")
+    assert comparison and not comparison.applies and comparison.epochs is None
+    assert "262144 training samples, where the reference has 524288" in comparison.why
+    assert "set/rcp" not in {f.rule for f in check(tmp_path, "1.0.0")}
+
+
+def test_a_set_that_drops_the_rest_of_a_batch_is_compared(tmp_path: Path) -> None:
+    """Published DeepCAM sets log 121 216 of 121 266 samples."""
+
+    def rounded(number: int, made: Records) -> None:
+        next(r for r in made if r["key"] == "train_samples")["value"] = 121216
+
+    make_set(tmp_path / "org", "deepcam", edit=rounded)
+    (results,) = result_sets(tmp_path)
+    comparison = compare_set(results, score_set(results), "hpc_2.0.0")
+    assert comparison and comparison.applies and comparison.passes

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 import scipy.stats
-from golden.make_tree import MISSED, Records, make_set, records, write_log
+from golden.make_tree import MISSED, Records, describe, make_set, records, write_log
 
+from mlhpc.benchmarks.load import load
 from mlhpc.submission.check.official import summary
 from mlhpc.submission.logs.mllog import Log, parse
 from mlhpc.submission.logs.result_sets import result_sets
-from mlhpc.submission.score.score import OFFICIAL, Strong, Weak, score_run, score_strong, score_weak
-from mlhpc.submission.score.set_score import score_set
+from mlhpc.submission.logs.run_directory import Target
+from mlhpc.submission.score.score import Strong, Weak, score_rules, score_run, score_strong, score_weak
+from mlhpc.submission.score.set_score import score_set, set_findings
 
-COSMOFLOW, RUNS = OFFICIAL["cosmoflow"]
+COSMOFLOW, RUNS = score_rules("cosmoflow")
 
 
 def log_of(tmp_path: Path, made: Records, name: str = "result_1.txt") -> Log:
@@ -45,7 +47,7 @@ def test_the_score_is_that_of_the_official_summarizer(
 ) -> None:
     """Any times, and at most one run that does not converge: both drop it with the fastest."""
     draw = random.Random(f"{benchmark} {missed}")
-    minutes = [round(draw.uniform(5, 50), 4) for _ in range(OFFICIAL[benchmark][1])]
+    minutes = [round(draw.uniform(5, 50), 4) for _ in range(score_rules(benchmark)[1])]
 
     def miss(number: int, made: Records) -> None:
         if number == missed:
@@ -121,7 +123,7 @@ def test_what_meets_a_mean_absolute_error_of_0_124(value: Any, met: bool, tmp_pa
 def test_what_meets_an_iou_of_0_82(value: float, met: bool, tmp_path: Path) -> None:
     made = records("deepcam", epochs=1)
     key(made, "eval_accuracy")["value"] = value
-    assert score_run(log_of(tmp_path, made), OFFICIAL["deepcam"][0]).converged is met
+    assert score_run(log_of(tmp_path, made), score_rules("deepcam")[0]).converged is met
 
 
 def test_the_run_ends_at_the_first_run_stop(tmp_path: Path) -> None:
@@ -231,7 +233,7 @@ def test_equal_seeds_and_missed_targets_do_not_count(tmp_path: Path) -> None:
 
     score = weak_set(tmp_path, [10.0, 11, 12, 13, 14, 90, 95], edit=edit)
     assert (score.M, score.minutes) == (5, pytest.approx(14))
-    assert [run.dropped for run in score.runs[5:]] == ["seed 1 again", "did not converge"]
+    assert [run.dropped for run in score.runs[5:]] == ["seed 1 repeated", "did not converge"]
 
 
 def test_pruned_results_do_not_count_but_are_told(tmp_path: Path) -> None:
@@ -247,7 +249,7 @@ def test_pruned_results_do_not_count_but_are_told(tmp_path: Path) -> None:
 
 def test_too_few_instances_and_different_scales_are_no_score(tmp_path: Path) -> None:
     logs = [log_of(tmp_path, records("deepcam", seed=n), f"{n}") for n in range(4)]
-    target, needed = OFFICIAL["deepcam"]
+    target, needed = score_rules("deepcam")
     few = score_weak(logs, target, needed)
     assert (few.minutes, few.T, few.S, few.M) == (None, 32, 8, 4) and "5 are needed" in few.why
     logs.append(log_of(tmp_path, records("deepcam", seed=4, nodes=3), "4"))
@@ -259,7 +261,8 @@ def test_targets_and_runs_are_those_of_the_official_package() -> None:
     from mlperf_logging import benchmark_meta, compliance_checker
 
     folder = Path(compliance_checker.__file__).parent
-    for benchmark, (target, runs) in OFFICIAL.items():
+    for benchmark in ("cosmoflow", "deepcam", "resnet"):
+        target, runs = score_rules(benchmark)
         usage, rules = ("training", "training_4.0.0") if benchmark == "resnet" else ("hpc", "hpc_2.0.0")
         assert benchmark_meta.get_result_file_counts(usage)[benchmark] == runs
         text = (folder / rules / f"closed_{benchmark}.yaml").read_text()
@@ -274,3 +277,47 @@ def test_a_log_of_an_unknown_benchmark_has_no_score(tmp_path: Path) -> None:
     (results,) = result_sets(write_log(tmp_path / "a.log", made))
     score = score_set(results)
     assert score.minutes is None and "'oc20'" in score.why
+
+
+# Sets that say more than they hold.
+
+
+def test_the_scale_of_an_instance_is_no_more_than_what_it_had(tmp_path: Path) -> None:
+    """Published logs of 128 instances that ran at the same time each log all 2048 units as their own."""
+    score = weak_set(tmp_path, [10.0, 11, 12, 13, 14], nodes=8)  # T of the description: 8 · 4 · 5
+    assert (score.T, score.S) == (160, 32)
+    tree = tmp_path / "all"
+    make_set(tree, "deepcam", [10.0, 11, 12, 13, 14], level="weak", nodes=40)
+    describe(tree, "machine", number_of_nodes="40", accelerators_per_node="4")
+    (results,) = result_sets(tree)
+    score = score_set(results)
+    assert isinstance(score, Weak) and (score.T, score.S) == (160, 32)
+    assert score.minutes == pytest.approx(14)
+    (finding,) = [f for f in set_findings(results, score) if f.rule == "set/scale"]
+    assert finding.severity == "error" and "at most 32 units" in finding.expected
+
+
+def test_instances_one_after_another_have_the_whole_system(tmp_path: Path) -> None:
+    def later(number: int, made: Records) -> None:
+        for record in made:
+            record["time_ms"] += number * 86_400_000
+
+    tree = tmp_path / "org"
+    make_set(tree, "deepcam", level="weak", nodes=40, edit=later)
+    describe(tree, "machine", number_of_nodes="40", accelerators_per_node="4")
+    (results,) = result_sets(tree)
+    score = score_set(results)
+    assert isinstance(score, Weak) and score.S == 160
+    assert "set/scale" not in {f.rule for f in set_findings(results, score)}
+
+
+def test_one_rule_ends_a_run_and_counts_it(tmp_path: Path) -> None:
+    """The target that a run is trained to and the one that its log is scored by (D4)."""
+    trained = load("cosmoflow", "closed").target
+    scored = Target(metric=trained.metric, label=trained.label, value=trained.value)
+    for value in (-0.2, -0.0, 0.0, 1e-9, 0.124, 0.1240001, 1.0, math.nan, math.inf, -math.inf):
+        assert trained.met_by(value) is scored.met_by(value), value
+    trained = load("deepcam", "closed").target
+    scored = Target(metric=trained.metric, label=trained.label, value=trained.value)
+    for value in (0.8199, 0.82, 1.0, 1.0001, 82.0, math.nan, math.inf):
+        assert trained.met_by(value) is scored.met_by(value), value

@@ -1,0 +1,233 @@
+"""The benchmarks that mlhpc runs: its own three, and those of other installed packages.
+
+A package adds a benchmark by an entry point in the group ``mlhpc.benchmarks`` whose object is a
+:class:`Benchmark` (docs/adding_a_benchmark.md). Nothing of a benchmark is imported before it is used: code is
+named as ``"package.module:object"``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal
+
+from mlhpc.errors import UserError, did_you_mean
+
+GROUP = "mlhpc.benchmarks"
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One implementation of a benchmark.
+
+    ``trainer``: the module with ``check(run, staged, world)``, which raises UserError where a run cannot start,
+    and ``train(run, data, staged, seed, resume, world, log)``, which trains to target. ``collectives``: what
+    connects several ranks ("none": there can be only one). ``packages``: the distributions that it runs on, the
+    one that names it first.
+    """
+
+    trainer: str
+    collectives: Literal["horovod", "torch", "none"]
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on by ``name`` where
+    the user gives it. A ``type`` of bool is a flag."""
+
+    name: str
+    help: str
+    type: type = str
+    choices: tuple[str, ...] = ()
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class DataTool:
+    """A function that makes, converts or compares data, and the options that it has beyond the common ones."""
+
+    function: str
+    help: str = ""
+    options: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoaderBench:
+    """What ``mlhpc data bench`` runs, with the default number of samples and batch size."""
+
+    function: str
+    samples: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """All that mlhpc needs to know of a benchmark before it loads any of its code.
+
+    ``title``: its name in reports. ``definition``: its TOML file as ``"package:file"``. ``settings``: the class
+    of its runs (:class:`mlhpc.benchmarks.schema.Run`, narrowed). ``frameworks``: by name, the default first.
+    ``make_data(data, out, world, workers, **options)`` writes a data set. ``mlperf_name``: its name in MLPerf's
+    rules, None where MLPerf has no such benchmark. ``training_ruleset``: the last ruleset of MLPerf Training
+    that has it, None for a benchmark of MLPerf HPC. ``show(sample, out)`` draws a sample.
+    """
+
+    name: str
+    title: str
+    definition: str
+    settings: str
+    frameworks: Mapping[str, Framework]
+    make_data: DataTool
+    mlperf_name: str | None = None
+    training_ruleset: str | None = None
+    convert: DataTool | None = None
+    show: str | None = None
+    loader_bench: LoaderBench | None = None
+
+    @property
+    def logged_name(self) -> str:
+        """``submission_benchmark`` of its logs."""
+        return self.mlperf_name or self.name
+
+    @property
+    def default_framework(self) -> str:
+        return next(iter(self.frameworks))
+
+
+COSMOFLOW = Benchmark(
+    name="cosmoflow",
+    title="CosmoFlow",
+    mlperf_name="cosmoflow",
+    definition="mlhpc.benchmarks:cosmoflow.toml",
+    settings="mlhpc.benchmarks.cosmoflow:CosmoFlow",
+    frameworks={
+        "tensorflow": Framework("mlhpc.cosmoflow.tf.train", "horovod", ("tensorflow", "keras", "horovod")),
+    },
+    make_data=DataTool(
+        "mlhpc.cosmoflow.synthetic.simulate:make",
+        options=(Option("raw", "write whole universes as HDF5, as before preparation", bool),),
+    ),
+    convert=DataTool(
+        "mlhpc.cosmoflow.data.convert:convert",
+        "raw HDF5 universes to TFRecord files",
+        (
+            Option("sample", "voxels along a side of a sample (default: 128)", int),
+            Option("plain", "no GZIP, as in round 0.7", bool),
+            Option("validation", "fraction of the universes held out (default: 1/9)", float),
+        ),
+    ),
+    show="mlhpc.cosmoflow.synthetic.show:show",
+)
+
+DEEPCAM = Benchmark(
+    name="deepcam",
+    title="DeepCAM",
+    mlperf_name="deepcam",
+    definition="mlhpc.benchmarks:deepcam.toml",
+    settings="mlhpc.benchmarks.deepcam:DeepCam",
+    frameworks={"pytorch": Framework("mlhpc.deepcam.train", "torch", ("torch", "nvidia-dali"))},
+    make_data=DataTool("mlhpc.deepcam.synthetic.simulate:make"),
+    convert=DataTool(
+        "mlhpc.deepcam.data.convert:convert",
+        "HDF5 samples to .npy pairs",
+        (Option("float16", "normalise the fields and store them as float16 (open division only)", bool),),
+    ),
+    show="mlhpc.deepcam.synthetic.show:show",
+    loader_bench=LoaderBench("mlhpc.deepcam.data.bench:bench", samples=32, batch=2),
+)
+
+RESNET50 = Benchmark(
+    name="resnet50",
+    title="ResNet-50",
+    mlperf_name="resnet",
+    training_ruleset="4.0.0",
+    definition="mlhpc.benchmarks:resnet50.toml",
+    settings="mlhpc.benchmarks.resnet50:ResNet50",
+    frameworks={"pytorch": Framework("mlhpc.resnet50.train", "torch", ("torch", "nvidia-dali"))},
+    make_data=DataTool("mlhpc.resnet50.synthetic.simulate:make"),
+    convert=DataTool(
+        "mlhpc.resnet50.data.convert:convert",
+        "folders of JPEG files to a format of few files",
+        (
+            Option(
+                "to",
+                "TFRecord shards, LMDB, or decoded pixels",
+                choices=("tfrecord", "lmdb", "raw"),
+                required=True,
+            ),
+        ),
+    ),
+    show="mlhpc.resnet50.synthetic.show:show",
+    loader_bench=LoaderBench("mlhpc.resnet50.data.bench:bench", samples=512, batch=32),
+)
+
+
+BUILT_IN = (COSMOFLOW, DEEPCAM, RESNET50)
+
+
+@cache
+def benchmarks() -> dict[str, Benchmark]:
+    """All benchmarks by name, the suite's own first.
+
+    Raises UserError when an installed package's entry point cannot be loaded, is no :class:`Benchmark`, or
+    takes a name that another benchmark has.
+    """
+    from importlib.metadata import entry_points  # slow to import, and --help needs only BUILT_IN
+
+    found = {benchmark.name: benchmark for benchmark in BUILT_IN}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        package = entry.dist.name if entry.dist else entry.value
+        try:
+            benchmark = entry.load()
+        except Exception as error:  # whatever somebody else's package raises while it is imported
+            problem = f"{type(error).__name__}: {error}"
+            raise UserError(
+                f"the benchmark {entry.name!r} of package {package} does not load ({problem}); fix or "
+                "uninstall that package"
+            ) from error
+        if not isinstance(benchmark, Benchmark) or benchmark.name in found:
+            problem = (
+                f"its name {benchmark.name!r} is taken"
+                if isinstance(benchmark, Benchmark)
+                else f"{entry.value} is no mlhpc Benchmark"
+            )
+            raise UserError(f"cannot use the benchmark {entry.name!r} of package {package}: {problem}")
+        found[benchmark.name] = benchmark
+    return found
+
+
+def find(name: str) -> Benchmark:
+    """The benchmark called ``name``. Raises UserError, with the nearest name, when there is none."""
+    known = benchmarks()
+    if name not in known:
+        raise UserError(f"no benchmark {name!r}; {did_you_mean(name, known)}")
+    return known[name]
+
+
+def find_logged(name: str) -> Benchmark | None:
+    """The benchmark whose logs say ``name`` (MLPerf's name where it has one); None where none does."""
+    return next((b for b in benchmarks().values() if name in (b.logged_name, b.name)), None)
+
+
+def logged_name(name: str) -> str:
+    """``submission_benchmark`` in logs of the benchmark ``name``; ``name`` itself where unknown."""
+    benchmark = find_logged(name)
+    return benchmark.logged_name if benchmark else name
+
+
+def our_name(name: str) -> str:
+    """The suite's name of the benchmark that logs call ``name``; ``name`` itself where unknown."""
+    benchmark = find_logged(name)
+    return benchmark.name if benchmark else name
+
+
+def title(name: str) -> str:
+    """How reports call the benchmark ``name`` (ours or MLPerf's name); ``name`` itself where unknown."""
+    benchmark = find_logged(name)
+    return benchmark.title if benchmark else name
+
+
+def load_object(reference: str) -> Any:
+    """The object that ``"package.module:object"`` names."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)

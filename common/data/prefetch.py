@@ -1,0 +1,57 @@
+"""Batches read by a pool of threads, a few ahead of the loop that trains on them."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+Key = TypeVar("Key")
+Arrays = TypeVar("Arrays")
+Result = TypeVar("Result")
+Batch = TypeVar("Batch")
+
+
+@contextmanager
+def reader_threads(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool that drops what it has not begun when it is closed."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="reader")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def read_batches(
+    batches: Iterable[Sequence[Key]],
+    allocate: Callable[[int], tuple[Arrays, Iterable[tuple[Any, ...]]]],
+    read: Callable[..., Result],
+    finish: Callable[[Arrays, list[Result]], Batch],
+    *,
+    workers: int,
+    prefetch: int,
+    threads: Callable[[int], AbstractContextManager[ThreadPoolExecutor]] = reader_threads,
+) -> Generator[Batch, None, None]:
+    """``batches`` of sample keys, in order, each read by ``workers`` threads at once, with up to ``prefetch``
+    batches ready or in work before they are asked for.
+
+    ``allocate(samples)`` gives the arrays of a batch and, for each of its samples, the parts that ``read(key,
+    *parts)`` fills; ``finish(arrays, results)`` makes the batch from the arrays and what ``read`` returned.
+    ``threads`` opens the pool. Raises what ``read`` raises, from the batch it belongs to.
+    """
+
+    def begin(keys: Sequence[Key]) -> tuple[Arrays, list[Future[Result]]]:
+        arrays, parts = allocate(len(keys))
+        return arrays, [pool.submit(read, key, *part) for key, part in zip(keys, parts, strict=True)]
+
+    def end(arrays: Arrays, samples: list[Future[Result]]) -> Batch:
+        return finish(arrays, [sample.result() for sample in samples])
+
+    waiting: deque[tuple[Arrays, list[Future[Result]]]] = deque()
+    with threads(workers) as pool:
+        for keys in batches:
+            waiting.append(begin(keys))
+            if len(waiting) > prefetch:
+                yield end(*waiting.popleft())  # no name here: only the caller is to hold on to a batch
+        while waiting:
+            yield end(*waiting.popleft())

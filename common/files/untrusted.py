@@ -1,0 +1,64 @@
+"""Reading files that others wrote: of regular files only, bounded, and only printable text comes out.
+
+Logs, result trees and run directories may come from anywhere. What passes here cannot hang the reader (a FIFO, a
+file without end), move the cursor of a terminal (escape sequences), break an encoder (lone surrogates) or
+overflow a calculation (integers that no float holds).
+"""
+
+import json
+import math
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+LARGEST = 64 * 2**20
+"""Bytes of a result.json, config.toml, env.json or system description. Those of a run on 100 000 ranks have
+less than 10 MB."""
+LARGEST_INTEGER = 2**128
+"""Beyond any count, seed or checksum; its square still fits a float."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file. Raises FileNotFoundError where there is none, OSError or ValueError where it
+    cannot be read, is not UTF-8 or is larger than ``LARGEST``."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    with path.open("rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"larger than {LARGEST // 2**20} MiB")
+    return data.decode("utf-8")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, cleaned. Raises as :func:`read_text`, ValueError or RecursionError where it
+    holds something else."""
+    value = json.loads(read_text(path))
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return {printable(key): clean(item) for key, item in value.items()}
+
+
+def clean(value: Any) -> Any:
+    """A JSON value with printable strings, and numbers in the range of a float."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        return math.inf if value > 0 else -math.inf
+    if isinstance(value, list):
+        return [clean(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): clean(item) for key, item in value.items()}
+    return value
+
+
+def printable(text: str, keep: str = "") -> str:
+    """``text`` with escapes (``\\x1b``) for characters that do not print, except those in ``keep``: control
+    characters, lone surrogates, and marks that change the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep or unicodedata.category(c) == "Zs"
+        else c.encode("unicode_escape").decode()
+        for c in text
+    )  # fmt: skip

@@ -1,0 +1,34 @@
+"""Where a rank stands in the mesh of data × spatial parallelism.
+
+The ranks of a spatial group work on one sample, each on a part of the volume; the global batch is divided among
+the groups. The ranks of a group are adjacent, so that they stay on one node where its size divides the ranks of
+a node: they exchange halos in every layer, while gradients are exchanged once in a step.
+"""
+
+from dataclasses import dataclass
+
+from mlhpc.errors import UserError, count
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """One rank's coordinates: ``data_rank`` of ``data_size`` groups, ``spatial_rank`` of ``spatial_size`` in its
+    group."""
+
+    data_rank: int
+    data_size: int
+    spatial_rank: int = 0
+    spatial_size: int = 1
+
+
+def mesh_of(rank: int, size: int, spatial_size: int = 1) -> Mesh:
+    """The coordinates of ``rank`` of ``size`` in groups of ``spatial_size`` adjacent ranks.
+
+    Raises UserError when the groups do not fill up.
+    """
+    if spatial_size < 1 or size % spatial_size:
+        raise UserError(
+            f"{count(size, 'rank')} cannot form spatial groups of {spatial_size}; start a multiple of "
+            f"{max(spatial_size, 1)} ranks"
+        )
+    return Mesh(rank // spatial_size, size // spatial_size, rank % spatial_size, spatial_size)

@@ -1,0 +1,132 @@
+"""Values that ranks exchange, as bytes: JSON for structure, raw bytes for arrays. Never a pickle, which would
+run whatever a stranger on the network puts in it.
+
+What can be sent: None, bool, int, float, str, bytes, list, tuple, set, dict, ``Path``, NumPy arrays and scalars,
+and dataclasses and named tuples of this package.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_SCALARS = frozenset({type(None), bool, int, float, str})
+_PACKAGE = __name__.partition(".")[0]
+_HEADER = 8  # bytes that hold the length of the JSON
+
+
+def encode(value: object) -> bytes:
+    """``value`` as bytes. Raises TypeError naming a type that cannot be sent."""
+    blobs: list[bytes] = []
+    text = json.dumps(_plain(value, blobs)).encode()
+    return b"".join([len(text).to_bytes(_HEADER, "little"), text, *blobs])
+
+
+def decode(data: bytes | memoryview) -> Any:
+    """The value that ``encode`` was given. Raises ValueError when ``data`` is anything else."""
+    view = memoryview(data)
+    end = _HEADER + int.from_bytes(view[:_HEADER], "little")
+    try:
+        return json.loads(bytes(view[_HEADER:end]), object_hook=lambda tagged: _from_tag(tagged, view[end:]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a message between ranks: {error}") from error
+
+
+def _plain(value: Any, blobs: list[bytes]) -> Any:
+    """``value`` in JSON's types: lists as they are, everything else as an object of one tag and its content."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is list:
+        return _plain_list(value, blobs)
+    if kind is tuple:
+        return {"tuple": _plain_list(value, blobs)}
+    if isinstance(value, set | frozenset):
+        return {"set": _plain_list(sorted(value, key=repr), blobs)}
+    if isinstance(value, dict):
+        return {"dict": [[_plain(key, blobs), _plain(item, blobs)] for key, item in value.items()]}
+    if isinstance(value, Path):
+        return {"path": str(value)}
+    if isinstance(value, bytes):
+        return {"bytes": _append(value, blobs)}
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        tag = "array" if isinstance(value, np.ndarray) else "scalar"
+        return {tag: [value.dtype.str, value.shape, *_append(value.tobytes(), blobs)]}
+    if _is_record(kind):
+        return {"record": [f"{kind.__module__}:{kind.__qualname__}", _plain_list(_fields(value), blobs)]}
+    raise TypeError(f"a {kind.__name__} cannot be sent between ranks")
+
+
+def _plain_list(items: Sequence[Any], blobs: list[bytes]) -> Any:
+    kinds = set(map(type, items))
+    if kinds <= _SCALARS:
+        return list(items)
+    if len(kinds) == 1 and _is_row(kind := kinds.pop()) and set(map(type, chain(*items))) <= _SCALARS:
+        # The files of a manifest, half a million of them: no Python per item.
+        return {"rows": [f"{kind.__module__}:{kind.__qualname__}", items]}
+    return [_plain(item, blobs) for item in items]
+
+
+def _append(data: bytes, blobs: list[bytes]) -> list[int]:
+    start = sum(map(len, blobs))
+    blobs.append(data)
+    return [start, len(data)]
+
+
+def _from_tag(tagged: dict[str, Any], blobs: memoryview) -> Any:
+    ((tag, content),) = tagged.items()
+    match tag:
+        case "tuple":
+            return tuple(content)
+        case "set":
+            return set(content)
+        case "dict":
+            return dict(content)
+        case "path":
+            return Path(content)
+        case "bytes":
+            return bytes(_cut(blobs, *content))
+        case "array" | "scalar":
+            dtype, shape, start, length = content
+            array = np.frombuffer(_cut(blobs, start, length), np.dtype(dtype)).reshape(shape).copy()
+            return array if tag == "array" else array[()]
+        case "record":
+            return _record(content[0])(*content[1])
+        case "rows":
+            kind = _record(content[0])
+            return [kind(*row) for row in content[1]]
+    raise ValueError(f"unknown tag {tag!r}")
+
+
+def _cut(blobs: memoryview, start: int, length: int) -> memoryview:
+    if start < 0 or length < 0 or start + length > len(blobs):
+        raise ValueError("its arrays are cut off")
+    return blobs[start : start + length]
+
+
+def _record(name: str) -> Any:
+    module, _, qualified = name.partition(":")
+    kind = vars(sys.modules[module]).get(qualified)
+    if not isinstance(kind, type) or not _is_record(kind):
+        raise ValueError(f"{name} is not a type that ranks exchange")
+    return kind
+
+
+def _is_record(kind: type) -> bool:
+    ours = kind.__module__.partition(".")[0] == _PACKAGE
+    return ours and (_is_row(kind) or (dataclasses.is_dataclass(kind) and isinstance(kind, type)))
+
+
+def _is_row(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__module__.startswith(_PACKAGE)
+
+
+def _fields(value: Any) -> list[Any]:
+    if isinstance(value, tuple):
+        return list(value)
+    return [getattr(value, field.name) for field in dataclasses.fields(value)]

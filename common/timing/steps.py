@@ -1,0 +1,133 @@
+"""Step time and data wait told apart, on processors that compute when called and on devices that only queue work.
+
+On a CPU the training step returns when it is done: the time the loop waits for its next batch is data wait, the
+rest is the step. On a GPU the step returns as soon as its kernels are queued, and the host soon runs many steps
+ahead. It then waits for batches while the device is still computing: host time would report as data wait what is
+really the step, and the batches in flight would fill the device's memory. So two things are done here. The host
+stays at most ``MAX_IN_FLIGHT`` steps ahead, and times are read from events in the device's own queue after they
+have passed, without any synchronisation per step.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, Self
+
+MAX_IN_FLIGHT = 2
+"""Steps launched and not finished: one that runs and one behind it keep a device busy."""
+
+
+class DeviceEvent(Protocol):
+    """A point in a device's queue of work, such as a CUDA event with timing."""
+
+    def wait(self) -> None:
+        """Block the host until the device has reached it."""
+
+    def seconds_since(self, earlier: Self) -> float:
+        """Seconds of device time since ``earlier``. Both have been reached."""
+
+
+RecordEvent = Callable[[], DeviceEvent]
+"""Queues an event behind the work launched so far; does not block."""
+
+
+class _Step(NamedTuple):
+    waited: float  # seconds of host time for its batch
+    begin: DeviceEvent
+    end: DeviceEvent
+
+
+class StepTimer:
+    """The times of one loop over batches. The loop calls ``ask`` before it takes a batch, ``start`` when it has
+    it, and ``ask`` or ``stop`` when it has launched the step.
+
+    ``record_event`` None: a step is done when it returns, and all is host time. Otherwise the data wait of a step
+    is the time in which the device had nothing to do because the batch was not there: the shorter one of what the
+    host waited for the batch and what the device was idle before the step. Step times are the rest, from the end
+    of one step to the end of the next, so that both add up to the time of the loop.
+    """
+
+    def __init__(
+        self, record_event: RecordEvent | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.waits: list[float] = []  # seconds, one per finished wait
+        self.steps: list[float] = []  # seconds, one per finished step
+        self.last_wait = 0.0  # seconds until the loop learned that there are no more batches
+        self._record, self._clock = record_event, clock
+        self._asked = 0.0
+        self._started: float | None = None
+        self._begin: tuple[float, DeviceEvent] | None = None  # host wait and first event of the open step
+        self._in_flight: deque[_Step] = deque()
+        self._last_end: DeviceEvent | None = None
+
+    def ask(self) -> None:
+        """The step of the last batch is launched, and the loop asks for the next one."""
+        if self._record is None:
+            self._asked = self._clock()
+            if self._started is not None:
+                self.steps.append(self._asked - self._started)
+                self._started = None
+            return
+        if self._begin is not None:
+            self._in_flight.append(_Step(*self._begin, self._record()))
+            self._begin = None
+        while len(self._in_flight) >= MAX_IN_FLIGHT:
+            self._settle()
+        self._asked = self._clock()
+
+    def start(self) -> None:
+        """The batch is there, and its step is launched next."""
+        now = self._clock()
+        if self._record is None:
+            self._started = now
+            self.waits.append(now - self._asked)
+        else:
+            self._begin = (now - self._asked, self._record())
+
+    def stop(self) -> None:
+        """There are no more batches. Waits for the device."""
+        if self._record is None:
+            self.last_wait = self._clock() - self._asked
+        while self._in_flight:
+            self._settle()
+
+    @property
+    def total_wait(self) -> float:
+        """Seconds of data wait of the finished steps, and of the end of the loop."""
+        return sum(self.waits) + self.last_wait
+
+    def waited(self) -> float:
+        """Seconds of data wait so far, the open step's included. Waits for the device to begin that step."""
+        while self._in_flight:
+            self._settle()
+        waited = self.total_wait
+        if self._begin is not None:
+            waited += self._data_wait(*self._begin)
+        return waited
+
+    def _settle(self) -> None:
+        """Read the times of the oldest step in flight."""
+        step = self._in_flight.popleft()
+        step.end.wait()
+        wait = self._data_wait(step.waited, step.begin)
+        if self._last_end is None:
+            self.steps.append(step.end.seconds_since(step.begin))
+        else:
+            self.steps.append(max(0.0, step.end.seconds_since(self._last_end) - wait))
+        self.waits.append(wait)
+        self._last_end = step.end
+
+    def _data_wait(self, waited: float, begin: DeviceEvent) -> float:
+        if self._last_end is None:  # the first step of the loop: the device has nothing to do
+            return waited
+        begin.wait()
+        return max(0.0, min(waited, begin.seconds_since(self._last_end)))
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """The 50th, 90th and 99th percentile of ``seconds``, by nearest rank, and the maximum; {} for no values."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    ranks = {f"p{share}": ordered[-(-share * len(ordered) // 100) - 1] for share in (50, 90, 99)}
+    return ranks | {"max": ordered[-1]}

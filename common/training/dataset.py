@@ -1,0 +1,33 @@
+"""From the data set that a user names to the files that a run trains on."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.data.manifest import Manifest, describe
+from mlhpc.common.ranks.environment import identify, threads_per_rank
+from mlhpc.common.ranks.world import World
+
+
+def open_dataset(
+    data: Path,
+    benchmark: str,
+    world: World,
+    *,
+    select: Callable[[Manifest], Manifest],
+    enforce_rules: Callable[[Mapping[str, Any]], object],
+) -> Manifest:
+    """The part of the data set in ``data`` that the run needs, which ``select`` takes. Called by all ranks.
+
+    Raises UserError, the same on all ranks, when the data set is of another benchmark or lacks what the run needs,
+    and when ``enforce_rules`` finds that the facts in its manifest break the rules of the run's division.
+    """
+    dataset = select(describe(data, world, benchmark))
+    enforce_rules(dataset.facts)
+    return dataset
+
+
+def cores_per_rank() -> int:
+    """The processor cores that this rank has to itself."""
+    return threads_per_rank(identify(os.environ))

@@ -1,0 +1,52 @@
+"""What every training loop says and checks in the same words."""
+
+from typing import Protocol
+
+from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.errors import UserError
+
+
+class Target(Protocol):
+    """The quality that ends a run."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def value(self) -> float: ...
+
+
+def require_parameters(parameters: int, expected: int | None) -> None:
+    """Raise UserError when the network that was built does not have the ``expected`` number of parameters."""
+    if expected not in (None, parameters):
+        raise UserError(
+            f"the network has {parameters} parameters, not {expected}; leave the preset's network settings as "
+            f"they "
+            "are, or set network.parameters to match"
+        )
+
+
+def log_epoch(
+    log: RunLog,
+    world: World,
+    target: Target,
+    epoch: int,
+    *,
+    samples: int,
+    bytes_read: int,
+    rate: float,
+    loss: float,
+    quality: float | None,
+) -> None:
+    """Record what ``epoch`` trained on, and print its line. Called by all ranks.
+
+    ``samples`` are those of all ranks, ``bytes_read`` this rank's, ``rate`` is the learning rate of the last
+    update, ``loss`` the mean over steps and ranks, ``quality`` the last evaluation's value, None when there was
+    none.
+    """
+    log.metric("samples", samples, epoch=epoch)
+    log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
+    log.metric("learning_rate", rate, epoch=epoch)
+    log.metric("train_loss", loss, epoch=epoch)
+    evaluation = "not evaluated" if quality is None else f"{quality:.4f} (target {target.value})"
+    log.say(f"epoch {epoch}: loss {loss:.4f}, {target.label} {evaluation}")

@@ -1,0 +1,116 @@
+"""TensorFlow's GPU: which one, how much of its memory, batches on their way to it, and when its work is done."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Self
+
+import tensorflow as tf
+
+from mlhpc.errors import UserError
+
+Tensor = Any  # tf.Tensor, which has no types of its own
+Batch = tuple[Any, Any]
+
+
+def use_one_gpu(local_rank: int) -> str | None:
+    """Let this rank see its own GPU only, and take of its memory what it needs when it needs it: TensorFlow would
+    take all memory of every GPU it sees. Returns the name of its device; None without a GPU."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return None
+    gpu = gpus[local_rank % len(gpus)]
+    # Once TensorFlow has begun to compute, as it has with several ranks, neither can be set.
+    if tf.config.get_visible_devices("GPU") != [gpu]:
+        tf.config.set_visible_devices([gpu], "GPU")
+    if not tf.config.experimental.get_memory_growth(gpu):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    return "GPU:0"
+
+
+def peak_memory(device: str | None) -> int | None:
+    """Bytes of GPU memory that tensors have taken at most; None for a CPU."""
+    return None if device is None else int(tf.config.experimental.get_memory_info(device)["peak"])
+
+
+@contextmanager
+def oom_as_user_error() -> Iterator[None]:
+    """Raise UserError where a GPU has too little memory. Also a decorator."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        reason = " ".join(error.message.split())[:160]
+        raise UserError(
+            f"a GPU has too little memory for this run ({reason}); use training.precision=mixed_bfloat16, a "
+            f"smaller "
+            "batch, or more GPUs"
+        ) from error
+
+
+def to_device(batches: Iterator[Batch], device: str | None) -> Iterator[Batch]:
+    """``batches`` as tensors on ``device``, the next one copied there while a step computes; unchanged for
+    None."""
+    if device is None:
+        yield from batches
+        return
+
+    def copy_next() -> Batch | None:
+        batch = next(batches, None)
+        with tf.device(device):
+            return None if batch is None else (tf.convert_to_tensor(batch[0]), tf.convert_to_tensor(batch[1]))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="copy") as thread:
+        copying = thread.submit(copy_next)
+        while batch := copying.result():
+            copying = thread.submit(copy_next)
+            yield batch
+            del batch  # its memory on the device is free once its step is done
+
+
+class LaunchEvents:
+    """Events in a GPU's queue (``DeviceEvent``), which TensorFlow does not have: a thread reads the result of
+    every step back, and notes the host's time when it has it. An event has passed when the step launched before
+    it has.
+
+    Make the steps known with ``watch``; calling the object records an event.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="events")
+        self._last: Future[float] | None = None  # when the step launched last was done
+
+    def watch(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """``step``, with its launches known here."""
+
+        def launch(x: Any, y: Any) -> Any:
+            result = step(x, y)
+            self._last = self._thread.submit(_time_done, result)
+            return result
+
+        return launch
+
+    def __call__(self) -> "_HostEvent":
+        return _HostEvent(time.perf_counter(), self._last)
+
+
+class _HostEvent:
+    def __init__(self, recorded: float, launched_before: Future[float] | None) -> None:
+        self._recorded, self._launched_before = recorded, launched_before
+
+    def wait(self) -> None:
+        if self._launched_before is not None:
+            self._launched_before.result()
+
+    def seconds_since(self, earlier: Self) -> float:
+        return self._passed() - earlier._passed()
+
+    def _passed(self) -> float:
+        before = self._launched_before
+        return self._recorded if before is None else max(self._recorded, before.result())
+
+
+def _time_done(result: Any) -> float:
+    for tensor in tf.nest.flatten(result):
+        tensor.numpy()  # waits for the device
+    return time.perf_counter()

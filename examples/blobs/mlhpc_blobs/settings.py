@@ -1,0 +1,11 @@
+"""What can be set beyond what all benchmarks have."""
+
+from mlhpc.benchmarks import schema
+
+
+class Hyperparameters(schema.Hyperparameters):
+    opt_base_learning_rate: float = 0.02
+
+
+class Blobs(schema.Run):
+    hyperparameters: Hyperparameters

@@ -1,0 +1,93 @@
+"""What is checked before the first run of a campaign starts."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mlhpc.benchmarks import load, rules
+from mlhpc.campaign_placement import check_placement
+from mlhpc.campaign_record import Campaign, read_run
+from mlhpc.common.data import manifest
+from mlhpc.errors import UserError
+from mlhpc.run import RunPaths, context_of
+from mlhpc.run_processes import in_slurm, require_one_process
+
+
+def check_options(campaign: Campaign, number: int | None) -> None:
+    """Raises UserError for options that contradict each other, or do not fit the Slurm job."""
+    require_one_process("campaign")
+    for option, value in (("--runs", campaign.runs), ("--instances", campaign.instances)):
+        if value < 1:
+            raise UserError(f"{option} {value}: give 1 or more")
+    if campaign.ranks < 0:
+        raise UserError(f"--ranks {campaign.ranks}: give 1 or more")
+    if campaign.runs < campaign.instances:
+        raise UserError(
+            f"--instances {campaign.instances} is more than --runs {campaign.runs}; increase --runs to at least "
+            "the number of instances"
+        )
+    check_placement(campaign, in_slurm(os.environ), os.environ)
+    if number is not None and campaign.metric == "weak":
+        raise UserError("--number starts a single run; with --instances one process starts all runs")
+    if number is not None and not 1 <= number <= campaign.runs:
+        raise UserError(f"--number {number}: the runs of this campaign are numbered 1 to {campaign.runs}")
+
+
+def rule_context(campaign: Campaign) -> rules.RunContext:
+    """What the rules can check before the first run. The manifest is read here, by a process that is not a
+    run; the runs open it inside their clocks."""
+    paths = RunPaths(data=campaign.data, stage=campaign.stage, out=campaign.out, resume=None)
+    states = [read_run(campaign, name) for name in campaign.names]
+    return replace(
+        context_of(campaign.run, paths, evict=True),
+        facts=_dataset_facts(campaign),
+        runs=campaign.runs,
+        seeds=[state.seed for state in states if state.seed is not None],
+    )
+
+
+def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
+    """The facts of the manifest; None without one. Raises UserError where every run would fail: no data set, an
+    empty one, an invalid manifest, or too few samples."""
+    data, train_samples = campaign.data, campaign.run.data.train_samples
+    if (data / manifest.NAME).exists():
+        dataset = manifest.load(data)
+        if "train" in dataset.facts.get("samples", {}):
+            manifest.take(dataset, train=train_samples)
+        return dataset.facts
+    make = f"make one: mlhpc data make {campaign.run.benchmark} --preset {campaign.run.preset}"
+    try:
+        has_files = any(not entry.name.startswith(".") for entry in os.scandir(data))
+    except OSError as error:
+        raise UserError(f"--data {data}: {error.strerror}; give the data set's folder, or {make}") from None
+    if not has_files:
+        raise UserError(f"--data {data}: holds no file; give the data set's folder, or {make}")
+    return None
+
+
+def check_settings(campaign: Campaign) -> None:
+    """Raises UserError when runs in the folder have another configuration: a score has one."""
+    expected = tomllib.loads(load.dumps(campaign.run))
+    for name in campaign.names:
+        path = campaign.out / name / "config.toml"
+        if not path.exists():
+            continue
+        try:
+            actual = tomllib.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read: {error}; move {path.parent} away") from None
+        if actual != expected:
+            a, b = _flat(actual), _flat(expected)
+            key = next(key for key in {**a, **b} if a.get(key) != b.get(key))
+            raise UserError(
+                f"{path.parent} was run with {key} = {a.get(key)!r}, not {b.get(key)!r}; choose another --out"
+            )
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat

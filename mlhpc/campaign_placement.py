@@ -1,0 +1,87 @@
+"""Where concurrent runs of a campaign go: nodes and tasks of a Slurm job, or cores and GPUs of this machine."""
+
+import os
+from collections.abc import Mapping
+
+from mlhpc.campaign_record import Campaign
+from mlhpc.common.host.provenance import accelerators
+from mlhpc.common.ranks.hostlist import expand_hosts
+from mlhpc.errors import UserError, count
+from mlhpc.run_processes import allocated_tasks
+
+
+def srun_options(campaign: Campaign, slot: int, env: Mapping[str, str]) -> list[str]:
+    """The options of srun for the instance in ``slot`` (0 to instances - 1): its own nodes or, with more instances
+    than nodes, its own part of a node."""
+    if campaign.instances == 1:
+        return [f"--ntasks={campaign.ranks}"] if campaign.ranks else []
+    hosts = expand_hosts(env["SLURM_JOB_NODELIST"])
+    nodes = max(1, len(hosts) // campaign.instances)
+    own = [hosts[(slot * nodes + i) % len(hosts)] for i in range(nodes)]
+    tasks = campaign.ranks or max_ranks(campaign, allocated_tasks(env, len(hosts)))
+    options = [f"--nodes={nodes}", f"--ntasks={tasks}", f"--nodelist={','.join(own)}", "--exact"]
+    if campaign.instances > len(hosts) and env.get("SLURM_GPUS_ON_NODE", "0") not in ("", "0"):
+        options.append(f"--gres=gpu:{tasks}")
+    return options
+
+
+def max_ranks(campaign: Campaign, tasks: int) -> int:
+    """Ranks that each instance can have when all run at the same time in a job of ``tasks`` tasks, which has as
+    many tasks on every node; 0: they do not fit."""
+    if campaign.instances <= campaign.nodes:
+        return tasks * (campaign.nodes // campaign.instances) // campaign.nodes
+    instances_per_node = -(-campaign.instances // campaign.nodes)
+    return tasks // campaign.nodes // instances_per_node
+
+
+def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, str]) -> None:
+    """Raises UserError where the instances cannot all run at the same time: srun would let some wait, and they
+    would be scored as concurrent."""
+    if in_slurm_job:
+        _check_tasks(campaign, env)
+    elif campaign.instances > 1 and (gpus := len(_visible_gpus())):
+        ranks = max(1, campaign.ranks)
+        if gpus < campaign.instances * ranks:
+            raise UserError(
+                f"{campaign.instances} instances of {count(ranks, 'rank')} need one GPU per rank, and this "
+                f"machine has {gpus}; start fewer, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+            )
+
+
+def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
+    if campaign.instances < campaign.nodes and campaign.nodes % campaign.instances:
+        raise UserError(
+            f"--instances {campaign.instances} cannot share {count(campaign.nodes, 'node')} equally; choose a "
+            "number that divides the nodes"
+        )
+    if campaign.instances == 1 and not env.get("SLURM_NTASKS"):
+        return  # srun itself refuses what the nodes have no processors for
+    tasks = allocated_tasks(env, campaign.nodes)
+    limit = max_ranks(campaign, tasks)
+    if limit == 0 or campaign.ranks > limit:
+        ranks = count(max(1, campaign.ranks), "rank")
+        raise UserError(
+            f"--instances {campaign.instances} of {ranks} do not fit into this job of {count(tasks, 'task')} on "
+            f"{count(campaign.nodes, 'node')} at the same time; ask sbatch for more tasks, or start fewer"
+        )
+
+
+def cores_of(campaign: Campaign, slot: int) -> set[int]:
+    """The cores of an instance on this machine; empty where there are too few to give each its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // campaign.instances
+    return set(cores[slot * share : (slot + 1) * share]) if campaign.instances > 1 else set()
+
+
+def gpu_environment(campaign: Campaign, slot: int) -> dict[str, str]:
+    """The variable that gives an instance on this machine its GPUs, one per rank; empty without GPUs."""
+    if campaign.instances == 1:
+        return {}
+    gpus, ranks = _visible_gpus(), max(1, campaign.ranks)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[slot * ranks : (slot + 1) * ranks])} if gpus else {}
+
+
+def _visible_gpus() -> list[str]:
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+    return [str(i) for i in range(len(accelerators()))]

@@ -1,0 +1,21 @@
+"""The result of one check."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["pass", "warn", "fail"]
+Node = Mapping[str, Any]
+"""The facts of one node (``node.examine``)."""
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One line of the report: what was checked, what was found, and what to do where it is not good."""
+
+    status: Status
+    name: str
+    detail: str
+    remedy: str = ""

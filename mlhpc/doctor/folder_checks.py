@@ -1,0 +1,87 @@
+"""Checks of the folders of a run: data set, staging, results, shared memory."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlhpc.doctor.check_result import GIB, CheckResult
+from mlhpc.errors import count
+
+Folder = Mapping[str, Any]
+
+SHM_WARN = 1 * GIB  # container engines give 64 MiB, too little for the workers of data loaders and NCCL
+OUT_WARN = 1 * GIB
+
+
+def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
+    """The data set; nothing where no folder was given."""
+    if not folder:
+        return
+    label = _describe(folder)
+    if not folder.get("exists"):
+        make = f"mlhpc data make {benchmark or 'BENCHMARK'}"
+        yield CheckResult(
+            "fail", "data set", f"{folder['path']} does not exist", f"give --data, or make one: {make}"
+        )
+    elif "manifest_error" in folder:
+        yield CheckResult("fail", "data set", folder["manifest_error"], "regenerate it: mlhpc data index DIR")
+    elif "bytes" not in folder:
+        remedy = "mlhpc data index DIR writes one; without it staging cannot verify what it copies"
+        yield CheckResult("warn", "data set", f"{label}, without a manifest", remedy)
+    else:
+        size = f"{count(folder['files'], 'file')}, {folder['bytes'] / GIB:.3g} GiB"
+        remedy = "put it on storage: a run would read memory and measure that"
+        yield CheckResult(
+            "warn" if folder["is_ram"] else "pass", "data set", f"{label}, {size}", remedy * folder["is_ram"]
+        )
+
+
+def stage(folder: Folder, dataset_bytes: int | None) -> Iterator[CheckResult]:
+    """The folder that is staged to, and whether a replica of the data set fits."""
+    label = _describe(folder)
+    if folder.get("error") or not folder["writable"]:
+        yield CheckResult("fail", "staging", f"{label}, not writable", "give --stage a writable folder")
+    elif dataset_bytes and dataset_bytes > folder["free"]:
+        remedy = "choose another --stage, or --set staging.mode=shard, which gives each node only its part"
+        yield CheckResult(
+            "fail", "staging", f"{label}; the data set has {dataset_bytes / GIB:.3g} GiB", remedy
+        )
+    elif folder["is_ram"]:
+        yield CheckResult("warn", "staging", label, "files there use memory: leave enough for the training")
+    elif folder["shared"]:
+        remedy = "staging to a shared file system gains nothing: give --stage node-local storage"
+        yield CheckResult("warn", "staging", label, remedy)
+    else:
+        yield CheckResult("pass", "staging", label)
+
+
+def out(folder: Folder) -> Iterator[CheckResult]:
+    """The folder for results."""
+    label = _describe(folder)
+    if folder.get("error") or not folder["writable"]:
+        yield CheckResult("fail", "results", f"{label}, not writable", "give --out a writable folder")
+    elif folder["is_ram"]:
+        yield CheckResult("warn", "results", label, "lost when the node reboots: give --out a disk")
+    elif folder["free"] < OUT_WARN:
+        yield CheckResult("warn", "results", label, "free some space: logs and checkpoints go there")
+    else:
+        yield CheckResult("pass", "results", label)
+
+
+def shm(folder: Folder) -> Iterator[CheckResult]:
+    """``/dev/shm``."""
+    if folder.get("error") or not folder["exists"]:
+        yield CheckResult(
+            "warn", "/dev/shm", "does not exist", "mount it (tmpfs): data loaders and NCCL use it"
+        )
+    elif folder["free"] < SHM_WARN:
+        remedy = "data loaders and NCCL use it: in a container, --shm-size=8g or --ipc=host"
+        yield CheckResult("warn", "/dev/shm", f"{folder['free'] / (1 << 20):.0f} MiB free", remedy)
+    else:
+        yield CheckResult("pass", "/dev/shm", f"{folder['free'] / GIB:.1f} GiB free")
+
+
+def _describe(folder: Folder) -> str:
+    if folder.get("error"):
+        return f"{folder['path']}: {folder['error']}"
+    kind = folder["type"] + (", memory" if folder["is_ram"] else ", shared" if folder["shared"] else "")
+    return f"{folder['path']} ({kind}), {folder['free'] / GIB:.1f} GiB free"

@@ -1,0 +1,121 @@
+"""Checks of TensorFlow, Horovod and PyTorch on one node, and of the GPU driver they need."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlhpc.common.ranks.environment import RankInfo
+from mlhpc.common.ranks.launch import Framework
+from mlhpc.doctor.check_result import CheckResult, Node, Status
+
+MIN_DRIVER = {13: 580, 12: 525, 11: 450}
+"""The oldest Linux driver branch for a major version of CUDA (CUDA Toolkit release notes, "CUDA Toolkit and
+Minimum Required Driver Version for CUDA Minor Version Compatibility")."""
+
+
+def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterator[CheckResult]:
+    """What ``framework`` needs; of ``none``, all of them."""
+    if framework != "torch":
+        yield from _tensorflow(node, framework == "horovod")
+        yield from _horovod(node, rank_info, framework == "horovod")
+    if framework != "horovod":
+        yield from _torch(node, framework == "torch")
+
+
+def _tensorflow(node: Node, needed: bool) -> Iterator[CheckResult]:
+    facts, name = node["tensorflow"], "TensorFlow"
+    if facts is None:
+        remedy = "pip install 'mlhpc[cosmoflow]', which cosmoflow needs"
+        yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
+    else:
+        yield from _framework(name, facts, node, needed, "pip install 'mlhpc[cosmoflow-gpu]'")
+
+
+def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
+    facts, name = node["torch"], "PyTorch"
+    if facts is None:
+        remedy = "pip install torch, which deepcam and resnet50 need"
+        yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
+        return
+    yield from _framework(name, facts, node, needed, "install a build for your CUDA (pytorch.org)")
+    if node["gpus"] and not facts.get("error") and not facts["nccl"]:
+        remedy = "gradients would go through the host: install a build with NCCL"
+        yield CheckResult("warn", name, "built without NCCL", remedy)
+
+
+def _framework(
+    name: str, facts: Mapping[str, Any], node: Node, needed: bool, install: str
+) -> Iterator[CheckResult]:
+    bad: Status = "fail" if needed else "warn"
+    gpus = len(node["gpus"])
+    if facts.get("error"):
+        yield CheckResult(bad, name, facts["error"], "install it again in this environment")
+        return
+    yield from _driver(name, facts, node, bad)
+    if facts["gpus"] < gpus:
+        detail = f"{facts['version']} sees {facts['gpus']} of {gpus} GPUs"
+        yield CheckResult(bad, name, detail, f"{install}; in a container: --nv; check CUDA_VISIBLE_DEVICES")
+    else:
+        yield CheckResult("pass", name, facts["version"] + (f", {facts['gpus']} GPUs" if gpus else ""))
+
+
+def _driver(name: str, facts: Mapping[str, Any], node: Node, bad: Status) -> Iterator[CheckResult]:
+    """A build for a newer CUDA than the driver knows finds no GPU, unless its forward-compatibility package is
+    there (``usable``)."""
+    cuda, driver = facts.get("cuda"), node["driver"]
+    if not cuda or not driver:
+        return
+    minimum = MIN_DRIVER.get(_major(cuda))
+    detail = f"{driver}; {name} is built for CUDA {cuda}"
+    if minimum is None or _major(driver) >= minimum:
+        yield CheckResult("pass", "GPU driver", detail)
+    elif facts.get("usable"):
+        remedy = (
+            f"works by the forward-compatibility package; CUDA {_major(cuda)} expects R{minimum} or later"
+        )
+        yield CheckResult("warn", "GPU driver", detail, remedy)
+    else:
+        remedy = f"update the driver to R{minimum} or later, or install a build for an older CUDA"
+        yield CheckResult(bad, "GPU driver", detail, remedy)
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
+
+def _horovod(node: Node, rank_info: RankInfo, needed: bool) -> Iterator[CheckResult]:
+    tensorflow = node["tensorflow"]
+    version = node["packages"].get("horovod")
+    bad: Status = "fail" if needed and rank_info.size > 1 else "warn"
+    rebuild = "rebuild it for this TensorFlow, with --no-cache-dir (docs/dependencies.md)"
+    if not version:
+        if rank_info.size > 1:
+            yield CheckResult(bad, "Horovod", "not installed, and there are several ranks", rebuild)
+        elif needed:
+            yield CheckResult("pass", "Horovod", "not installed; one rank does not need it")
+        return
+    if not tensorflow or tensorflow.get("error"):
+        return  # reported above
+    built_for = node["horovod_built_for"]
+    if built_for is not None and built_for != tensorflow["version"]:
+        detail = (
+            f"{version} built for TensorFlow {built_for or '(none)'}, installed is {tensorflow['version']}"
+        )
+        yield CheckResult(bad, "Horovod", detail, rebuild)
+        return
+    if error := tensorflow.get("horovod_error"):
+        yield CheckResult(bad, "Horovod", f"{version} does not load: {error}", rebuild)
+        return
+    built = tensorflow["horovod"]
+    parts = ", ".join(part for part in ("gloo", "mpi", "nccl") if built[part]) or "no controller"
+    detail = f"{version}, built with {parts}"
+    if rank_info.launcher == "mpirun" and not built["mpi"]:
+        remedy = "mpirun needs a build with HOROVOD_WITH_MPI=1; or start with srun"
+        yield CheckResult(bad, "Horovod", detail, remedy)
+    elif rank_info.launcher != "mpirun" and not built["gloo"]:
+        remedy = f"{rank_info.launcher} needs a build with HOROVOD_WITH_GLOO=1"
+        yield CheckResult(bad, "Horovod", detail, remedy)
+    elif node["gpus"] and not built["nccl"]:
+        remedy = "gradients go through the host: build with HOROVOD_GPU_OPERATIONS=NCCL"
+        yield CheckResult("warn", "Horovod", detail, remedy)
+    else:
+        yield CheckResult("pass", "Horovod", detail)

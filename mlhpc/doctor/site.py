@@ -1,0 +1,233 @@
+"""``mlhpc doctor --site NAME``: a first site file from what this machine and its Slurm say.
+
+Every line is for a person to check: the file says on which host it was written, and what was not found.
+"""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
+from mlhpc.common.host.provenance import accelerators
+from mlhpc.doctor.check_result import GIB
+from mlhpc.errors import UserError, count
+from mlhpc.submission.system.probe import output, text
+
+SITES = Path("run_scripts/sites")
+LOCAL_VARIABLES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "TMPDIR")
+LOCAL_FOLDERS = ("/local/scratch", "/local_scratch", "/localscratch", "/scratch/local", "/nvme", "/mnt/nvme",
+                 "/mnt/local", "/raid", "/local", "/scratch", "/tmp", "/dev/shm")  # fmt: skip
+SHARED_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "MEMBERWORK", "PROJECT")
+CONTAINERS = {
+    "apptainer": "apptainer exec --nv mlhpc.sif",
+    "singularity": "singularity exec --nv mlhpc.sif",
+    "pyxis": "--container-image=$PWD/mlhpc.sqsh --container-mounts=$PWD,/scratch --container-workdir=$PWD",
+}
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site file is made from. ``shared``, ``local``: the words of the shell for the folders, with a note
+    on the file system; None: none was found. ``interface``: the fastest network interface, where it is not the
+    first. ``container``: a key of ``CONTAINERS``."""
+
+    host: str
+    in_job: bool
+    partition: str | None
+    cores: int
+    gpus: int
+    shared: str | None
+    local: str | None
+    local_note: str
+    interface: str | None
+    modules: tuple[str, ...]
+    has_modules: bool
+    container: str | None
+
+
+def write_site(name: str, out: Path | None, console: Console) -> int:
+    """Write ``run_scripts/sites/NAME.sh``, or ``out``. Returns 0. Raises UserError for an unusable name, a file
+    that exists, or outside a checkout without ``out``."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise UserError(f"--site {name!r}: use letters, digits, '.', '_' and '-', it becomes a file name")
+    path = out or SITES / f"{name}.sh"
+    if out is None and not SITES.is_dir():
+        raise UserError(f"no {SITES} here: start this at the top of a checkout, or give --out FILE")
+    if path.exists():
+        raise UserError(f"{path} exists; choose another name, or move it away")
+    facts = find_site_facts()
+    try:
+        atomic.write_bytes(path, site_file(name, facts).encode())
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from None
+    console.print(f"{path} written; check it, above all the lines marked CHECK", soft_wrap=True)
+    if not facts.in_job:
+        hint = (
+            f"{facts.host} may be a login node; on a compute node: srun -N 1 -n 1 mlhpc doctor --site {name}"
+        )
+        console.print(hint, soft_wrap=True)
+    return 0
+
+
+def find_site_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> SiteFacts:
+    """Look at this machine. ``root`` stands for / where /sys is read."""
+    local, note = _local_folder(env)
+    facts = SiteFacts(
+        host=os.uname().nodename,
+        in_job="SLURM_JOB_ID" in env,
+        partition=env.get("SLURM_JOB_PARTITION"),
+        cores=os.cpu_count() or 1,
+        gpus=len(accelerators()),
+        shared=_shared_folder(env),
+        local=local,
+        local_note=note,
+        interface=_interface(root),
+        modules=tuple(module for module in env.get("LOADEDMODULES", "").split(":") if module),
+        has_modules="LOADEDMODULES" in env or "MODULEPATH" in env,
+        container=_container(),
+    )
+    return facts if facts.in_job else _of_default_partition(facts, output("sinfo", "-h", "-o", "%P %c %G"))
+
+
+def _of_default_partition(facts: SiteFacts, lines: str) -> SiteFacts:
+    """Outside a job: cores and GPUs per node of the default partition as ``sinfo -o '%P %c %G'`` prints them."""
+    rows = [line.split() for line in lines.splitlines() if len(line.split()) >= 3]
+    row = next((row for row in rows if row[0].endswith("*")), rows[0] if rows else None)
+    if row is None:
+        return facts
+    cores = re.match(r"\d+", row[1])
+    gpus = re.search(r"gpu(?::[^:,(]+)?:(\d+)", row[2])
+    return replace(
+        facts,
+        partition=row[0].rstrip("*"),
+        cores=int(cores[0]) if cores else facts.cores,
+        gpus=int(gpus[1]) if gpus else 0,
+    )
+
+
+def _shared_folder(env: Mapping[str, str]) -> str | None:
+    """The first folder on a file system that nodes share."""
+    for name in SHARED_VARIABLES:
+        if name in env and _type(env[name]) in SHARED_TYPES:
+            return f"${name}"
+    return "$PWD" if _type(os.getcwd()) in SHARED_TYPES else None
+
+
+def _local_folder(env: Mapping[str, str]) -> tuple[str | None, str]:
+    """The writable folder of this node with the most space, disks before memory; and what it is on."""
+    candidates = {f"${name}": Path(env[name]) for name in LOCAL_VARIABLES if env.get(name)}
+    candidates |= {folder: Path(folder) for folder in LOCAL_FOLDERS}
+    best: tuple[bool, int] = (False, -1)
+    words, note = None, ""
+    for word, folder in candidates.items():
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            continue
+        filesystem = filesystem_of(folder)
+        if filesystem.type in SHARED_TYPES or (not filesystem.is_ram, filesystem.free_bytes) <= best:
+            continue
+        best = (not filesystem.is_ram, filesystem.free_bytes)
+        kind = f"{filesystem.type}, memory" if filesystem.is_ram else filesystem.type
+        words, note = word, f"{kind}, {filesystem.free_bytes / GIB:.0f} GiB free"
+    return words, note
+
+
+def _type(folder: str) -> str | None:
+    try:
+        return filesystem_of(Path(folder)).type
+    except OSError:
+        return None
+
+
+def _interface(root: Path) -> str | None:
+    """The fastest interface that is up, with InfiniBand and Slingshot first; None where there is only one."""
+    speeds: dict[str, tuple[bool, int]] = {}
+    for folder in sorted(root.glob("sys/class/net/*")):
+        virtual = re.match(r"(lo|docker|veth|virbr|br-|cni|tun|tap|bond_slave)", folder.name)
+        if virtual or text(folder / "operstate") not in ("up", "unknown"):
+            continue
+        fabric = text(folder / "type") == "32" or folder.name.startswith("hsn")  # 32: ARPHRD_INFINIBAND
+        speed = text(folder / "speed")
+        speeds[folder.name] = (fabric, int(speed) if speed.isdigit() else 0)
+    return max(speeds, key=lambda name: speeds[name]) if len(speeds) > 1 else None
+
+
+def _container() -> str | None:
+    if "--container-image" in output("srun", "--help"):
+        return "pyxis"
+    return next((program for program in ("apptainer", "singularity") if shutil.which(program)), None)
+
+
+def site_file(name: str, facts: SiteFacts) -> str:
+    """The text of the site file, at most 30 lines."""
+    where = "in a job" if facts.in_job else "not in a job: CHECK on a compute node"
+    hardware = count(facts.cores, "core") + (f", {count(facts.gpus, 'GPU')}" if facts.gpus else ", no GPU")
+    lines = [
+        "# shellcheck shell=bash",
+        f"# {name}: {hardware} per node. Written by mlhpc doctor on {facts.host} ({where}). Submit with",
+        *_submit_line(name, facts),
+        "# Sourced by run_scripts/* at the top of the checkout. DATA, OUT and STAGE may be set already.",
+        "",
+        *_module_lines(facts),
+        "if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi",
+    ]
+    if facts.container:
+        lines.append(f'# In a container: export LAUNCH_WRAP="{CONTAINERS[facts.container]}"')
+    shared = facts.shared or "$PWD"
+    check = "CHECK: " if facts.shared is None else ""
+    note = (
+        "no shared file system was found; all nodes must see this folder" if check else "shared by all nodes"
+    )
+    lines += [
+        "",
+        f"# {check}{note}.",
+        f"SHARED=${{SHARED:-{shared}}}",
+        "export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}",
+        "export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}",
+        f"# CHECK: node-local storage{f' ({facts.local_note})' if facts.local else ': none was found'}.",
+        f"export STAGE=${{STAGE:-{facts.local or '/tmp'}/mlhpc-$SLURM_JOB_ID}}",
+    ]
+    if facts.gpus:
+        lines += ["# A rank takes the GPU of its local rank, so it has to see all GPUs of its node."]
+        lines += ["export SLURM_GPU_BIND=none"]
+    lines += _network_lines(facts.interface)
+    return "\n".join(lines) + "\n"
+
+
+def _submit_line(name: str, facts: SiteFacts) -> list[str]:
+    ranks = facts.gpus or 1
+    options = [f"-p {facts.partition}"] if facts.partition else []
+    options += ["-N 2", f"--ntasks-per-node={ranks}", f"--cpus-per-task={max(1, facts.cores // ranks)}"]
+    options += [f"--gpus-per-node={facts.gpus}"] if facts.gpus else []
+    return [
+        f"#   MLHPC_SITE={name} BENCHMARK=cosmoflow PRESET=smoke \\",
+        f"#     sbatch {' '.join(options)} run_scripts/run.sbatch",
+    ]
+
+
+def _module_lines(facts: SiteFacts) -> Sequence[str]:
+    if not facts.has_modules:
+        return ["# No environment modules were found."]
+    if not facts.modules:
+        return ["# CHECK: no module was loaded when this was written.", "module purge"]
+    return [
+        "# CHECK: the modules that were loaded.",
+        "module purge",
+        f"module load {shlex.join(facts.modules)}",
+    ]
+
+
+def _network_lines(interface: str | None) -> Sequence[str]:
+    if interface is None:
+        return []
+    names = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return [
+        "# CHECK: the fastest interface that is up.",
+        f"export {' '.join(f'{variable}={interface}' for variable in names)}",
+    ]

@@ -1,0 +1,125 @@
+"""``result.json``: what a run came to, from its events."""
+
+import json
+import shlex
+import threading
+from pathlib import Path
+from typing import Any
+
+import mlhpc
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.files import atomic
+from mlhpc.common.ranks.world import Loss, World
+from mlhpc.common.timing.breakdown import breakdown, read_events
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.errors import UserError
+
+Event = dict[str, Any]
+
+
+class Conclusion:
+    """Writes ``result.json`` once: at the end of training, or when another rank is lost."""
+
+    def __init__(self, run: Run, out: Path, world: World, log: RunLog) -> None:
+        self._run, self._out, self._world, self._log = run, out, world, log
+        self._turn = threading.Lock()
+        world.on_loss(self._lost)
+
+    def write(self) -> tuple[list[Event], dict[str, Any]]:
+        """The events of this rank and the result; rank 0 writes it to the run's folder."""
+        with self._turn:
+            return self._write()
+
+    def _lost(self, loss: Loss) -> None:
+        self._log.lost(loss)
+        self._turn.acquire()  # never released: the process ends after this, and nobody else is to begin to write
+        self._write()
+
+    def _write(self) -> tuple[list[Event], dict[str, Any]]:
+        events = read_events(self._out / f"events.rank{self._world.rank}.jsonl")
+        result = summarize(self._run, events)
+        if self._world.rank == 0:
+            write_text(self._out / "result.json", json.dumps(result, indent=1) + "\n")
+        return events, result
+
+
+def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
+    """``result.json`` (docs/architecture.md) from the events of rank 0."""
+    notes = {e["name"]: _tags(e) for e in events if e["event"] == "note"}
+    staging = notes.get("staging")
+    metrics: dict[int, dict[str, float]] = {}
+    for event in events:
+        if event["event"] == "metric" and "epoch" in event:
+            metrics.setdefault(event["epoch"], {})[event["name"]] = event["value"]
+    finished = any(e["event"] == "end" and e["name"] == "run" and "error" not in e for e in events)
+    status = notes["finish"]["status"] if "finish" in notes and finished else "aborted"
+    values = [e["value"] for e in events if e["event"] == "metric" and e["name"] == run.target.metric]
+    best = (max if run.target.higher_is_better else min)(values) if values else None
+    try:
+        times = breakdown(events)
+    except ValueError:
+        times = None
+    whole = times if status != "aborted" else None
+    return {
+        "mlhpc": mlhpc.__version__,
+        "benchmark": run.benchmark,
+        "preset": run.preset,
+        "division": run.division,
+        "status": status,
+        **notes["facts"],
+        "target": {
+            "metric": run.target.metric,
+            "label": run.target.label,
+            "value": run.target.value,
+            "best": best,
+            "reached": status == "success",
+        },
+        "time_to_train_s": whole.total if whole else None,
+        "time_to_train_without_staging_s": whole.without_staging if whole else None,
+        "breakdown_s": {**whole.parts(), "staging": whole.staging if staging else None} if whole else None,
+        "epochs": [
+            {
+                "epoch": epoch.epoch,
+                "train_s": epoch.train_s,
+                "data_wait_s": epoch.data_wait_s,
+                "step_s": epoch.step_s,
+                "eval_s": epoch.eval_s,
+                "samples_per_s": metrics[epoch.epoch]["samples"] / epoch.train_s,
+                **metrics[epoch.epoch],
+            }
+            for epoch in (times.epochs if times else ())
+            if "samples" in metrics.get(epoch.epoch, {})
+        ],
+        "samples": {
+            "train": run.data.train_samples,
+            "eval": run.data.eval_samples,
+            "shape": list(run.data.sample_shape),
+        },
+        "global_batch_size": run.hyperparameters.global_batch_size,
+        "staging": staging,
+    }
+
+
+def last_line(result: dict[str, Any], out: Path) -> str:
+    """What a run prints when it has ended."""
+    target = result["target"]
+    outcome = ("reached" if target["reached"] else "missed") + (", resumed" if result["resumed"] else "")
+    staging = "staging included" if result["staging"] else "nothing was staged"
+    best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
+    return (
+        f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} "
+        f"({best}) in {result['time_to_train_s']:.2f} s, {staging}; "
+        f"see: mlhpc report {shlex.quote(str(out))}"
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the whole file or none of it. Raises UserError."""
+    try:
+        atomic.write_bytes(path, text.encode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}; free some space there") from None
+
+
+def _tags(event: Event) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key not in ("t", "event", "name")}

@@ -1,0 +1,85 @@
+"""SIGTERM, SIGUSR1 and Ctrl-C during a run: the log is closed in order, and the exit status says what came."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlhpc.common.ranks.world import World
+from mlhpc.errors import Terminated
+
+TERMINATING = (signal.SIGTERM, signal.SIGUSR1)
+"""What batch systems send at the end of a job's time: SIGTERM, and SIGUSR1 with ``--signal=USR1@30``."""
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """While there is nothing to close a terminating signal ends the process at once: frameworks that are being
+    loaded cannot bear an exception from a signal handler (PyTorch 2.13 aborts with pages of frames)."""
+
+    def leave(number: int, frame: object) -> None:
+        os.write(2, f"mlhpc: {reason(number)}\n".encode())
+        os._exit(128 + number)
+
+    before = [signal.signal(number, leave) for number in TERMINATING]
+    try:
+        yield
+    finally:
+        for number, handler in zip(TERMINATING, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def closing_in_order(world: World, out: Path) -> Iterator[None]:
+    """SIGTERM, SIGUSR1 and Ctrl-C while the log of the run in ``out`` is open.
+
+    Rank 0 raises :class:`Terminated` or KeyboardInterrupt, so that everything is closed in order; later signals
+    are ignored, since a launcher may send several, and Ctrl-C also reaches the parent of local ranks, which
+    then ends them. The other ranks have nothing to close: they report it and exit, from a thread, because the
+    signal may have come in the middle of a message to rank 0.
+    """
+    received: list[int] = []
+    # A process that was started with Ctrl-C ignored, in the background of a script, keeps ignoring it.
+    ctrl_c = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else []
+    numbers = [*TERMINATING, *ctrl_c]
+
+    def leave(number: int) -> None:
+        world.fail(reason(number))
+        os.write(2, f"mlhpc: {reason(number)}\n".encode())
+        os._exit(128 + number)
+
+    def handle(number: int, frame: object) -> None:
+        received.append(number)
+        if len(received) > 1:
+            return  # rather than SIG_IGN: Python reports a signal that came just before with a traceback
+        if world.rank != 0:
+            threading.Thread(target=leave, args=(number,), daemon=True).start()
+        else:
+            raise _exception(number, out)
+
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        yield
+    except BaseException as error:
+        if received:  # a framework may have turned it into another exception on its way
+            raise _exception(received[0], out) from error
+        raise
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def reason(number: int) -> str:
+    if number == signal.SIGINT:
+        return "interrupted"
+    return f"terminated by {signal.Signals(number).name} (job time limit?)"
+
+
+def _exception(number: int, out: Path) -> BaseException:
+    if number == signal.SIGINT:
+        return KeyboardInterrupt()
+    saved = any(out.glob("checkpoint*"))
+    remedy = f"continue from its checkpoint with --resume {out}" if saved else f"its record is in {out}"
+    return Terminated(f"{reason(number)}; {remedy}", 128 + number)

@@ -1,0 +1,198 @@
+"""What a study runs: every combination of the values that are varied, checked before anything starts."""
+
+import csv
+import hashlib
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from mlhpc.benchmarks import load
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.data import manifest
+from mlhpc.common.data.sharding import local_batch_size
+from mlhpc.errors import UserError, count, did_you_mean
+from mlhpc.run_processes import in_slurm
+from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, Value, flat
+
+STORAGE = ("shared", "staged")
+MAX_NAME = 200
+"""Characters of a cell's folder name that say its settings; file systems allow 255 bytes in all."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The study that was requested. ``axes``: the values of each varied setting; every combination is a cell."""
+
+    benchmark: str
+    preset: str
+    settings: tuple[str, ...]
+    axes: dict[str, list[Value]]
+    data: Path
+    stage: Path | None
+    out: Path
+    repeats: int
+    warmup_steps: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """One cell before it is run. ``arguments``: of ``mlhpc run``. ``name``: of its folder, made of the varied
+    settings and a digest of all settings; a cell that another call created under other axes keeps its name."""
+
+    run: Run
+    arguments: tuple[str, ...]
+    data: Path
+    stage: str | None
+    ranks: int
+    settings: dict[str, Value]
+    name: str
+
+
+def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
+    """``KEY=A,B`` as the values of a key. Raises UserError for another form, or a key given twice."""
+    axes: dict[str, list[Value]] = {}
+    for text in texts:
+        key, equals, listed = text.partition("=")
+        key = key.strip()
+        if not equals or not key or not listed.strip():
+            raise UserError(f"--vary {text!r} is not of the form KEY=A,B, such as batch=8,16")
+        if key not in PLACES and "." not in key:
+            settings = "or any setting as --set names it, such as network.width"
+            raise UserError(f"--vary {key}: {did_you_mean(key, PLACES)}; {settings}")
+        if key in axes:
+            raise UserError(f"--vary {key} is given twice; list all values in one")
+        values = _values(key, listed)
+        if not values:
+            raise UserError(f"--vary {text!r} has no value; the form is KEY=A,B, such as batch=8,16")
+        axes[key] = values
+    return axes
+
+
+def _values(key: str, listed: str) -> list[Value]:
+    words = [word.strip() for word in next(csv.reader([listed], skipinitialspace=True))]
+    try:
+        values = tomllib.loads(f"v = [{listed}]")["v"]
+    except tomllib.TOMLDecodeError:
+        values = [_scalar(word) for word in words]  # bare words are strings
+    types = str if key == "data" else Value | list  # a folder may be named 007; a date is a string
+    if not all(isinstance(value, types) for value in values):
+        values = words
+    return list({repr(value): value for value in values if value != ""}.values())
+
+
+def plan(sweep: Sweep) -> list[PlannedCell]:
+    """All cells, checked before anything runs.
+
+    Raises UserError for a setting that does not exist or is invalid, a batch that the ranks cannot share, a data
+    set that is missing or too small for the steps.
+    """
+    _check_options(sweep)
+    cells = []
+    for values in product(*sweep.axes.values()):
+        chosen = dict(zip(sweep.axes, values, strict=True))
+        try:
+            cells.append(_cell(sweep, chosen))
+        except UserError as error:
+            where = ", ".join(f"{key}={value}" for key, value in chosen.items())
+            raise UserError(f"{where}: {error}" if where else str(error)) from None
+    facts: dict[Path, dict[str, Any]] = {}
+    for cell in cells:
+        if cell.data not in facts:
+            facts[cell.data] = _dataset_facts(cell.data)
+        benchmark = facts[cell.data].get("benchmark")
+        if benchmark not in (None, sweep.benchmark):
+            raise UserError(
+                f"{cell.data}: is a data set of {benchmark}, not {sweep.benchmark}; choose another"
+            )
+    return list({cell.name: cell for cell in cells}.values())  # 1 and 1.0 are one value
+
+
+def _check_options(sweep: Sweep) -> None:
+    for option, number in (("--repeats", sweep.repeats), ("--steps", sweep.steps)):
+        if number < 1:
+            raise UserError(f"{option} {number}: give 1 or more")
+    if sweep.warmup_steps < 0:
+        raise UserError(f"--warmup {sweep.warmup_steps}: give 0 or more")
+    for key in ("batch", "ranks"):
+        for value in sweep.axes.get(key, ()):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(f"--vary {key}={value}: give whole numbers of 1 or more")
+    if "batch" in sweep.axes and GLOBAL_BATCH in sweep.axes:
+        raise UserError(f"--vary batch and {GLOBAL_BATCH}: each determines the other; vary one of them")
+    for storage in sweep.axes.get("storage", ()):
+        if storage not in STORAGE:
+            raise UserError(f"--vary storage={storage}: {did_you_mean(str(storage), STORAGE)}")
+
+
+def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
+    settings = [*sweep.settings, "division=open", f"study.steps={sweep.steps}"]
+    settings.append(f"study.warmup_steps={sweep.warmup_steps}")
+    settings += [f"{key}={load.toml_value(value)}" for key, value in chosen.items() if key not in PLACES]
+    tasks = int(os.environ.get("SLURM_NTASKS", 1)) if in_slurm(os.environ) else None
+    ranks = int(chosen.get("ranks", tasks or 1))
+    if tasks and ranks > tasks:
+        raise UserError(f"--vary ranks={ranks}: this job has {count(tasks, 'task')}; ask sbatch for more")
+    if "batch" in chosen:
+        settings.append(f"hyperparameters.global_batch_size={int(chosen['batch']) * ranks}")
+    run = load.load(sweep.benchmark, sweep.preset, settings)
+    if not run.study.steps:
+        raise UserError("study.steps=0 means a run to the target; give 1 or more")
+    batch = local_batch_size(run.hyperparameters.global_batch_size, ranks)
+    run.study.cut(run.data.train_samples // run.hyperparameters.global_batch_size)
+    staged = chosen.get("storage", "staged" if sweep.stage else "shared") == "staged"
+    if staged and sweep.stage is None:
+        raise UserError("--vary storage=staged needs a node-local folder to stage to; give --stage")
+    data = Path(os.path.abspath(str(chosen["data"]) if "data" in chosen else sweep.data))
+    stage = os.path.abspath(sweep.stage) if sweep.stage and staged else None
+    places: dict[str, Value] = {
+        "batch": batch,
+        "ranks": ranks,
+        "data": data.name,
+        "storage": "staged" if staged else "shared",
+    }
+    if in_slurm(os.environ):  # the same ranks on more nodes are another cell
+        places["ranks_per_node"] = _ranks_per_node(ranks, os.environ)
+    facts = {**places, **flat(run)}
+    identity = json.dumps([facts, str(data), stage], sort_keys=True)
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    existing = next((path.parent.name for path in sweep.out.glob(f"*{digest}/{CELL}")), None)
+    labels = [
+        re.sub(r"[^\w.=+-]+", "_", f"{key.rpartition('.')[2]}={facts[key]}", flags=re.A) for key in sweep.axes
+    ]
+    name = existing or f"{'-'.join(labels or [sweep.preset])[:MAX_NAME]}-{digest}"
+    arguments = [sweep.benchmark, "--preset", sweep.preset]
+    for setting in settings:
+        arguments += ["--set", setting]
+    return PlannedCell(run, tuple(arguments), data, stage, ranks, facts, name)
+
+
+def _scalar(word: str) -> Value:
+    try:
+        value: Value = tomllib.loads(f"v = {word}")["v"]
+        return value
+    except tomllib.TOMLDecodeError:
+        return word
+
+
+def _dataset_facts(data: Path) -> dict[str, Any]:
+    if not data.is_dir():
+        raise UserError(f"{data}: no such data set; make one with mlhpc data make, or give --data")
+    return manifest.load(data).facts if (data / manifest.NAME).exists() else {}
+
+
+def srun_options(ranks: int, env: Mapping[str, str]) -> list[str]:
+    """The options of srun that fill node after node, so that few ranks run on few nodes."""
+    return [f"--ntasks={ranks}", f"--nodes={math.ceil(ranks / _ranks_per_node(ranks, env))}"]
+
+
+def _ranks_per_node(ranks: int, env: Mapping[str, str]) -> int:
+    """Tasks per node of this Slurm job, rounded up."""
+    return math.ceil(int(env.get("SLURM_NTASKS", ranks)) / int(env.get("SLURM_JOB_NUM_NODES", 1)))

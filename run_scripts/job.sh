@@ -1,0 +1,24 @@
+# shellcheck shell=bash
+# The beginning of every Slurm script: what to run, the site, and what holds at every site. Sourced, not run.
+BENCHMARK=${BENCHMARK:?set it to cosmoflow, deepcam or resnet50 (with sbatch --export=NONE: --export=BENCHMARK=...)}
+PRESET=${PRESET:-smoke}
+if [[ ${SLURM_HET_SIZE:-1} != 1 ]]; then
+  echo "mlhpc: heterogeneous jobs are not supported: submit one component (sbatch without ':')" >&2
+  exit 2
+fi
+
+user_stage=${STAGE:-}
+# shellcheck source=run_scripts/sites/local.sh
+source "run_scripts/sites/${MLHPC_SITE:-local}.sh"
+echo "mlhpc: job $SLURM_JOB_ID, site ${MLHPC_SITE:-local}: $BENCHMARK, preset $PRESET;" \
+  "data $DATA; stage $STAGE; results $OUT"
+
+# After sbatch --export=NONE srun would start the ranks without this environment, PATH included.
+export SLURM_EXPORT_ENV=ALL
+# srun does not inherit --cpus-per-task from sbatch (since Slurm 22.05).
+if [[ ${SLURM_CPUS_PER_TASK:-} ]]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
+
+# Words between srun's options and mlhpc: "apptainer exec --nv mlhpc.sif", "--container-image=mlhpc.sqsh", numactl.
+# A stage that the site named after this job is useless to any other: rank.sh removes it however the ranks end.
+export STAGE LAUNCH_WRAP=${LAUNCH_WRAP:-}
+if [[ -z $user_stage && ${STAGE##*/} == *-"$SLURM_JOB_ID" ]]; then LAUNCH_WRAP+=" run_scripts/rank.sh"; fi

@@ -1,0 +1,91 @@
+"""The official tools under guard: they read only their own rule files, stop, and print nothing.
+
+mlperf-logging 4.1.68 puts values of a log (division, benchmark, optimizer) into the name of the next rule file,
+``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. A log from somebody else could name a
+file of its own that way, or a rule file that asks for itself without end. package_checker and
+result_summarizer use the same checker, so one guard around all of them is enough.
+"""
+
+import io
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+from mlperf_logging.compliance_checker import mlp_compliance
+
+RULE_FILE = re.compile(r"\w+_\d+\.\d+\.\d+/\w+\.yaml", re.ASCII)
+"""The names of the package's rule files. Without a dot or a slash in its last part, such a name cannot leave the
+package's folder."""
+MOST_RULE_FILES = 64
+"""Rule files that one log may ask for. A log needs four or five, and one more for each repeated record."""
+
+
+class RuleFileRefused(Exception):
+    """A log asks for a rule file that is not the checker's own, or for rule files without end."""
+
+
+@contextmanager
+def guarded() -> Iterator[list[logging.LogRecord]]:
+    """Calls of the official tools belong inside. Yields what they log, which grows while they run.
+
+    A rule file that is refused raises RuleFileRefused through the tool that asked for it.
+    """
+    mlp_compliance.enqueued_configs.clear()  # a module global, left filled when an earlier check crashed
+    try:
+        with _own_rule_files_only(), _captured() as messages:
+            yield messages
+    finally:
+        mlp_compliance.enqueued_configs.clear()
+
+
+@contextmanager
+def _own_rule_files_only() -> Iterator[None]:
+    checker = mlp_compliance.ComplianceChecker
+    official = checker.configured_checks
+    folder = os.path.dirname(os.path.abspath(mlp_compliance.__file__))
+
+    def configured_checks(self: Any, loglines: Any, config_file: str) -> None:
+        """The one place in which mlperf-logging opens a rule file; a checker is made for each log."""
+        name = config_file.removeprefix(folder + os.sep)
+        if not RULE_FILE.fullmatch(name):
+            raise RuleFileRefused(f"it asks for the rule file {name!r}, which is not one of the checker's")
+        self.rule_files_read = getattr(self, "rule_files_read", 0) + 1
+        if self.rule_files_read > MOST_RULE_FILES:
+            raise RuleFileRefused(f"it asks for more than {MOST_RULE_FILES} rule files, {name!r} among them")
+        official(self, loglines, config_file)
+
+    checker.configured_checks = configured_checks
+    try:
+        yield
+    finally:
+        checker.configured_checks = official
+
+
+@contextmanager
+def _captured() -> Iterator[list[logging.LogRecord]]:
+    """The records that reach the root logger; neither they nor anything printed reaches the terminal.
+
+    The tools call ``logging.info`` and the like, which would set up a root logger that has no handler.
+    """
+    records: list[logging.LogRecord] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = [Collector()]
+    root.setLevel(logging.INFO)
+    try:
+        discarded = io.StringIO()
+        with redirect_stdout(discarded), redirect_stderr(discarded), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield records
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)

@@ -1,0 +1,280 @@
+"""What the official checkers print, turned into findings: mlperf-logging 4.1.68.
+
+A message of another form is passed on unchanged, so that nothing is lost when they change.
+"""
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlhpc.submission.check.official_guard import RuleFileRefused
+from mlhpc.submission.logs.findings import Finding, Severity
+from mlhpc.submission.logs.mllog import TOKEN, Log, Record
+
+# The compliance checker, on one log.
+
+
+def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) -> Iterator[Finding]:
+    """The messages of a ``ComplianceChecker`` that has run on ``log``; ``unreadable``: whether its parser could
+    not read every line."""
+    for problem in log.problems if unreadable else ():
+        yield Finding(
+            f"{rules}/line",
+            "error",
+            f"{log.path.name}:{problem.line}",
+            "a complete MLLOG record on the line",
+            problem.what,
+            "the run was killed while writing, or several processes wrote at once: log from one",
+        )
+    for message in checker.warnings.values():
+        yield _checker_finding(message, log, rules, "warning")
+    for message in (*checker.overwritable.values(), *checker.not_overwritable):
+        if not message.startswith("Could not find config file"):  # the crash that follows reports it
+            yield _checker_finding(message, log, rules, "error")
+
+
+def crash_finding(error: Exception, log: Log, rules: str) -> Finding:
+    """The checker stopped with ``error``, or was stopped at a rule file that is not its own."""
+    if isinstance(error, RuleFileRefused):
+        return Finding(
+            f"{rules}/rule_file",
+            "error",
+            log.path.name,
+            "a division, benchmark and optimizer that the rules have",
+            str(error),
+            "do not use this log: it names files of rules to run; the rules after this point were not checked",
+        )
+    return Finding(
+        f"{rules}/crash",
+        "error",
+        log.path.name,
+        "a log that the official checker can read to the end",
+        f"it stopped with {type(error).__name__}: {error}",
+        "fix the other findings first; the rules after this point were not checked",
+    )
+
+
+def too_long(log: Log, rules: str, longest: int) -> Finding:
+    """The log was not passed to the official tools, which would take too long to parse it."""
+    return Finding(
+        f"{rules}/line",
+        "error",
+        log.path.name,
+        f"MLLOG lines of at most {longest} bytes, and not too many long ones",
+        f"one of {log.longest}",
+        "fix the log: the official tools were not run, since they would take hours to parse it",
+        f"mlperf-logging {rules}",
+    )
+
+
+def not_in_mlperf(log: Log, benchmark: str) -> Finding:
+    """The official checker was not run: MLPerf has no such benchmark."""
+    return Finding(
+        "run/rules",
+        "expected",
+        log.path.name,
+        "a benchmark of MLPerf",
+        benchmark,
+        "MLPerf has no rules for it: only the checks of this suite were made",
+    )
+
+
+def target_in(finding: Finding) -> float | None:
+    """The quality target that a finding of the official checker asks for; None for any other finding."""
+    match = re.fullmatch(r"an evaluation with eval_\w+ [<>]= ([0-9.]+) and .*", finding.expected)
+    return float(match[1]) if match else None
+
+
+def _checker_finding(message: str, log: Log, rules: str, severity: Severity) -> Finding:
+    """One message of mlp_compliance.py."""
+    name = log.path.name
+
+    def finding(key: str, where: str, expected: str, actual: str) -> Finding:
+        return Finding(f"{rules}/{key}", severity, where, expected, actual, _remedy(key))
+
+    if match := re.match(r"CHECK for '(\w+)' failed in line (\d+):\n.*\nfailed test: (.*)", message):
+        key, index, test = match[1], int(match[2]), match[3].strip()
+        line = log.mllog_lines[index]
+        record = next((r for r in log.records if r.line == line), None)
+        return finding(key, f"{name}:{line}", _in_words(test, key), _actual(test, record, log))
+
+    if match := re.match(r"Failed executing CHECK code:\n(.*)\ntriggered by line:\n(.*)", message):
+        record = _quoted_record(match[2], log)
+        key, line_number = (record.key, f":{record.line}") if record else ("line", "")
+        test = match[1].strip()
+        return finding(key, name + line_number, _in_words(test, key), _actual(test, record, log))
+
+    if match := re.match(r"Required (.+) occurrence of '(\w+)' but found (\d+)(.*)", message):
+        how_often, key, count, values = match.groups()
+        expected = {"EXACTLY_ONE": "exactly one", "AT_LEAST_ONE": "at least one"}.get(how_often, how_often)
+        lines = ", ".join(str(record.line) for record in log.all(key)[:4])
+        where = f"{name}:{lines}" if lines else name
+        return finding(key, where, f"{expected} {key}", (count if count != "0" else "none") + values)
+
+    if match := re.match(r"Required AT_LEAST_ONE occurrence of ('\w+'(?: or '\w+')+)", message):
+        keys = sorted(re.findall(r"\w+", match[1].replace(" or ", " ")))
+        return finding(keys[-1], name, f"at least one {' or '.join(keys)}", "none")
+
+    if match := re.match(r"Failed checks for (\w+) : (.*)", message):
+        key, test = match[1], match[2].strip()
+        values = [r.value for r in log.all(key) if isinstance(r.value, int | float)]
+        best = (min if "<= 0." in test else max)(values, default=None)
+        expected = f"an evaluation with {_in_words(test, key)}"
+        return finding(key, name, expected, f"the best of {len(values)} is {best:.6g}" if values else "none")
+
+    if message == "No log lines detected":
+        return finding("log", name, "MLLOG lines", "none")
+    if message == "Log lines had parsing errors.":
+        return finding("log", name, "readable MLLOG lines", f"{len(log.problems)} cannot be read")
+    return finding("other", name, "see the message", message.split("\ncurrent context")[0])
+
+
+_ORDER = {
+    "s['init_started']": "after init_start",
+    "not s['init_stopped']": "before init_stop",
+    "( s['init_stopped'] == True )": "after init_stop",
+    "s['run_started']": "after run_start",
+    "not s['run_started']": "before run_start",
+    "s['staging_started']": "after staging_start",
+}
+"""The states of the checker, as the order of records that they stand for."""
+
+
+def _in_words(test: str, key: str) -> str:
+    if test in _ORDER:
+        return f"{key} {_ORDER[test]}"
+    if "first_init_start" in test:
+        return "init shorter than 30 min" + (", 240 min if open" if "compile_time_mins" in test else "")
+    test = re.sub(r"'(\w+)' in v\['metadata'\]", rf"{key} with \1 in its metadata", test)
+    test = re.sub(r"'value' in v\b", f"{key} with a value", test)
+    test = test.replace(" | ", " or ")
+    return test.replace("v['value']", key).replace("v['metadata']", "metadata").rstrip(".")
+
+
+def _actual(test: str, record: Record | None, log: Log) -> str:
+    """What the record that failed ``test`` holds instead."""
+    if record is None:
+        return "a record that fails this"
+    if test in _ORDER:
+        return f"{record.key} at this line, out of order"
+    if "first_init_start" in test:
+        started = min(r.time_ms for r in log.all("init_start"))
+        return f"{(record.time_ms - started) / 60e3:.1f} min"
+    if "in v['metadata']" in test:
+        return f"metadata with {', '.join(record.metadata) or 'nothing'}"
+    return f"{record.key} is {record.value!r}"
+
+
+def _quoted_record(text: str, log: Log) -> Record | None:
+    """The record that the checker quotes."""
+    quoted = re.search(r'"time_ms": *([0-9.]+).*"key": *"(\w+)"', text.removeprefix(TOKEN))
+    if not quoted:
+        return None
+    try:
+        time_ms = float(quoted[1])
+    except ValueError:
+        return None
+    return next((r for r in log.all(quoted[2]) if r.time_ms == time_ms), None)
+
+
+_HARDWARE = "log the hardware; logs of round 0.7 lack this key, and have no ruleset of their own"
+_REMEDIES = {
+    "run_stop": "the run did not end, or did not log its status: see the end of the log and the job's output",
+    "run_start": "a log holds one run, and init ends before it starts: use one file per run",
+    "init_stop": "init (build, compile, warm-up on synthetic data) ends before run_start, within 30 min",
+    "staging_start": "staging is timed up to round 2.0: stage after run_start, or check under 3.0.0",
+    "cache_clear": "clear the node's caches before the run and log cache_clear",
+    "number_of_nodes": _HARDWARE,
+    "accelerators_per_node": _HARDWARE,
+    "eval_error": "train until an evaluation meets the target, then log run_stop",
+    "eval_accuracy": "train until an evaluation meets the target, then log run_stop",
+    "opt_name": "use the optimizer that the closed division requires, or submit to the open division",
+    "submission_benchmark": "an HPC ruleset covers only these benchmarks",
+    "log": "give the log that the run wrote (run.log, result_N.txt)",
+    "line": "see the end of the log and the job's output",
+    "other": "see the rules in mlperf_logging/compliance_checker",
+}
+
+
+def _remedy(key: str) -> str:
+    return _REMEDIES.get(key, f"log {key} as the rule requires, or correct its value")
+
+
+# package_checker and seed_checker, on a set.
+
+
+def package_message_findings(records: Sequence[logging.LogRecord], where: str) -> list[Finding]:
+    """The findings in what package_checker or seed_checker logged about the set ``where``."""
+    messages = [m for record in records for m in _messages(record.getMessage(), record.levelno)]
+    return [finding for message in messages if (finding := _package_finding(message, where))]
+
+
+def package_crash(where: str, error: BaseException) -> Finding:
+    """package_checker stopped with ``error``."""
+    text = str(error).splitlines()[0] if str(error) else ""
+    return Finding(
+        "package/crash",
+        "error",
+        where,
+        "a set that package_checker can read to the end",
+        f"it stopped with {type(error).__name__}: {text}",
+        "fix the other findings first; what it checks after this point was not checked",
+    )
+
+
+def _messages(message: str, level: int) -> list[str]:
+    """The messages of an error, one per line; of warnings only those about the set, not about a log."""
+    if level < logging.ERROR:
+        return [message] if "accepting this under olympic scoring" in message else []
+    return (
+        message.partition("found the following errors: ")[2].split("\n")
+        if "errors: " in message
+        else [message]
+    )
+
+
+def _package_finding(message: str, where: str) -> Finding | None:
+    """One message of package_checker or of a checker that it calls; None for those that only repeat another."""
+    message = message.strip()
+    if message in ("Seed checker failed", "System description file checker failed"):
+        return None
+
+    def finding(key: str, at: str, expected: str, actual: str, remedy: str) -> Finding:
+        return Finding(f"package/{key}", "error", at, expected, actual, remedy)
+
+    if match := re.match(r"Incorrect number of files.* found (\d+), expected (\d+)", message):
+        remedy = "put all runs of the score there, and no others, as result_<i>.txt"
+        return finding("runs", where, f"{match[2]} result_<i>.txt", match[1], remedy)
+    if match := re.match(r"Expected at least (\d+) runs, but detected (\d+)", message):
+        return finding("runs", where, f"at least {match[1]} instances", match[2], "run more instances")
+    if match := re.match(r"(\d+) files? do(?:es)? not comply, (accepting)?", message):
+        compliance = finding(
+            "compliance", where, "logs that comply, except at most one", f"{match[1]} that do not",
+            "see the findings of the compliance checker on each log",
+        )  # fmt: skip
+        return replace(compliance, severity="warning") if match[2] else compliance
+    if match := re.match(r"Result file (.*) logs no seed", message):
+        remedy = "log the seed of every run; without seeds nobody can see that runs were not selected"
+        return finding("seed", _log_name(match[1], where), "a seed", "none", remedy)
+    if match := re.match(r"Result file (.*) logs seed (\S+) on .* result file (.*) already logs", message):
+        remedy = "give every run its own seed, from a clock for example, and run it again"
+        actual = f"seed {match[2]} as in {Path(match[3]).name}"
+        return finding("seed", _log_name(match[1], where), "its own seed", actual, remedy)
+    if match := re.match(r"Error found when querying seeds from (.*?): (.*)", message):
+        return finding("seed", _log_name(match[1], where), "a readable log", match[2], _remedy("line"))
+    if match := re.match(r"RCP Test Failed: (.*)", message):
+        remedy = "see the comparison with the reference (mlhpc score); a review may ask for reference runs"
+        return finding("rcp", where, "as many epochs as the reference needs", match[1].strip(), remedy)
+    if match := re.match(r"System description checker failed for .*? : \[(.*)\]", message):
+        remedy = "fill them in: mlhpc doctor --system"
+        fields = match[1].replace("'", "")
+        return finding("system", where, "every field of the system description", fields, remedy)
+    return finding("other", where, "see the message", message, _remedy("other"))
+
+
+def _log_name(path: str, where: str) -> str:
+    """The log as the user knows it: the tools saw a copy of a set."""
+    return Path(path).name if where else path

@@ -1,0 +1,53 @@
+"""Random damage: to bytes, and to JSON values."""
+
+from random import Random
+from typing import Any
+
+HOSTILE = (
+    None, True, -1, 0, 10**12, 2**63, 10**30, 10**400, -0.0, 1e308, float("inf"), float("nan"), "", "x",
+    "../../../../tmp/x", "/dev/zero", "common", "closed", "deepcam_lamb", "{0.__class__}", "%s%n", "\x1b]0;x\x07",
+    "\ud800", "\u202e", "[/red]", "<script>", "$(touch x)", "a" * 5000, "__import__('os')", [], {}, [[]],
+    [1, "2", None], {"value": {}}, {"": 1},
+)  # fmt: skip
+"""Values of other types, bounds and meanings than any reader expects."""
+
+
+def damaged_bytes(rng: Random, data: bytes) -> bytes:
+    """``data`` with a few bits flipped, ranges removed, repeated or overwritten, or cut."""
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4, 16))):
+        if not changed:
+            break
+        start = rng.randrange(len(changed))
+        end = min(len(changed), start + rng.choice((1, 2, 8, 64, 512)))
+        match rng.randrange(6):
+            case 0:
+                changed[start] ^= 1 << rng.randrange(8)
+            case 1:
+                del changed[start:end]
+            case 2:
+                changed[start:start] = changed[start:end]
+            case 3:
+                changed[start:end] = rng.randbytes(end - start)
+            case 4:
+                changed[start:end] = rng.choice((b"\x00", b"\xff", b"9", b"[", b'"', b"\n")) * (end - start)
+            case 5:
+                del changed[start:]
+    return bytes(changed)
+
+
+def damaged_value(rng: Random, value: Any) -> Any:
+    """A JSON value with one of the values in it replaced, removed or repeated, anywhere."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(list(value))
+        changed = dict(value)
+        if rng.random() < 0.1:
+            del changed[key]
+        else:
+            changed[key] = damaged_value(rng, value[key])
+        return changed
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        index = rng.randrange(len(value))
+        item = [] if rng.random() < 0.1 else [damaged_value(rng, value[index])]
+        return value[:index] + item + value[index + rng.randrange(2) :]
+    return rng.choice(HOSTILE)

@@ -1,0 +1,81 @@
+"""Fuzzing the readers of files that others may have written.
+
+    python tests/fuzz/run.py [--minutes M] [--inputs N] [--seed S] [--keep DIR] [READER ...]
+
+Runs every reader (or those named) on N random inputs, or for M minutes, whichever comes first. A reader may refuse
+an input with a UserError or the errors that it documents; anything else is a failure, and the input is kept in DIR
+(default: fuzz-failures). Exit status 1 when there was one. The inputs of one seed are the same in every run.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fuzz.readers import READERS, Reader
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How many inputs a reader got, how many of them it refused, and the inputs on which it failed, with why."""
+
+    inputs: int
+    refused: int
+    seconds: float
+    failures: tuple[tuple[bytes, str], ...]
+
+
+def fuzz(reader: Reader, *, inputs: int, seconds: float, seed: int, most_failures: int = 5) -> Outcome:
+    """Runs ``reader`` on up to ``inputs`` inputs, starting none after ``seconds``."""
+    begin = time.monotonic()
+    done = refused = 0
+    failures: list[tuple[bytes, str]] = []
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
+        while done < inputs and time.monotonic() - begin < seconds and len(failures) < most_failures:
+            data = reader.make_input(random.Random(f"{reader.name}/{seed}/{done}"))
+            done += 1
+            try:
+                reader.read(data, Path(scratch))
+            except reader.refusals:
+                refused += 1
+            except Exception:
+                failures.append((data, traceback.format_exc()))
+    return Outcome(done, refused, time.monotonic() - begin, tuple(failures))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "readers", nargs="*", metavar="READER", help=f"of {', '.join(READERS)} (default: all)"
+    )
+    parser.add_argument("--minutes", type=float, default=1.0, help="per reader (default: 1)")
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="per reader (default: 1 000 000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="folder for failing inputs")
+    options = parser.parse_args()
+    if unknown := set(options.readers) - READERS.keys():
+        parser.error(f"no reader {', '.join(sorted(unknown))}; there are {', '.join(READERS)}")
+    failed = False
+    for name in options.readers or READERS:
+        outcome = fuzz(READERS[name], inputs=options.inputs, seconds=60 * options.minutes, seed=options.seed)
+        print(
+            f"{name}: {outcome.inputs} inputs in {outcome.seconds:.1f} s, {outcome.refused} refused, "
+            f"{len(outcome.failures)} failures",
+            flush=True,
+        )
+        for number, (data, why) in enumerate(outcome.failures):
+            options.keep.mkdir(parents=True, exist_ok=True)
+            (options.keep / f"{name}-{number}").write_bytes(data)
+            print(why, file=sys.stderr)
+        failed |= bool(outcome.failures)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

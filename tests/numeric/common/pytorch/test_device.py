@@ -1,0 +1,49 @@
+"""The device of a rank: what is said when there is none, or when it is too small."""
+
+import pytest
+import torch
+
+from mlhpc.common.pytorch import device as module
+from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device
+from mlhpc.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def test_a_cpu_has_no_events_and_no_memory_of_its_own():
+    assert device_events(CPU) is None and peak_memory(CPU) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 MiB.\nGPU 0 has a total capacity of 8"
+        ),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    ],
+)
+def test_too_little_memory_is_one_line_in_any_phase(error):
+    @oom_as_user_error()
+    def train():
+        raise error
+
+    with pytest.raises(UserError, match="too little memory for this run") as raised:
+        train()
+    assert "\n" not in str(raised.value)
+
+
+def test_other_errors_pass():
+    with pytest.raises(RuntimeError, match="shapes"), oom_as_user_error():
+        raise RuntimeError("shapes do not match")
+
+
+def test_auto_does_not_silently_train_on_the_cpu_beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(module.Path, "glob", lambda self, pattern: iter(["0000:01:00.0"]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UserError, match=r"training\.device=auto.*PyTorch does not see"):
+        pick_device("auto", 0)
+    assert pick_device("cpu", 0) == CPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert pick_device("auto", 0) == CPU

@@ -1,0 +1,27 @@
+"""Many tensors, each multiplied by its own number: the way of a GPU and the way of a CPU are the same bits."""
+
+import torch
+
+from mlhpc.common.pytorch.foreach import multiply_each, spread
+
+
+def tensors():
+    torch.manual_seed(1)
+    shapes = [(3,), (4, 5), (2, 3, 3, 3), ()]
+    made = [torch.randn(shape) for shape in shapes]
+    made[2] = made[2].to(memory_format=torch.channels_last)
+    return made
+
+
+def test_each_is_multiplied_by_its_own():
+    ours, theirs, factors = tensors(), tensors(), torch.tensor([2.0, 0.1, -3.0, 0.0])
+    multiply_each(ours, factors)
+    for a, b, factor in zip(ours, theirs, factors, strict=True):
+        assert torch.equal(a, b * factor)
+
+
+def test_spread_factors_have_the_shapes_and_strides_that_the_fast_path_asks_for():
+    parts = spread(tensors(), torch.tensor([2.0, 0.1, -3.0, 0.0]))
+    for part, tensor, factor in zip(parts, tensors(), (2.0, 0.1, -3.0, 0.0), strict=True):
+        assert part.shape == tensor.shape and part.stride() == tensor.stride()
+        assert torch.equal(part, torch.full_like(tensor, factor))

@@ -1,0 +1,89 @@
+"""What CosmoFlow does for a GPU, without one: TensorFlow's device calls and its results are the test's."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mlhpc.cosmoflow.tf import device
+from mlhpc.errors import UserError
+
+
+def test_one_rank_takes_one_gpu_and_what_it_needs_of_its_memory(monkeypatch):
+    config, calls = tf.config, []
+    monkeypatch.setattr(config, "list_physical_devices", lambda kind: ["gpu0", "gpu1"])
+    monkeypatch.setattr(config, "get_visible_devices", lambda kind: ["gpu0", "gpu1"])
+    monkeypatch.setattr(config, "set_visible_devices", lambda gpus, kind: calls.append(("visible", gpus)))
+    monkeypatch.setattr(config.experimental, "get_memory_growth", lambda gpu: False)
+    monkeypatch.setattr(config.experimental, "set_memory_growth", lambda gpu, on: calls.append((gpu, on)))
+    assert device.use_one_gpu(local_rank=3) == "GPU:0"
+    assert calls == [("visible", ["gpu1"]), ("gpu1", True)]
+
+
+def test_what_is_set_already_is_not_set_again(monkeypatch):
+    """With several ranks, TensorFlow has computed by now, and refuses."""
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu0"])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["gpu0"])
+    monkeypatch.setattr(tf.config.experimental, "get_memory_growth", lambda gpu: True)
+    for name in ("set_visible_devices", "experimental.set_memory_growth"):
+        monkeypatch.setattr(f"tensorflow.config.{name}", None)
+    assert device.use_one_gpu(local_rank=0) == "GPU:0"
+
+
+def test_batches_on_their_way_to_the_device_keep_order_and_values():
+    batches = [(np.full((2, 3), n, np.int16), np.array([n], np.float32)) for n in range(4)]
+    moved = list(device.to_device(iter(batches), "CPU:0"))
+    assert all(isinstance(x, tf.Tensor) and x.dtype == tf.int16 for x, _ in moved)
+    assert [(int(x[0, 0]), float(y[0])) for x, y in moved] == [(n, float(n)) for n in range(4)]
+    assert list(device.to_device(iter(batches), None)) == batches
+
+
+def test_an_error_of_a_reader_comes_out_of_the_copy():
+    def batches():
+        yield np.zeros(1), np.zeros(1)
+        raise UserError("a.tfrecord: truncated")
+
+    moved = device.to_device(batches(), "CPU:0")
+    next(moved)
+    with pytest.raises(UserError, match="truncated"):
+        list(moved)
+
+
+class Late:
+    """The result of a step that the device has not finished yet."""
+
+    def __init__(self):
+        self.done = threading.Event()
+
+    def numpy(self):
+        assert self.done.wait(30)
+
+
+def test_an_event_has_passed_when_the_step_before_it_is_done(monkeypatch):
+    monkeypatch.setattr(device.tf, "nest", SimpleNamespace(flatten=lambda result: [result]))
+    first, second = Late(), Late()
+    events = device.LaunchEvents()
+    step = events.watch(lambda x, y: x)
+    start = events()
+    start.wait()  # nothing is launched: it has passed
+    assert step(first, None) is first
+    after_first = events()
+    step(second, None)
+    after_second = events()
+    waiting = threading.Thread(target=after_first.wait)
+    waiting.start()
+    assert waiting.is_alive()
+    first.done.set()
+    waiting.join(30)
+    assert not waiting.is_alive(), "the second step still runs, and is not waited for"
+    second.done.set()
+    after_second.wait()
+    assert 0 <= after_first.seconds_since(start) <= after_second.seconds_since(start)
+
+
+def test_too_little_memory_is_one_line():
+    with pytest.raises(UserError, match="too little memory") as raised, device.oom_as_user_error():
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\ntensor with shape[64,64]")
+    assert "\n" not in str(raised.value)

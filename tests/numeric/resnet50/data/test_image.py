@@ -1,0 +1,36 @@
+"""Images from others: what a header claims is compared with what the bytes can hold."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlhpc.resnet50.data.image import BrokenImage, decode, size_of
+
+
+def jpeg(height, width, **options):
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "jpeg", **options)
+    return bytearray(file.getvalue())
+
+
+def array(data):
+    return np.frombuffer(bytes(data), np.uint8)
+
+
+def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_hold_is_not_decoded():
+    """Memory for all of them would be taken before the decoder finds out."""
+    data = jpeg(16, 16)
+    at = next(i for i in range(len(data)) if data[i] == 0xFF and data[i + 1] == 0xC0)
+    data[at + 5 : at + 9] = (20000).to_bytes(2) + (20000).to_bytes(2)
+    assert size_of(array(data)) == (20000, 20000)
+    with pytest.raises(BrokenImage, match=f"{len(data)} bytes that claim to be 20000 x 20000 pixels"):
+        decode(array(data))
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"optimize": True}, {"quality": 1}])
+def test_the_emptiest_image_there_can_be_is_none_of_them(options):
+    """One colour all over, which is what compresses best."""
+    data = array(jpeg(3000, 4000, **options))
+    assert decode(data).shape == (3, 3000, 4000)

@@ -1,0 +1,57 @@
+"""The first-hour script on a machine without a GPU: it says so, and its runs' settings exist."""
+
+import importlib.util
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+from mlhpc.benchmarks import load
+
+SCRIPT = Path(__file__).parents[3] / "tests/perf/first_hour_gpu.py"
+
+
+def loaded():
+    spec = importlib.util.spec_from_file_location("first_hour_gpu", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path):
+    command = [sys.executable, SCRIPT, "--work", tmp_path / "work"]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("no GPU: ") and not (tmp_path / "work").exists()
+
+
+def test_its_runs_have_settings_that_exist_and_batches_that_ranks_can_share(tmp_path):
+    runs = 0
+    for check in loaded().CHECKS:
+        for gpus in (1, 2, 8):
+            words = check.command(gpus, tmp_path)
+            if "run" in words:
+                settings = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
+                run = load.load(words[words.index("run") + 1], "smoke", settings)
+                run.require_startable(gpus if "--ranks" in words else 1, staged=False)
+                runs += 1
+    assert runs > 30
+
+
+def test_a_check_that_fails_or_hangs_is_told_from_one_that_passes(tmp_path):
+    module = loaded()
+
+    def verdict(code, **more):
+        check = module.Check("name", "what", lambda gpus, work: [sys.executable, "-c", code], **more)
+        return module.perform(check, 1, tmp_path)[::2]
+
+    assert verdict("") == ("passed", "what")
+    assert verdict("raise SystemExit('NCCL error')") == ("FAILED", "status 1: NCCL error")
+    assert verdict("import time; time.sleep(60)", minutes=0.001)[0] == "FAILED"
+    assert verdict("", gpus=2) == ("skipped", "needs 2 GPUs")
+
+    def wrong(work):
+        raise AssertionError("losses [1, 2]")
+
+    assert verdict("", verify=wrong) == ("FAILED", "losses [1, 2]")

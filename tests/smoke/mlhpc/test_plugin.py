@@ -1,0 +1,80 @@
+"""The example of docs/adding_a_benchmark.md: a benchmark in a package of its own, used by every command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from smoke.conftest import mlhpc, result
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "blobs"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder that the example was installed into, away from this environment."""
+    source, target = tmp_path_factory.mktemp("source") / "blobs", tmp_path_factory.mktemp("site")
+    subprocess.run(["cp", "-r", EXAMPLE, source], check=True)  # a build leaves files beside the sources
+    words = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target, source]
+    subprocess.run([sys.executable, "-m", "pip", "install", *map(str, words)], check=True)
+    return {"PYTHONPATH": os.pathsep.join([str(target), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture(scope="module")
+def data(installed, tmp_path_factory):
+    out = tmp_path_factory.mktemp("blobs") / "data"
+    assert mlhpc("data", "make", "blobs", "--out", out, env=installed).returncode == 0
+    return out
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_it_trains_to_target_stages_and_passes_the_check(installed, data, tmp_path, ranks):
+    out = tmp_path / "out"
+    done = mlhpc(
+        *("run", "blobs", "--data", data, "--stage", tmp_path / "stage", "--out", out, "--ranks", ranks),
+        env=installed,
+    )
+    assert done.returncode == 0, done.stderr
+    run = result(out)
+    assert run["status"] == "success" and run["ranks"] == ranks and run["staging"]["files"] == 512 + 128
+    checked = mlhpc("check", out, env=installed)
+    assert checked.returncode == 0 and "MLPerf has no rules" in " ".join(checked.stdout.split()), (
+        checked.stdout
+    )
+    reported = mlhpc("report", out, env=installed)
+    assert reported.returncode == 0 and "Blobs" in (out / "report.html").read_text()
+
+
+def test_a_campaign_of_it_has_a_score(installed, data, tmp_path):
+    done = mlhpc("campaign", "blobs", "--data", data, "--out", tmp_path / "campaign", env=installed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    scored = mlhpc("score", tmp_path / "campaign", env=installed)
+    assert scored.returncode == 0 and scored.stdout.count("yes") == 3, (
+        scored.stdout
+    )  # of five, two are dropped
+
+
+def test_a_study_of_it_measures(installed, data, tmp_path):
+    out = tmp_path / "study"
+    words = ["--vary", "batch=16,32", "--repeats", "1", "--steps", "3", "--warmup", "1"]
+    done = mlhpc("study", "blobs", "--data", data, "--out", out, *words, env=installed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(json.loads((out / "study.json").read_text())["cells"]) == 2
+
+
+def test_it_has_no_closed_division_and_cannot_be_submitted(installed, data, tmp_path):
+    closed = mlhpc("run", "blobs", "--data", data, "--set", "division=closed", env=installed)
+    assert closed.returncode == 2 and "closed, which blobs does not have" in closed.stderr
+    assert closed.stderr.count("\n") == 1
+
+
+def test_without_the_package_its_name_is_unknown():
+    done = mlhpc("run", "blobs")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "no benchmark 'blobs'" in done.stderr
+
+
+def test_the_example_stays_short():
+    files = [path for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml") and path.is_file()]
+    assert sum(len(path.read_text().splitlines()) for path in files if "build" not in path.parts) <= 150

@@ -1,0 +1,76 @@
+"""Benchmarks of other packages: found by entry point, refused in one line when something is wrong."""
+
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+
+import pytest
+
+from mlhpc.benchmarks import load, registry
+from mlhpc.errors import UserError
+
+
+@pytest.fixture
+def entry(monkeypatch):
+    """Makes an object the only entry point of the group."""
+
+    def install(found: object) -> None:
+        module = SimpleNamespace(THING=found)
+        monkeypatch.setitem(__import__("sys").modules, "other_package", module)
+        points = [EntryPoint("thing", "other_package:THING", registry.GROUP)]
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+        registry.benchmarks.cache_clear()
+
+    yield install
+    registry.benchmarks.cache_clear()
+
+
+def test_one_with_a_name_that_is_taken_is_refused(entry):
+    entry(registry.COSMOFLOW)
+    with pytest.raises(UserError, match=r"'thing' of package .*: its name 'cosmoflow' is taken"):
+        registry.find("deepcam")
+
+
+def test_what_is_no_benchmark_is_refused(entry):
+    entry({"name": "thing"})
+    with pytest.raises(UserError, match="other_package:THING is no mlhpc Benchmark"):
+        registry.find("deepcam")
+
+
+def test_one_that_does_not_load_is_named_with_its_error(entry, monkeypatch):
+    entry(None)
+    broken = [EntryPoint("thing", "no_such_package:THING", registry.GROUP)]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: broken)
+    with pytest.raises(UserError, match=r"'thing' .* does not load .*no_such_package.*uninstall"):
+        registry.find("deepcam")
+
+
+@pytest.mark.parametrize("benchmark", registry.BUILT_IN, ids=lambda benchmark: benchmark.name)
+def test_every_reference_of_the_own_benchmarks_leads_to_a_file(benchmark):
+    """Without importing a framework: that the module is there, and the object named in it."""
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    references = [benchmark.settings, benchmark.make_data.function, benchmark.show]
+    references += [
+        f"{framework.trainer}:{name}"
+        for framework in benchmark.frameworks.values()
+        for name in ("check", "train")
+    ]
+    references += [tool.function for tool in (benchmark.convert, benchmark.loader_bench) if tool]
+    for reference in references:
+        module, _, name = reference.partition(":")
+        spec = find_spec(module)
+        assert spec and spec.origin, reference
+        text = Path(spec.origin).read_text()
+        assert f"def {name}(" in text or f"class {name}(" in text, reference
+
+
+def test_names_lead_both_ways():
+    assert registry.logged_name("resnet50") == "resnet" and registry.our_name("resnet") == "resnet50"
+    assert registry.logged_name("openfold") == "openfold" and registry.title("resnet") == "ResNet-50"
+
+
+def test_a_framework_that_a_benchmark_does_not_have_is_one_line():
+    assert load.load("cosmoflow", "smoke").training.framework == "tensorflow"
+    with pytest.raises(UserError, match=r"no training.framework 'tensorflov'; did you mean 'tensorflow'"):
+        load.load("cosmoflow", "smoke", ["training.framework=tensorflov"])

@@ -1,0 +1,77 @@
+"""Settings that cannot work are refused before a run has a folder: alone, or with the ranks that there are."""
+
+import pytest
+
+from mlhpc.benchmarks import load
+from mlhpc.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "settings", "message"),
+    [
+        (
+            "deepcam",
+            ["hyperparameters.gradient_accumulation_frequency=3"],
+            "a global batch of 4 samples cannot be divided into 3 equal backward passes",
+        ),
+        (
+            "deepcam",
+            ["training.cuda_graphs=true", "hyperparameters.gradient_accumulation_frequency=2"],
+            "training.cuda_graphs would lose all but the last of 2 backward passes",
+        ),
+        (
+            "deepcam",
+            ["training.cuda_graphs=true", "hyperparameters.batchnorm_group_size=2"],
+            "training.cuda_graphs would capture the exchange of batch-norm statistics",
+        ),
+        ("deepcam", ["loading.cache=true", "loading.loader=dali"], "set loading.loader=threads"),
+        (
+            "resnet50",
+            ["loading.broken_images=skip", "loading.loader=dali"],
+            "DALI stops at an image that it cannot decode",
+        ),
+    ],
+)
+def test_settings_that_exclude_each_other(benchmark, settings, message):
+    with pytest.raises(UserError, match=message) as raised:
+        load.load(benchmark, "smoke", settings)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "settings", "ranks", "message"),
+    [
+        (
+            "cosmoflow",
+            [],
+            3,
+            "a global batch of 16 samples cannot be shared equally by 3 ranks; use a multiple of 3",
+        ),
+        (
+            "deepcam",
+            ["hyperparameters.gradient_accumulation_frequency=2"],
+            4,
+            "4 ranks in 2 backward passes each; use a multiple of 8",
+        ),
+        ("deepcam", ["hyperparameters.batchnorm_group_size=4"], 2, "batchnorm_group_size 4 does not divide"),
+        ("resnet50", ["staging.pack=true"], 1, "staging.pack is for data that is staged; give --stage"),
+    ],
+)
+def test_settings_that_these_ranks_cannot_run(benchmark, settings, ranks, message):
+    with pytest.raises(UserError, match=message):
+        load.load(benchmark, "smoke", settings).require_startable(ranks, staged=False)
+
+
+@pytest.mark.parametrize("benchmark", ["cosmoflow", "deepcam", "resnet50"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_smoke_presets_start_on_any_few_ranks(benchmark, ranks):
+    load.load(benchmark, "smoke").require_startable(ranks, staged=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu", "cores", "workers"),
+    [(0, False, 64, 2), (0, True, 6, 6), (0, True, 64, 16), (3, True, 64, 3)],
+)
+def test_readers_are_as_many_as_a_rank_beside_a_gpu_has_cores(given, gpu, cores, workers):
+    loading = load.load("resnet50", "smoke", [f"loading.workers={given}"]).loading
+    assert loading.resolved(gpu=gpu, cores=cores).workers == workers

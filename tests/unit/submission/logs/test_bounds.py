@@ -1,0 +1,144 @@
+"""Files that others wrote: values get their types and bounds when they are read."""
+
+import json
+import os
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden.make_run import make_run
+from golden.make_tree import make_set, records, write_log
+from rich.console import Console
+
+from mlhpc.common.files.untrusted import clean, printable
+from mlhpc.submission.check.check import check
+from mlhpc.submission.check.console import print_check, print_score
+from mlhpc.submission.logs.mllog import parse
+from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.logs.run_directory import read
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain · × − é 東京", "plain · × − é 東京"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("a\rb\tc\n", "a\\rb\\tc\\n"),
+        ("\ud800", "\\ud800"),
+        ("\u202egnp", "\\u202egnp"),
+        ("no\u00a0break", "no\u00a0break"),
+    ],
+)
+def test_only_printable_text_comes_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert clean({text: [text, {"x": text}]}) == {shown: [shown, {"x": shown}]}
+
+
+def test_integers_that_no_float_holds_are_infinite() -> None:
+    assert clean([10**400, -(10**400), 2**64]) == [float("inf"), float("-inf"), 2**64]
+
+
+def set_at(*keys: str, value: Any) -> Any:
+    def edit(result: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            result = result[key]
+        result[keys[-1]] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        set_at("time_to_train_s", value=float("inf")),
+        set_at("time_to_train_s", value=1e300),
+        set_at("ranks", value=10**12),
+        set_at("ranks", value=0),
+        set_at("preset", value="[/red]"),
+        set_at("preset", value="a;b"),
+        set_at("benchmark", value=ESCAPE),
+        set_at("target", "metric", value="<script>"),
+        set_at("breakdown_s", value={"<b>": 1.0}),
+        set_at("samples", "train", value=-1),
+        set_at("global_batch_size", value=2**70),
+    ],
+)
+def test_a_result_out_of_bounds_is_damaged(edit: Any, tmp_path: Path) -> None:
+    run = read(make_run(tmp_path / "run", result=edit))
+    assert run.result is None
+    assert "result.json" in dict(run.problems)
+
+
+def test_losses_of_a_diverged_run_are_unknown_and_not_infinite(tmp_path: Path) -> None:
+    def diverge(result: dict[str, Any]) -> None:
+        result["epochs"][-1].update(train_loss=float("nan"), eval_error=float("nan"))
+
+    run = read(make_run(tmp_path / "run", result=diverge))
+    assert run.result and run.result.epochs[-1].train_loss is None
+    assert run.result.epochs[-1].quality("eval_error") is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"nodes": 5}, {"nodes": ["n0"]}, {"packages": ["numpy"]}, {"accelerators": "A100"}, {"cores": "many"}],
+)
+def test_an_environment_of_other_types_is_damaged(values: dict[str, Any], tmp_path: Path) -> None:
+    run = read(make_run(tmp_path / "run", env=lambda env: env.update(values)))
+    assert run.env == {} and "env.json" in dict(run.problems)
+
+
+def test_the_first_of_many_missing_event_files_stands_for_the_others(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path / "run", result=lambda result: result.update(ranks=1_000_000)))
+    assert run.problems == (("events.rank1.jsonl", "is missing, and 999998 others"),)
+
+
+@pytest.mark.parametrize("name", ["result.json", "env.json", "config.toml"])
+def test_a_fifo_is_missing_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    assert (name, "is missing") in read(run).problems
+    assert len(result_sets(tmp_path)) == 1
+
+
+def test_a_time_that_no_calendar_has_is_a_finding(tmp_path: Path) -> None:
+    """The official parser accepts it."""
+    made = records()
+    made[-1]["time_ms"] = float("inf")
+    log = parse(write_log(tmp_path / "result_1.txt", made))
+    assert log.run is None
+    assert "log/line" in {f.rule for f in check(tmp_path / "result_1.txt")}
+
+
+@pytest.mark.parametrize("where", ["value", "key", "metadata", "folder"])
+@pytest.mark.parametrize("printer", [print_check, print_score])
+def test_escapes_and_markup_do_not_reach_the_terminal(where: str, printer: Any, tmp_path: Path) -> None:
+    hostile = ESCAPE + "[/red]\ud800"
+
+    def edit(number: int, made: Any) -> None:
+        if number == 1 and where == "value":
+            for record in made:
+                if record["key"] in ("submission_division", "opt_name", "seed", "submission_org"):
+                    record["value"] = hostile
+        if number == 1 and where == "key":
+            made[3]["key"] = hostile
+        if number == 1 and where == "metadata":
+            made[-1]["metadata"] = {"status": hostile}
+
+    tree = tmp_path / (ESCAPE if where == "folder" else "org")
+    make_set(tree, "deepcam", edit=edit)
+    out = StringIO()
+    printer(tmp_path, "2.0.0", Console(file=out, width=100))
+    out.getvalue().encode("utf-8")
+    assert "\x1b" not in out.getvalue() and "\x07" not in out.getvalue()
+
+
+def test_a_system_description_is_cleaned_too(tmp_path: Path) -> None:
+    make_set(tmp_path / "org", "deepcam")
+    path = tmp_path / "org/systems/machine.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"submitter": ESCAPE}))
+    (results,) = result_sets(tmp_path)
+    assert results.system_json and results.system_json["submitter"] == printable(ESCAPE)
