@@ -1,4 +1,4 @@
-"""Ways to read a data set side by side: whether they give the same samples; rate, processor time, memory."""
+"""Loaders of one data set side by side: whether they give the same samples; rate, processor time, memory."""
 
 import contextlib
 import multiprocessing
@@ -21,14 +21,14 @@ from mlhpc.common.files.pagecache import evict as evict_files
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 
-# Numbers of a sample that are kept to tell how far two readings of it are apart.
+# Values kept of each sample, to measure how far two readings of it differ.
 _KEPT = 1000
 _OTHER = "NO: other samples"
 Arrays = tuple[npt.NDArray[np.float32], npt.NDArray[Any]]
 
 
 class Loader(Protocol):
-    """What the loaders of all benchmarks have in common."""
+    """What the loaders of all benchmarks share."""
 
     steps: int
     local_batch: int
@@ -38,9 +38,9 @@ class Loader(Protocol):
 
 
 class Figures(NamedTuple):
-    """Of an epoch: samples and bytes read a second, seconds of processor time a sample, bytes of memory at
-    the most, beyond what the process had before. Of what was read: a checksum of it all, some numbers of each
-    ``x``, and a checksum of all ``y``."""
+    """Of an epoch: samples and bytes read per second, seconds of processor time per sample, peak bytes of memory
+    beyond what the process had before. Of what was read: a checksum of all ``x``, some values of each ``x``, and a
+    checksum of all ``y``."""
 
     samples_per_s: float
     bytes_per_s: float
@@ -58,14 +58,14 @@ def measure(
     wait: Callable[[], object],
     arrays: Callable[[Any], Arrays],
 ) -> Figures:
-    """Read three epochs with ``loader``: one before the clock, one inside it, and one that is looked at.
+    """Read three epochs with ``loader``: one before the clock, one inside it, and one whose content is compared.
 
     Called in a process of its own. Before the second the files ``evict`` are dropped from the page cache.
-    ``use`` is what is done with a batch inside the clock, ``wait`` returns when all of it is done, and
-    ``arrays`` gives a batch as ``x`` float32 ``[b, ...]`` and ``y``, in one layout whatever the loader.
+    ``use`` consumes a batch inside the clock, ``wait`` returns when all of that is done, and ``arrays`` gives a
+    batch as ``x`` float32 ``[b, ...]`` and ``y``, in one layout whatever the loader.
     """
     before = _memory()
-    # An epoch before the clock: libraries loaded, fork server and GPU started, memory taken, cache filled.
+    # An epoch before the clock: libraries loaded, fork server and GPU started, memory allocated, cache filled.
     for _ in loader.train_epoch(0):
         pass
     evict_files(evict)
@@ -73,13 +73,13 @@ def measure(
     read, cpu, start = loader.bytes_read, _cpu_seconds(), time.perf_counter()
     for step, batch in enumerate(loader.train_epoch(1), 1):
         use(batch)
-        if step == loader.steps:  # all is read, and worker processes still live
+        if step == loader.steps:  # all is read, and the worker processes still exist
             cpu = _cpu_seconds() - cpu
     wait()
     seconds, read = time.perf_counter() - start, loader.bytes_read - read
     samples = loader.steps * loader.local_batch
 
-    memory, checksum, labels = 0, 0, 0  # looked at after the clock, for looking takes long
+    memory, checksum, labels = 0, 0, 0  # after the clock: comparing takes long
     some = []
     for batch in loader.train_epoch(2):
         memory = max(memory, _memory() - before)
@@ -101,21 +101,21 @@ def compare(
     close: float,
     console: Console,
 ) -> bool:
-    """Have ``epoch`` measured for each of the ``ways`` in turn, ``rounds`` times, each in a process of its
-    own, and print the medians. Returns whether all ways that could be measured gave the same samples.
+    """Measure ``epoch`` for each of the ``ways`` in turn, ``rounds`` times, each in its own process, and print
+    the medians. Returns whether all ways that could be measured gave the same samples.
 
-    They are held against those of the first: bit for bit, or the same ``y`` and ``x`` apart by no more than
-    ``close`` on average. ``epoch`` can be sent to another process. A way that raises UserError has the reason
-    in place of its row; where none can be measured, the first reason is raised.
+    They are compared with those of the first: bit for bit, or the same ``y`` and ``x`` that differ by no more than
+    ``close`` on average. ``epoch`` can be sent to another process. For a way that raises UserError the reason is
+    printed; where none can be measured, the first reason is raised.
     """
-    found: dict[str, list[Figures]] = {way: [] for way in ways}
+    results: dict[str, list[Figures]] = {way: [] for way in ways}
     reasons: dict[str, str] = {}
     with progress(rounds * len(ways), "bench", "turns") as advance:
         for turn in range(rounds):
             for way in ways[:: 1 if turn % 2 else -1]:
                 if way not in reasons:
                     try:
-                        found[way].append(_in_process(epoch, way))
+                        results[way].append(_in_process(epoch, way))
                     except UserError as error:
                         reasons[way] = str(error)
                 advance(1)
@@ -123,14 +123,14 @@ def compare(
     if not measured:
         raise UserError(reasons[ways[0]])
 
-    first, same = found[measured[0]][0], True
+    first, same = results[measured[0]][0], True
     table = Table("loader", "samples/s", "MB/s read", "CPU ms/sample", "memory MiB", "same samples")
     for way in ways:
         if way in reasons:
             table.add_row(way, *"-----")
             continue
-        rate, read, cpu, memory = map(statistics.median, list(zip(*found[way], strict=True))[:4])
-        verdicts = [_agreement(first, figures, close) for figures in found[way]]
+        rate, read, cpu, memory = map(statistics.median, list(zip(*results[way], strict=True))[:4])
+        verdicts = [_agreement(first, figures, close) for figures in results[way]]
         same = same and not any(verdict.startswith("NO") for verdict in verdicts)
         worst = next((verdict for verdict in verdicts if verdict.startswith("NO")), verdicts[-1])
         numbers = f"{rate:.1f}", f"{read / 1e6:.1f}", f"{1000 * cpu:.2f}", f"{memory / 2**20:.0f}"
@@ -147,25 +147,25 @@ def _agreement(first: Figures, other: Figures, close: float) -> str:
     if other.checksum == first.checksum:
         return "bit for bit"
     apart = float(np.abs(other.some - first.some).mean())
-    return f"to {apart:.2g}" if apart <= close else f"{_OTHER}, apart by {apart:.2g}"
+    return f"to {apart:.2g}" if apart <= close else f"{_OTHER}, mean difference {apart:.2g}"
 
 
 def _in_process(epoch: Callable[[str], Figures], way: str) -> Figures:
-    # Started afresh, so that no loader finds the threads or the memory of the one before.
+    # A new process, so that no loader inherits the threads or the memory of the previous one.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(epoch, way).result()
 
 
 def _processes() -> list[Path]:
-    """The folders in /proc of this process and all below it."""
+    """The folders in /proc of this process and its descendants."""
     parent = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             parent[entry] = Path("/proc") / _stat(entry)[1]
-    mine = {Path("/proc") / str(os.getpid())}
-    while more := {process for process, above in parent.items() if above in mine} - mine:
-        mine |= more
-    return list(mine)
+    family = {Path("/proc") / str(os.getpid())}
+    while more := {process for process, above in parent.items() if above in family} - family:
+        family |= more
+    return list(family)
 
 
 def _stat(process: Path) -> list[str]:
@@ -179,9 +179,9 @@ def _cpu_seconds() -> float:
 
 
 def _memory() -> int:
-    """Bytes of memory of this process and all below it; what they share is counted once (Pss, proc(5))."""
-    found = [
+    """Bytes of memory of this process and its descendants; shared memory counts once (Pss, proc(5))."""
+    matches = [
         re.search(r"^Pss: +(\d+) kB", (process / "smaps_rollup").read_text(), re.MULTILINE)
         for process in _processes()
     ]
-    return 1024 * sum(int(pss[1]) for pss in found if pss)
+    return 1024 * sum(int(pss[1]) for pss in matches if pss)

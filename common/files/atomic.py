@@ -1,8 +1,9 @@
-"""Files that are either not there or complete."""
+"""Files that either do not exist or are complete."""
 
 import contextlib
 import fcntl
 import os
+import secrets
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,22 +12,24 @@ SUFFIX = ".part"
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[int]:
-    """A file descriptor to write ``path`` through; the name appears when the block ends well.
+def writing(path: Path, mode: int = 0o644) -> Iterator[int]:
+    """A file descriptor to write ``path`` through; the name appears when the block ends without an error.
 
-    Until then the bytes stand beside it under a hidden name that ends in ``.part``, locked, and are removed
-    when the block raises. A killed process leaves its ``.part``; ``sweep`` takes those away. The rename is
-    atomic for other processes; nothing is forced to disk, so a power cut may still lose the file.
+    Until then the bytes are beside it in a new hidden file whose name ends in ``.part``, locked, and removed
+    when the block raises. A killed process leaves its ``.part``; ``sweep`` removes those. The rename is atomic
+    for other processes; nothing is forced to disk, so a power cut may still lose the file.
 
     Raises OSError as the file system does.
     """
-    part = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{SUFFIX}")
-    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    name = f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}"
+    part = path.with_name(name)
+    # A new file and no link: in a folder that others may write to, nobody chooses where the bytes go.
+    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with contextlib.suppress(OSError):  # some parallel file systems are mounted without locks
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield fd
-        # Every close flushes where writes are buffered (NFS), and says whether that went well; through a
+        # Every close flushes where writes are buffered (NFS), and reports whether that succeeded; through a
         # duplicate, so that the file stays locked until it has its name.
         os.close(os.dup(fd))
         os.replace(part, path)
@@ -44,22 +47,22 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """Write every byte: a plain ``os.write`` may stop short, at 2 GiB at the latest (write(2))."""
+    """Write every byte: one ``os.write`` may write less, at most 2 GiB (write(2))."""
     while data:
         data = data[os.write(fd, data) :]
 
 
 def sweep(folders: Iterable[Path]) -> int:
-    """Remove the ``.part`` files of processes that no longer live, directly in ``folders``; how many.
+    """Remove the ``.part`` files of dead processes directly in ``folders``; returns how many.
 
-    The kernel drops the lock with the process, so a lock that can be had belongs to nobody. Where the file
-    system has no locks nothing is removed.
+    The kernel drops the lock with the process, so a free lock belongs to no process. Where the file system has
+    no locks nothing is removed.
     """
     removed = 0
     for folder in folders:
         for part in folder.glob(f".*{SUFFIX}"):
             with contextlib.suppress(OSError):
-                fd = os.open(part, os.O_RDWR)
+                fd = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     part.unlink()

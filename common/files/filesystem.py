@@ -1,4 +1,4 @@
-"""What kind of file system a path is on, and how much more it holds. Linux; no root."""
+"""Which type of file system a path is on, and its free space. Linux; no root."""
 
 import os
 import re
@@ -29,38 +29,55 @@ class FileSystem:
 
 
 def filesystem_of(path: Path) -> FileSystem:
-    """The file system that ``path`` is on, or would be on once it is made. Raises OSError."""
-    there = path.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    mount_point, kind = _mount(there.resolve())
+    """The file system that ``path`` is on, or will be on once it exists. Raises OSError."""
+    existing = _nearest_existing(path)
+    mount_point, kind, _ = _mount(existing.resolve())
     is_ram = kind in RAM_TYPES
-    status = os.statvfs(there)
-    limits = [status.f_bavail * status.f_frsize] if status.f_blocks else []  # ramfs knows no limit: 0 blocks
+    status = os.statvfs(existing)
+    limits = [status.f_bavail * status.f_frsize] if status.f_blocks else []  # ramfs has no limit: 0 blocks
     if is_ram:
         limits += _memory_left()
     return FileSystem(kind, mount_point, is_ram, min(limits, default=0))
 
 
+def flock_reaches_other_nodes(path: Path) -> bool:
+    """Whether a lock by flock(2) on ``path`` is seen by other nodes that mount its file system.
+
+    Lustre: with the mount option ``flock`` only; ``localflock`` is local to the node (mount.lustre(8)). NFS: not
+    with ``local_lock=flock`` or ``all`` (nfs(5)). Elsewhere it is, or there is one node.
+    """
+    _, kind, options = _mount(_nearest_existing(path).resolve())
+    if kind == "lustre":
+        return "flock" in options
+    return not {"localflock", "local_lock=flock", "local_lock=all"} & options
+
+
+def _nearest_existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
 def memory_left() -> int:
-    """Bytes that this process may still take of the machine's and its control group's memory."""
+    """Bytes of memory that this process may still allocate, by the machine and its control groups."""
     return min(_memory_left(), default=0)
 
 
-def _mount(path: Path) -> tuple[Path, str]:
-    """Mount point and type: of the mounts above ``path`` the deepest, of those on one point the last."""
-    found = (Path("/"), "unknown")
+def _mount(path: Path) -> tuple[Path, str, frozenset[str]]:
+    """Mount point, type and options: of the mounts above ``path`` the deepest, of those on one point the last."""
+    deepest = (Path("/"), "unknown", frozenset[str]())
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
-        return found
+        return deepest
     for line in lines:
-        _, point, kind, *_ = line.split(" ")
-        # proc(5): blanks in names stand as octal escapes.
+        _, point, kind, options, *_ = line.split(" ")
+        # proc(5): blanks in names are octal escapes.
         mount = Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), point))
-        if path.is_relative_to(mount) and len(mount.parts) >= len(found[0].parts):
-            found = (mount, kind)
-    return found
+        if path.is_relative_to(mount) and len(mount.parts) >= len(deepest[0].parts):
+            deepest = (mount, kind, frozenset(options.split(",")))
+    return deepest
 
 
 def _memory_left() -> list[int]:
@@ -72,10 +89,10 @@ def _memory_left() -> list[int]:
     group = Path("/sys/fs/cgroup") / (own[1] if own else "")
     while group != group.parent:
         try:
-            limit = int((group / "memory.max").read_text())  # "max" (no limit) is no number
+            limit = int((group / "memory.max").read_text())  # "max" (no limit) is not a number
             used = int((group / "memory.current").read_text())
             statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            # The page cache of files on disk is given up before anything is refused.
+            # The page cache of files on disk is reclaimed before an allocation fails.
             cache = int(statistics["active_file"]) + int(statistics["inactive_file"])
             left.append(max(0, limit - used + cache))
         except (OSError, ValueError, KeyError):

@@ -1,8 +1,9 @@
-"""Who uses a folder, so that runs which share one neither fill it at once nor empty it under each other.
+"""Which processes use a folder, so that runs which share one neither fill it twice nor empty it under each other.
 
-Two kinds of hidden files in the folder tell, by locks that the kernel drops with the process that has them:
-``.lock`` of the one that is changing what is in the folder, and ``.use.HOST.PID.TOKEN`` of each process that
-uses it. Where a file system has no locks, no run knows of another.
+Two kinds of hidden files in the folder record it, by locks that the kernel drops with the process that holds them:
+``.lock`` of the process that changes the folder's content, and ``.use.HOST.PID.TOKEN`` of each process that uses
+it. Where locks do not reach other nodes (``flock_reaches_other_nodes``), a file of another node counts as in use:
+nothing is emptied under a run, but what a killed run left there must be removed by hand.
 """
 
 import contextlib
@@ -12,16 +13,19 @@ import secrets
 import socket
 from pathlib import Path
 
-_ME = f".use.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
-_held: dict[Path, int] = {}  # the locks of this process, which are its own as its memory is
+from mlhpc.common.files.filesystem import flock_reaches_other_nodes
+
+_OWN = f".use.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+_held: dict[Path, int] = {}  # the locks of this process, like its memory its own
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def try_lock(folder: Path) -> int | None:
-    """Take the right to change what is in ``folder``, and give it back with ``unlock``; None where another
-    has it. Raises OSError as the file system does: FileNotFoundError where ``folder`` is not there."""
+    """Acquire the right to change what is in ``folder``, to be returned by ``unlock``; None where another process
+    has it. Raises OSError as the file system does: FileNotFoundError where ``folder`` does not exist."""
     path = folder / ".lock"
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fd = os.open(path, _OPEN | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -32,11 +36,11 @@ def try_lock(folder: Path) -> int | None:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), path.stat()):
                 return fd
-        os.close(fd)  # the one before unlinked it between our open and our lock
+        os.close(fd)  # the previous holder unlinked it between our open and our lock
 
 
 def unlock(folder: Path, fd: int) -> None:
-    """Give back what ``try_lock`` gave."""
+    """Return what ``try_lock`` gave."""
     (folder / ".lock").unlink(missing_ok=True)
     os.close(fd)
 
@@ -44,48 +48,62 @@ def unlock(folder: Path, fd: int) -> None:
 def register(folder: Path) -> None:
     """From now on, until ``unregister`` or its end, this process uses ``folder``."""
     if folder not in _held:
-        _held[folder] = fd = os.open(folder / _ME, os.O_RDWR | os.O_CREAT, 0o644)
+        _held[folder] = fd = os.open(folder / _OWN, _OPEN | os.O_CREAT, 0o644)
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def unregister(folder: Path) -> None:
-    """This process uses ``folder`` no more."""
+    """This process no longer uses ``folder``."""
     if folder in _held:
-        (folder / _ME).unlink(missing_ok=True)
+        (folder / _OWN).unlink(missing_ok=True)
         os.close(_held.pop(folder))
 
 
 def in_use(folder: Path) -> bool:
-    """Whether another process uses ``folder``. Takes away what dead ones left."""
-    found = False
+    """Whether another process uses ``folder``. Removes the files of dead ones."""
+    used = False
     for path in folder.glob(".use.*"):
-        if path.name == _ME:
+        if path.name == _OWN:
             continue
         with contextlib.suppress(FileNotFoundError):
             try:
-                fd = os.open(path, os.O_RDWR)
-            except PermissionError:  # another user's, who alone can tell, and take it away
-                found = True
+                fd = os.open(path, _OPEN)
+            except OSError as error:  # another user's, who alone can find out, or not a file of ours
+                if isinstance(error, FileNotFoundError):
+                    raise
+                used = True
                 continue
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            except BlockingIOError:
-                found = True
-            except OSError:  # without locks nobody can tell the living from the dead
-                path.unlink(missing_ok=True)
+                if _is_dead(path, fd):
+                    path.unlink()
+                else:
+                    used = True
             finally:
                 os.close(fd)
-    return found
+    return used
+
+
+def _is_dead(path: Path, fd: int) -> bool:
+    """Whether the process that made the use file ``path``, open as ``fd``, has certainly ended."""
+    host, _, pid = path.name.removeprefix(".use.").rpartition(".")[0].rpartition(".")
+    here = host == socket.gethostname()
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return here and pid.isdecimal() and not Path("/proc", pid).exists()
+    return here or flock_reaches_other_nodes(path)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a lock on the file, as far as its file system says. False where it cannot be
+    """Whether a living process holds a lock on the file, as far as its file system shows. False where it cannot be
     opened."""
     try:
-        # NFS gives an exclusive lock only on a file that is open for writing.
-        fd = os.open(path, os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY)
+        # NFS grants an exclusive lock only on a file that is open for writing.
+        mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
+        fd = os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:

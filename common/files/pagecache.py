@@ -1,6 +1,6 @@
-"""Dropping files from the page cache of this node, without root, and seeing whether they are gone.
+"""Dropping files from the page cache of this node, without root, and checking that they are gone.
 
-Only this node's memory is meant: caches in the servers of a parallel file system or in a disk stay as they
+This covers the node's memory only: caches in the servers of a parallel file system or in a disk stay as they
 are, and no client can empty them.
 """
 
@@ -19,9 +19,9 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def evict(paths: Iterable[Path]) -> None:
-    """Drop the files' pages. Dirty pages are written first, for they are passed over (posix_fadvise(2)).
+    """Drop the files' pages. Dirty pages are written first: the kernel skips them (posix_fadvise(2)).
 
-    Asking is all that can be done; ``resident_fraction`` says what came of it. Raises OSError.
+    This is a request to the kernel; ``resident_fraction`` tells whether it was met. Raises OSError.
     """
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
@@ -38,10 +38,10 @@ def evict_fd(fd: int) -> None:
 
 
 def resident_fraction(path: Path) -> float:
-    """The share, 0 to 1, of a file's pages that are in memory, from mincore(2); 0 for an empty file.
+    """The fraction, 0 to 1, of a file's pages that are in memory, from mincore(2); 0 for an empty file.
 
-    For a file that the caller neither owns nor may write, Linux (5.2 on) answers that everything is
-    resident, so 1.0 may also mean "not to be known". Raises OSError.
+    For a file that the caller neither owns nor may write, Linux (since 5.2) reports that everything is
+    resident, so 1.0 may also mean "unknown". Raises OSError.
     """
     fd = os.open(path, os.O_RDONLY)
     try:

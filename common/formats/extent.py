@@ -1,4 +1,4 @@
-"""An array that lies in one piece in a file: where, and reading it without the library that wrote it."""
+"""An array stored contiguously in a file: its position, and reading it without the library that wrote it."""
 
 import math
 import os
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError
 
 
 @dataclass(frozen=True)
 class Extent:
-    """``shape`` values of ``dtype``, in C order, from byte ``offset`` of a file on."""
+    """``shape`` values of ``dtype``, in C order, starting at byte ``offset`` of a file."""
 
     offset: int
     dtype: np.dtype[Any]
@@ -31,7 +32,7 @@ class Extent:
 def opened(path: Path) -> Iterator[int]:
     """A descriptor to read ``path`` by. Raises UserError when it cannot be opened, or fails later."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # reads further ahead
             yield fd
@@ -44,10 +45,10 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_into(fd: int, path: Path, offset: int, out: npt.NDArray[Any]) -> None:
-    """Fill ``out``, contiguous, with the bytes from ``offset`` on. Raises UserError when the file ends."""
+    """Fill ``out``, contiguous, with the bytes from ``offset``. Raises UserError when the file ends before."""
     left = out.reshape(-1).view(np.uint8).data
     while left:
         count = os.preadv(fd, [left], offset)
         if count == 0:
-            raise UserError(f"{path}: ends at byte {offset}; it is truncated: download or make it again")
+            raise UserError(f"{path}: ends at byte {offset}; it is truncated: download or regenerate it")
         left, offset = left[count:], offset + count

@@ -23,17 +23,19 @@ def label_path(path: Path) -> Path:
 
 
 def locate(fd: int, path: Path) -> Extent:
-    """Where the array of an open .npy file lies. Raises UserError naming ``path`` when it is none, or cut."""
+    """Where the array of an open .npy file is. Raises UserError naming ``path`` when it is not one, or damaged."""
     start = io.BytesIO(os.pread(fd, _HEADER, 0))
     try:
         version = _format.read_magic(start)
         read = _format.read_array_header_1_0 if version == (1, 0) else _format.read_array_header_2_0
         shape, fortran, dtype = read(start)
-    except Exception as error:  # of a damaged header, numpy's parser raises nearly anything
+        if any(n < 0 for n in shape):
+            raise ValueError(f"shape {shape}")
+    except Exception as error:  # NumPy parses a header as Python source: a damaged one raises nearly anything
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not a .npy file ({reason}); convert the data set again") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
-        what = "holds Python objects" if dtype.hasobject else "lies in Fortran order"
+        what = "holds Python objects" if dtype.hasobject else "is in Fortran order"
         raise UserError(f"{path}: {what}, not values in C order; convert the data set again")
     extent = Extent(start.tell(), dtype, shape)
     if extent.end > (size := os.fstat(fd).st_size):
@@ -57,7 +59,7 @@ def write(path: Path, array: npt.NDArray[Any], modified_ns: int | None = None) -
 
 
 def size(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> int:
-    """Bytes of the file of an array."""
+    """Size in bytes of the .npy file of an array."""
     dtype = np.dtype(dtype)
     return len(_header(dtype, shape)) + dtype.itemsize * math.prod(shape)
 

@@ -13,17 +13,17 @@ def field(number: int, value: bytes) -> bytes:
 
 
 def head(number: int, length: int) -> bytes:
-    """What stands before the content of a length-delimited field."""
+    """The bytes before the content of a length-delimited field."""
     return bytes([number << 3 | 2]) + varint(length)
 
 
 def number_field(number: int, value: int) -> bytes:
-    """A varint field (wire type 0) of a number that is not negative."""
+    """A varint field (wire type 0) of a non-negative number."""
     return bytes([number << 3]) + varint(value)
 
 
 def varint(value: int) -> bytes:
-    """A number that is not negative, 7 bits a byte, the lowest first."""
+    """A non-negative number, 7 bits per byte, the lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -21,23 +21,27 @@ import numpy.typing as npt
 from isal import igzip, isal_zlib
 
 from mlhpc.common.files import atomic
+from mlhpc.common.files.regular import open_regular
 from mlhpc.common.formats.protobuf import field, fields, head, read_varint, varint
 from mlhpc.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
-RECORD_OVERHEAD = 16  # bytes of framing a record: length and two checksums
+RECORD_OVERHEAD = 16  # bytes of framing per record: length and two checksums
 # Levels 1 and 2 of isal cost the same here; 2 is smaller. Either is about 40 times faster than gzip -6.
 GZIP_LEVEL = 2
 _ISAL_ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub has an instance here
-_REMEDY = "copy or make the file again"
+_REMEDY = "copy or regenerate the file"
+MAX_BYTES = 2 << 30
+"""What a gzip file may unpack to unless the caller expects less: twice the largest sample published, of 512³ × 4
+values of 2 bytes."""
 
 
 def write_records(path: Path, records: Iterable[bytes], gzip: bool) -> None:
     """Write ``records`` to ``path``, which appears only when it is complete.
 
-    The same records give the same bytes if not packed. Packed, they unpack to the same: the gzip header carries
-    neither time nor name, but isal 1.9.1 packs otherwise about once in 20 000 times, and may in another version or
-    on another processor.
+    The same records give the same bytes if not compressed. Compressed, they unpack to the same: the gzip header
+    has neither time nor name, but about once in 20 000 times isal 1.9.1 compresses differently, and other versions
+    and processors may.
 
     Raises OSError as the file system does.
     """
@@ -52,7 +56,7 @@ def write_records(path: Path, records: Iterable[bytes], gzip: bool) -> None:
 
 
 def write_record(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write a record, the ``pieces`` one after another, to a plain file; none of them is copied.
+    """Write a record, the concatenated ``pieces``, to a plain file without copying them.
 
     Raises OSError as the file system does.
     """
@@ -65,21 +69,23 @@ def write_record(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
         atomic.write_all(fd, memoryview(b"".join(framed))[written:])
 
 
-def read_records(path: Path) -> Iterator[memoryview]:
-    """The records of a TFRecord file, plain or gzip (told from its first bytes), each checksum verified.
+def read_records(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[memoryview]:
+    """The records of a TFRecord file, plain or gzip (by its first bytes), each checksum verified.
 
-    The file is read whole, as fits one sample a file; the views share its memory.
+    The file is read whole, as suits one sample per file; the views share its memory. A gzip file that unpacks to
+    more than ``max_bytes`` is refused before they are allocated.
 
-    Raises UserError naming the file when it cannot be read, is neither kind, is truncated or corrupt.
+    Raises UserError naming the file when it cannot be read, is neither kind, is too large, truncated or corrupt.
     """
     try:
-        raw = path.read_bytes()
+        with open(open_regular(path), "rb", buffering=0) as file:
+            raw = file.readall()
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read: {error.strerror or error}; check the data directory"
         ) from error
     zipped = raw[:2] == GZIP_MAGIC
-    data = memoryview(_inflate(raw, path) if zipped else raw)
+    data = memoryview(_inflate(raw, path, max_bytes) if zipped else raw)
     where = f"{path}: " + ("inside the gzip stream, " if zipped else "")
     at, number = 0, 0
     while at < len(data):
@@ -109,12 +115,14 @@ def read_records(path: Path) -> Iterator[memoryview]:
         number += 1
 
 
-def read_examples(path: Path) -> Iterator[tuple[memoryview, npt.NDArray[np.float32]]]:
+def read_examples(
+    path: Path, max_bytes: int = MAX_BYTES
+) -> Iterator[tuple[memoryview, npt.NDArray[np.float32]]]:
     """``x`` and ``y`` of every example of a file: ``decode_example`` over ``read_records``.
 
     Raises UserError naming the file, as those two do.
     """
-    for number, record in enumerate(read_records(path)):
+    for number, record in enumerate(read_records(path, max_bytes)):
         try:
             yield decode_example(record)
         except UserError as error:
@@ -133,23 +141,25 @@ def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> byte
 def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
     """The bytes of ``x`` as a view of ``record``, and ``y`` as float32, of a serialised tf.train.Example.
 
-    Other features are passed over. Raises UserError when the message is malformed or a feature is missing.
+    Other features are skipped. Raises UserError when the message is malformed or a feature is missing.
     """
-    found: dict[bytes, memoryview] = {}
+    values_of: dict[bytes, memoryview] = {}
     try:
         for number, features in fields(memoryview(record)):
             if number == 1:
                 for _, entry in fields(features):
                     parts = dict(fields(entry))
-                    found[bytes(parts[1])] = parts[2]
-        x = [value for number, values in fields(found[b"x"]) if number == 1 for _, value in fields(values)]
+                    values_of[bytes(parts[1])] = parts[2]
+        x = [
+            value for number, values in fields(values_of[b"x"]) if number == 1 for _, value in fields(values)
+        ]
         # Writers may pack the floats into one run or give each its own field: the bytes are the same.
-        y = [bytes(v) for number, values in fields(found[b"y"]) if number == 2 for _, v in fields(values)]
+        y = [bytes(v) for number, values in fields(values_of[b"y"]) if number == 2 for _, v in fields(values)]
         if len(x) != 1 or not y:
             raise ValueError("x must be one bytes value and y a list of floats")
         return x[0], np.frombuffer(b"".join(y), "<f4").astype(np.float32, copy=False)
     except KeyError as error:
-        has = ", ".join(sorted(name.decode("utf-8", "replace") for name in found)) or "none"
+        has = ", ".join(sorted(name.decode("utf-8", "replace") for name in values_of)) or "none"
         raise UserError(
             f"not an example with the features x (bytes) and y (floats): missing {error}; it has {has}"
         ) from error
@@ -160,13 +170,13 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
 def record_extents(path: Path) -> npt.NDArray[np.int64]:
     """Offset and length in bytes of the content of every record of a plain file, [records, 2].
 
-    Reads the headers alone, so that a large file costs little. Raises UserError naming the file when it
-    cannot be read, is no plain TFRecord file, or is truncated.
+    Reads only the headers, so that a large file costs little. Raises UserError naming the file when it
+    cannot be read, is not a plain TFRecord file, or is truncated.
     """
     extents: list[tuple[int, int]] = []
     with _opened(path) as file:
         fd, end, at = file.fileno(), os.fstat(file.fileno()).st_size, 0
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # or every header would bring its neighbours
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # or each header would read its neighbours
         while at < end:
             header = os.pread(fd, 12, at)
             if len(header) < 12 or _masked(google_crc32c.value(header[:8])) != header[8:]:
@@ -204,15 +214,15 @@ def read_record(path: Path, offset: int, length: int) -> memoryview:
 
 
 def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
-    """A serialised tf.train.Example of features that are one bytes value or a list of integers, none
-    negative; in order of name, as TensorFlow's deterministic serialisation has them."""
+    """A serialised tf.train.Example of features that are one bytes value or a list of non-negative
+    integers; in order of name, as TensorFlow's deterministic serialisation has them."""
     return b"".join(feature_pieces(features))
 
 
 def feature_pieces(
     features: Mapping[str, bytes | memoryview | Sequence[int]],
 ) -> list[bytes | memoryview]:
-    """``encode_features`` in pieces, of which the bytes values are some, not copied."""
+    """``encode_features`` in pieces; the bytes values are among them, not copied."""
     pieces: list[bytes | memoryview] = []
     for name, value in sorted(features.items()):
         key = field(1, name.encode())
@@ -231,27 +241,27 @@ def decode_features(record: bytes | memoryview, names: Collection[str]) -> dict[
     """Those features ``names`` of a serialised tf.train.Example that hold one bytes value or integers, by
     name.
 
-    Reading ends when all are found. Raises UserError when the message is malformed before.
+    Reading stops when all are found. Raises UserError when the message is malformed before that.
     """
-    found: dict[str, memoryview | list[int]] = {}
-    wanted = {name.encode() for name in names}
+    values_of: dict[str, memoryview | list[int]] = {}
+    requested = {name.encode() for name in names}
     try:
         for number, features in fields(memoryview(record)):
             for _, entry in fields(features) if number == 1 else ():
                 parts = dict(fields(entry))
-                if (key := bytes(parts[1])) not in wanted:
+                if (key := bytes(parts[1])) not in requested:
                     continue
                 for kind, values in fields(parts[2]):
                     items = [value for number, value in fields(values) if number == 1]
                     if kind == 1 and len(items) == 1:
-                        found[key.decode()] = items[0]
+                        values_of[key.decode()] = items[0]
                     elif kind == 3:
-                        found[key.decode()] = [n for item in items for n in _varints(item)]
-                if len(found) == len(wanted):
-                    return found
+                        values_of[key.decode()] = [n for item in items for n in _varints(item)]
+                if len(values_of) == len(requested):
+                    return values_of
     except (KeyError, ValueError, IndexError) as error:
         raise UserError(f"not a readable tf.train.Example: {error}; {_REMEDY}") from error
-    return found
+    return values_of
 
 
 def _varints(data: memoryview) -> Iterator[int]:
@@ -274,20 +284,37 @@ def _masked(crc: int) -> bytes:
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def _inflate(raw: bytes, path: Path) -> bytes:
+def _inflate(raw: bytes, path: Path, max_bytes: int) -> bytes:
     # The last 4 bytes of a gzip member are its length (RFC 1952): one allocation, a quarter faster. Where
     # they are not (several members, a truncated file) the general way decides.
     length = int.from_bytes(raw[-4:], "little")
+    # Deflate compresses at most 1032:1 (zlib's technical notes).
+    plausible = 0 < length <= min(max_bytes, 1100 * len(raw))
     try:
-        if 0 < length <= 1100 * len(raw):  # deflate shrinks at most 1032:1 (zlib's technical notes)
+        if plausible:
             stream = isal_zlib.decompressobj(31)
             data: bytes = stream.decompress(raw, length)
             if stream.eof and not stream.unused_data:
                 return data
-        return bytes(igzip.decompress(raw))  # type: ignore[no-untyped-call]
+        return b"".join(_members(raw, path, max_bytes))
     except EOFError as error:
         raise UserError(f"{path}: truncated gzip file: it ends at byte {len(raw)}; {_REMEDY}") from error
     except (_ISAL_ERROR, OSError) as error:
-        if "incomplete" in str(error):
+        if "incomplete" in str(error).lower():
             raise UserError(f"{path}: truncated gzip file: it ends at byte {len(raw)}; {_REMEDY}") from error
         raise UserError(f"{path}: corrupt gzip file: {error}; {_REMEDY}") from error
+
+
+def _members(raw: bytes, path: Path, max_bytes: int) -> Iterator[bytes]:
+    """The content of each gzip member of ``raw``, together at most ``max_bytes``."""
+    left = max_bytes
+    while raw:
+        stream = isal_zlib.decompressobj(31)
+        data: bytes = stream.decompress(raw, left + 1)  # 0 would be no limit
+        left -= len(data)
+        if left < 0:
+            raise UserError(f"{path}: unpacks to more than {max_bytes} bytes, the most expected; {_REMEDY}")
+        if not stream.eof:
+            raise EOFError
+        yield data
+        raw = stream.unused_data.lstrip(b"\0")  # padding is allowed between members and at the end

@@ -4,10 +4,10 @@ import ctypes
 
 
 def keep_memory() -> None:
-    """Have the C library (glibc; others have no such call) keep the memory that is freed, for what comes next.
+    """Make the C library (glibc; others have no such call) keep freed memory for reuse.
 
-    A simulation and a training step on a CPU are hundreds of arrays that come and go, in the same sizes each time
-    around. Those above 32 MiB would go back to the system, and its clearing of fresh pages took longer than a
+    A simulation and a training step on a CPU allocate and free hundreds of arrays of the same sizes repeatedly.
+    Those above 32 MiB would be returned to the system, whose zeroing of fresh pages took longer than a
     simulation's arithmetic, and a tenth of a large network's step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

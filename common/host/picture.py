@@ -1,4 +1,4 @@
-"""What the pictures of samples share, drawn with matplotlib."""
+"""Saving the pictures of samples, drawn with matplotlib."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -7,26 +7,26 @@ from mlhpc.errors import UserError
 
 
 def save(figure: Any, path: Path, dpi: int) -> None:
-    """Write ``figure`` as ``path``; the suffix says in which format.
+    """Write ``figure`` as ``path``; the suffix selects the format.
 
-    Raises UserError when it cannot be written, or matplotlib knows no such format.
+    Raises UserError when it cannot be written, or matplotlib does not support the format.
     """
-    why, mend = "", "give another --out"
+    reason, remedy = "", "give another --out"
     if not path.parent.is_dir():
-        why, mend = f"there is no folder {path.parent}", "make it or give another --out"
+        reason, remedy = f"there is no folder {path.parent}", "make it or give another --out"
     else:
         try:
             figure.savefig(path, dpi=dpi)
         except OSError as error:
-            why = error.strerror or str(error)
+            reason = error.strerror or str(error)
         except ValueError as error:  # a suffix that matplotlib cannot write
-            why = str(error)
-    if why:
-        raise UserError(f"{path}: the picture cannot be written: {why}; {mend}")
+            reason = str(error)
+    if reason:
+        raise UserError(f"{path}: the picture cannot be written: {reason}; {remedy}")
 
 
 def extend(least: float, largest: float, low: float, high: float) -> Literal["neither", "min", "max", "both"]:
-    """At which ends of a colour bar from ``low`` to ``high`` the values go on: those get an arrow."""
+    """The ends of a colour bar from ``low`` to ``high`` that values exceed: those get an arrow."""
     if least < low:
         return "both" if largest > high else "min"
     return "max" if largest > high else "neither"

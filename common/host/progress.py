@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and time left, on a terminal only."""
+"""Progress of long operations: a bar with rate and time left, on a terminal only."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator

@@ -1,10 +1,14 @@
-"""What a result was measured with: machine, commit, packages. Nothing here is guessed; unknown is None."""
+"""What a result was measured with: machine, binding, drivers, batch job, commit, packages. Nothing here is
+guessed; unknown is None. No variable is recorded that may hold a secret or name a person."""
 
+import ctypes
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +18,17 @@ PACKAGES = (
     "mlhpc", "numpy", "tensorflow", "tensorflow-cpu", "keras", "horovod", "torch", "torchvision",
     "nvidia-dali-cuda130", "h5py", "isal", "mlperf-logging",
 )  # fmt: skip
+PREFIXES = (
+    "SLURM_", "PBS_", "LSB_", "FLUX_", "NCCL_", "RCCL_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_",
+    "DNNL_", "TF_", "XLA_", "TORCH", "PYTORCH_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "HOROVOD_", "GLOO_",
+    "UCX_", "FI_", "OMPI_MCA_", "MPICH_", "I_MPI_", "PMIX_", "MALLOC_", "MIMALLOC_", "LD_PRELOAD", "MLHPC_",
+)  # fmt: skip
+"""Variables that can move a result: the launcher's, the fabric's, the libraries' threads and algorithms."""
+_NVIDIA = Path("/proc/driver/nvidia")
+_PRIVATE = re.compile(
+    "TOKEN|SECRET|PASS|KEY|JWT|CRED|USER|ACCOUNT|_UID|_GID|DIR|SUBMIT|COMMAND|COMMENT|JOB_NAME|JOBNAME|HOME|PATH"
+    "|NAMESPACE|SERVER_URI|SRUN_COMM|LAUNCH_NODE|SLURM_CONF"
+)
 
 
 def describe_environment() -> dict[str, Any]:
@@ -22,6 +37,10 @@ def describe_environment() -> dict[str, Any]:
         **commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **machine(),
+        "binding": binding(),
+        "job": batch_job(os.environ),
+        "variables": variables(os.environ),
+        "drivers": drivers(),
         "python": platform.python_version(),
         "packages": packages(),
     }
@@ -40,21 +59,71 @@ def machine() -> dict[str, Any]:
 
 
 def accelerators() -> list[str]:
-    """Names of the GPUs of this node, as nvidia-smi tells them; empty where it is absent."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    return (
-        [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-        if answer.returncode == 0
-        else []
-    )
+    """Names of the GPUs of this node, from nvidia-smi, or from the driver where that fails or hangs; empty where
+    there are none."""
+    if shutil.which("nvidia-smi"):
+        answer = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+        if answer is not None:
+            return [line.strip() for line in answer.splitlines() if line.strip()]
+    names = []
+    for path in sorted(_NVIDIA.glob("gpus/*/information")):
+        model = re.search(r"^Model:\s*(.+)$", _text(path) or "", re.MULTILINE)
+        names.append(model[1].strip() if model else "NVIDIA GPU")
+    return names
+
+
+def binding() -> dict[str, Any]:
+    """The cores and NUMA nodes that this process may use, as Linux lists them (``0-3,8``), and its threads per
+    core: two runs that differ in these only must not look alike."""
+    status = _text(Path("/proc/self/status")) or ""
+    allowed = {
+        key: match[1] if (match := re.search(rf"^{name}:\s*(\S+)$", status, re.MULTILINE)) else None
+        for key, name in (("cores", "Cpus_allowed_list"), ("numa_nodes", "Mems_allowed_list"))
+    }
+    smt = _text(Path("/sys/devices/system/cpu/smt/active"))
+    return {**allowed, "simultaneous_multithreading": None if smt is None else smt.strip() == "1"}
+
+
+def batch_job(env: Mapping[str, str]) -> dict[str, str] | None:
+    """Identifier, partition, nodes and binding of the batch job; None outside of one."""
+    names = {
+        "id": ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"),
+        "partition": ("SLURM_JOB_PARTITION", "PBS_QUEUE", "LSB_QUEUE"),
+        "nodes": ("SLURM_JOB_NODELIST", "LSB_MCPU_HOSTS"),
+        "cpu_binding": ("SLURM_CPU_BIND",),
+        "gpu_binding": ("SLURM_GPU_BIND", "SLURM_GPUS_ON_NODE"),
+    }
+    job = {key: env[name] for key, of in names.items() for name in reversed(of) if name in env}
+    return job if "id" in job else None
+
+
+def variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ``PREFIXES``, in order of name, but none that may hold a secret or name a person."""
+    return {
+        name: value
+        for name, value in sorted(env.items())
+        if name.startswith(PREFIXES) and not _PRIVATE.search(name)
+    }
+
+
+def drivers() -> dict[str, str | None]:
+    """Versions of what lies below the packages: GPU driver, the newest CUDA that it supports, ROCm, MPI."""
+    nvidia = re.search(r"(\d+\.\d[\d.]*)", _text(_NVIDIA / "version") or "")
+    amd = _text(Path("/sys/module/amdgpu/version"))
+    rocm = _text(Path("/opt/rocm/.info/version"))
+    mpi = _output("mpirun", "--version") if shutil.which("mpirun") else None
+    return {
+        "nvidia": nvidia[1] if nvidia else None,
+        "cuda": _cuda_of_driver(),
+        "amdgpu": amd.strip() if amd else None,
+        "rocm": rocm.strip() if rocm else None,
+        "mpi": mpi.strip().splitlines()[0] if mpi and mpi.strip() else None,
+    }
 
 
 def commit() -> dict[str, Any]:
-    """The commit of the checkout that this package runs from; None where it is no checkout."""
-    here = Path(__file__).resolve().parents[1]
+    """The commit of the checkout that this package runs from; None where it is not a checkout."""
+    here = Path(__file__).resolve().parents[2]
 
     def git(*words: str) -> str | None:
         try:
@@ -74,14 +143,43 @@ def commit() -> dict[str, Any]:
 
 
 def packages() -> dict[str, str]:
-    """Installed versions of the packages that can move a result."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    """Installed versions of the packages that can move a result, and of all of NVIDIA's: CUDA, cuDNN, NCCL."""
+    versions: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name and (name in PACKAGES or name.lower().startswith("nvidia-")):
+            versions.setdefault(name, distribution.version)  # the first on the path is the one imported
+    order = {name: number for number, name in enumerate(PACKAGES)}
+    return dict(sorted(versions.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
+
+
+def _cuda_of_driver() -> str | None:
+    """By cuDriverGetVersion of <cuda.h>, which starts nothing on a GPU: 1000 × major + 10 × minor."""
+    version = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _output(*command: str) -> str | None:
+    """What ``command`` printed; None where it failed, or had not ended after 30 s."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
 
 
 def _cpu_model() -> str | None:

@@ -65,6 +65,9 @@ class BaseWorld(ABC):
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         self.roll_call.on_loss(callback)
 
+    def before_exit(self, clean_up: Callable[[], object]) -> None:
+        self.roll_call.before_exit(clean_up)
+
     def same_failure_on_rank0(self) -> bool:
         return self.roll_call.same_failure_on_rank0()
 

@@ -59,6 +59,7 @@ class RollCall:
         self._rank0_failed = threading.Event()
         self._facts: queue.Queue[dict[str, Any]] = queue.Queue()
         self._callback: Callable[[Loss], None] = lambda loss: None
+        self._clean_up: Callable[[], object] = lambda: None
         for connection in connections.values():
             connection.sock.settimeout(10.0)  # a full buffer must not hold up the thread for ever
         self._thread = threading.Thread(target=self._watch, name="roll call", daemon=True)
@@ -114,6 +115,10 @@ class RollCall:
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """Run ``callback``, in the watching thread, on the rank that reports when one is lost."""
         self._callback = callback
+
+    def before_exit(self, clean_up: Callable[[], object]) -> None:
+        """Run ``clean_up``, in the watching thread, on this rank when the loss of another ends it."""
+        self._clean_up = clean_up
 
     def wait_for_loss(self, seconds: float) -> None:
         """Give the thread time to find out which rank was lost. Does not return if one was."""
@@ -236,6 +241,7 @@ class RollCall:
         try:
             if acts:
                 self._callback(loss)
+            self._clean_up()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

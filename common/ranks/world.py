@@ -65,6 +65,10 @@ class World(Protocol):
         """Run ``callback`` on the lowest surviving rank when another rank is lost, just before this process
         exits with status 1."""
 
+    def before_exit(self, clean_up: Callable[[], object]) -> None:
+        """Run ``clean_up`` on this rank when the loss of another rank ends it: for what no other rank can remove,
+        such as files on this node. It has some seconds."""
+
     def fail(self, reason: str) -> None:
         """Tell the other ranks why this one is about to end, so that they can report it."""
 
@@ -103,6 +107,9 @@ class Solo:
         pass
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
+        pass
+
+    def before_exit(self, clean_up: Callable[[], object]) -> None:
         pass
 
     def fail(self, reason: str) -> None:

@@ -1,12 +1,16 @@
-"""The folder that is staged to: which ranks and which runs share it, what it has room for, what goes wrong."""
+"""The folder that is staged to: whose it is, which ranks and runs share it, whether there is room in it."""
 
 import contextlib
 import errno
+import os
+import pwd
 import random
+import re
 import secrets
+import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +33,7 @@ class StagingGroup:
 
 
 class Need(NamedTuple):
-    """Bytes that a rank is to write, the first rank of its team, and from that rank the file system."""
+    """Bytes that a rank has to write, the first rank of its group, and from that rank the file system."""
 
     size: int
     leader: int
@@ -38,8 +42,10 @@ class Need(NamedTuple):
 
 
 def staging_group(source: Path, target: Path, world: World, mode: Mode) -> StagingGroup:
-    """Make the target and find out which nodes share it, by a file that each node puts there. Called by all
-    ranks; raises UserError, the same on all, when the target cannot be written, or ``mode`` cannot share it.
+    """Make the target and find out which nodes share it, by a file that each node puts there.
+
+    Called by all ranks; raises UserError, the same on all, when the target cannot be written, is not the user's
+    own (``require_own``), or is shared in mode ``shard``.
     """
     token = world.broadcast(secrets.token_hex(8))
     probe = target / f".{token}.{world.node}.probe"
@@ -49,9 +55,10 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
             raise UserError(f"{target}: inside the data set itself; choose another --stage")
         with as_user_error(target, "cannot be written", "choose another --stage"):
             made = not target.exists()
-            target.mkdir(parents=True, exist_ok=True)
+            _make_own(target)
+            require_own(target)
             if world.local_rank == 0:
-                probe.touch()
+                os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
         return made
 
     try:
@@ -60,12 +67,12 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
         lowest = world.gather((world.node, min(seen, default=world.node)))
     finally:
         if world.local_rank == 0:
-            with contextlib.suppress(OSError):  # what stands in the way has been told already
+            with contextlib.suppress(OSError):  # the reason has been reported already
                 probe.unlink()
     if mode == "shard" and any(node != low for node, low in lowest):
         node, low = next(pair for pair in lowest if pair[0] != pair[1])
         raise UserError(
-            f"{target}: nodes {low} and {node} see the same folder, shards need storage of each node's own; "
+            f"{target}: nodes {low} and {node} see the same folder, but shards need node-local storage; "
             "choose another --stage, or mode replicate"
         )
     members = tuple(rank for rank in range(world.size) if lowest[rank][1] == lowest[world.rank][1])
@@ -73,78 +80,143 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
 
 
 @contextlib.contextmanager
-def exclusive(target: Path, world: World, team: StagingGroup) -> Iterator[bool]:
+def exclusive(target: Path, world: World, group: StagingGroup) -> Iterator[bool]:
     """While no other run changes the target, on any node; yields whether another uses it.
 
-    Called by all ranks. A run that cannot have the targets of all its nodes lets go of those it has, so that
-    two cannot wait for each other; the pause differs by chance.
+    Called by all ranks. A run that cannot lock the targets of all its nodes releases those it has, so that two
+    cannot wait for each other; the pause is random.
     """
 
     def take() -> tuple[int | None, bool]:
-        if not team.leads:
+        if not group.leads:
             return None, False
         with as_user_error(target, "cannot be written", "choose another --stage"):
-            target.mkdir(parents=True, exist_ok=True)  # the last run may just have removed it
+            _make_own(target)  # the last run may just have removed it
+            require_own(target)
             try:
                 fd = locks.try_lock(target)
             except FileNotFoundError:
                 return None, False
             return fd, locks.in_use(target)
 
-    def changed(fd: int | None) -> None:
+    def release(fd: int | None) -> None:
         if fd is not None:
             locks.unlock(target, fd)
 
     while True:
-        got, error = attempt(take)
-        fd, used = got or (None, False)
+        taken, error = attempt(take)
+        fd, used = taken or (None, False)
         try:
-            outcomes = gather_or_raise(world, (fd is not None or not team.leads, used), error)
+            outcomes = gather_or_raise(world, (fd is not None or not group.leads, used), error)
         except BaseException:
-            changed(fd)
+            release(fd)
             raise
-        if all(had for had, _ in outcomes):
+        if all(locked for locked, _ in outcomes):
             break
-        changed(fd)
+        release(fd)
         time.sleep(random.uniform(0.02, 0.2))
     try:
-        if team.leads:
+        if group.leads:
             locks.register(target)
-        yield outcomes[team.members[0]][1]
+        yield outcomes[group.members[0]][1]
     except BaseException:
-        if team.leads:
+        if group.leads:
             locks.unregister(target)
         raise
     finally:
-        changed(fd)
+        release(fd)
 
 
 def check_room(needs: Sequence[Need]) -> None:
-    """Refuse what cannot end well, on every rank alike."""
+    """Raise UserError, the same on every rank, where a target has less space than is to be written."""
     sizes: Counter[int] = Counter()
     for need in needs:
         sizes[need.leader] += need.size
     for need in needs:
-        there, size = need.filesystem, sizes[need.leader]
-        if there is not None and size > there.free_bytes:
+        filesystem, size = need.filesystem, sizes[need.leader]
+        if filesystem is not None and size > filesystem.free_bytes:
             raise UserError(
-                f"{need.target}: staging needs {_gb(size)}, {there.type} on {there.mount_point} has "
-                f"{_gb(there.free_bytes)} free{' (it is memory)' if there.is_ram else ''}; "
-                "free some, choose another --stage, or stage in shards over more nodes"
+                f"{need.target}: staging needs {_gb(size)}, {filesystem.type} on {filesystem.mount_point} has "
+                f"{_gb(filesystem.free_bytes)} free{' (it is memory)' if filesystem.is_ram else ''}; "
+                "free some, choose another --stage, or use staging.mode=shard over more nodes"
             )
 
 
+def require_own(target: Path) -> None:
+    """Raise UserError unless ``target`` is a folder that this user owns and nobody else may write to.
+
+    In another user's folder, or through another user's link, files of the right size could be planted that
+    training would read, and staging would write and remove files where that user wants.
+    """
+    link, status = target.lstat(), target.stat()
+    own = (os.geteuid(), 0)
+    if not stat.S_ISDIR(status.st_mode):
+        raise UserError(f"{target}: not a folder; choose another --stage")
+    if status.st_uid != own[0] or link.st_uid not in own:
+        other = status.st_uid if status.st_uid != own[0] else link.st_uid
+        raise UserError(
+            f"{target}: belongs to {_user(other)}; choose as --stage a folder of your own, or a new one"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UserError(
+            f"{target}: other users may write to it; run chmod go-w {target}, or choose another --stage"
+        )
+
+
+def make_folders(target: Path, folders: Iterable[str]) -> None:
+    """Make ``folders``, relative to ``target``. Raises UserError when one cannot be made, or is a link."""
+    with as_user_error(target, "cannot be written", "choose another --stage"):
+        for folder in sorted({"/".join(p) for path in folders for p in _prefixes(path)}):
+            path = target / folder
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                raise UserError(f"{path}: not a folder, or a link to one; choose another --stage")
+
+
+def _prefixes(path: str) -> Iterator[list[str]]:
+    parts = [part for part in path.split("/") if part]
+    return (parts[: n + 1] for n in range(len(parts)))
+
+
 def unlink(target: Path, paths: Iterable[str]) -> None:
-    """Remove files, what dead processes left beside them, and the folders below ``target`` left empty."""
-    folders: set[Path] = set()
+    """Remove files, what dead processes left beside them, and the folders below ``target`` left empty. Folders
+    that are links are not followed: staging makes none."""
+    real: dict[Path, bool] = {target: True}
+
+    def is_real(folder: Path) -> bool:
+        if folder not in real:
+            real[folder] = is_real(folder.parent) and folder.is_dir() and not folder.is_symlink()
+        return real[folder]
+
     for path in paths:
-        (target / path).unlink(missing_ok=True)
-        folders.update((target / path).parents)
-    inside = [folder for folder in folders if folder.is_relative_to(target)]
+        if is_real((target / path).parent):
+            (target / path).unlink(missing_ok=True)
+    inside = [folder for folder, is_own in real.items() if is_own]
     atomic.sweep(inside)
     for folder in sorted(set(inside) - {target}, reverse=True):
         with contextlib.suppress(OSError):
             folder.rmdir()
+
+
+def names_job(target: Path, env: Mapping[str, str]) -> bool:
+    """Whether the path of ``target`` contains the identifier of the batch job in ``env``, as in
+    ``/tmp/mlhpc-12345``: then no later job can resume it, and an aborted run should remove it too."""
+    jobs = [env[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID") if env.get(name)]
+    return any(re.search(rf"(?<![0-9A-Za-z]){re.escape(job)}(?![0-9A-Za-z])", str(target)) for job in jobs)
+
+
+def _make_own(target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        target.mkdir(mode=0o700)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def in_use(target: Path) -> bool:
@@ -154,14 +226,15 @@ def in_use(target: Path) -> bool:
 
 @contextlib.contextmanager
 def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Make an OSError a UserError that names ``path``, and the file system when it is full."""
+    """Raise an OSError as a UserError that names ``path``, and the file system when it is full."""
     try:
         yield
     except OSError as error:
         where = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            there = filesystem_of(path)
-            where = f" ({there.type} on {there.mount_point}, {_gb(there.free_bytes)} free)"
+            filesystem = filesystem_of(path)
+            free = _gb(filesystem.free_bytes)
+            where = f" ({filesystem.type} on {filesystem.mount_point}, {free} free)"
         raise UserError(f"{path}: {what}: {error.strerror}{where}; {remedy}") from error
 
 

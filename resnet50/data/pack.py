@@ -22,13 +22,14 @@ from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.common.staging.stage import StagingReport, identity, remove, report_of
+from mlhpc.common.staging.stage import StagingReport, identity, record_of, remove, report_of
 from mlhpc.common.staging.target import (
     Need,
     StagingGroup,
     as_user_error,
     check_room,
     exclusive,
+    make_folders,
     staging_group,
     unlink,
 )
@@ -149,7 +150,7 @@ def _make_way(made: Manifest, of: str, team: StagingGroup, in_use: bool) -> bool
     target = made.root
     if (target / manifests.NAME).exists():
         before = manifests.load(target)
-        staged = before.facts.get("staged")
+        staged = record_of(before)
         if staged is None:
             raise UserError(
                 f"{target}: holds a data set that staging did not put there; choose another --stage"
@@ -178,11 +179,11 @@ def _record(made: Manifest, of: str, team: StagingGroup) -> None:
     if not team.leads:
         return
     path = made.root / manifests.NAME
-    before = manifests.load(made.root).facts["staged"] if path.exists() else {}
+    before = record_of(manifests.load(made.root)) if path.exists() else None
     staged = {
         "of": of,
         "mode": _MODE,
-        "made_folder": before.get("made_folder", False) or team.made_folder,
+        "made_folder": bool(before and before["made_folder"]) or team.made_folder,
     }
     manifests.save(replace(made, facts=made.facts | {"staged": staged}))
 
@@ -206,8 +207,7 @@ def _write(
         progress(count, "staging", "images", show) as advance,
         as_user_error(target, "cannot be written", remedy),
     ):
-        for split in SPLITS:
-            (target / split).mkdir(exist_ok=True)
+        make_folders(target, SPLITS)
 
         def one(pair: tuple[Split, Shard]) -> None:
             split, shard = pair

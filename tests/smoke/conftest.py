@@ -66,8 +66,9 @@ def mlhpc(
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user does; runs of one rank in a process that has loaded the framework."""
     words = tuple(map(str, words))
-    if words[0] == "run" and "--ranks" not in words and not env and not options:
-        return run_warm(TRAINERS[words[1]], words, timeout_s=300)
+    trainer = TRAINERS.get(words[1]) if words[0] == "run" else None
+    if trainer and "--ranks" not in words and not env and not options:
+        return run_warm(trainer, words, timeout_s=300)
     command = [sys.executable, "-m", "mlhpc", *words]
     return subprocess.run(
         command, capture_output=True, text=True, env=os.environ | (env or {}), timeout=300, **options

@@ -13,10 +13,11 @@ FILES = sorted((TESTS / "unit").rglob("*.py"))
 
 
 def run_on_load(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when a module is imported: not those inside functions."""
+    """The statements that run when a module is imported: not those in functions or for type checkers."""
     for statement in body:
         yield statement
-        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        for_types = isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
+        if not for_types and not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             blocks = (getattr(statement, name, []) for name in ("body", "orelse", "finalbody"))
             yield from (inner for block in blocks for inner in run_on_load(block))
 

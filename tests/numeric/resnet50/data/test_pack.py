@@ -269,7 +269,7 @@ def test_an_image_that_is_not_as_it_should_be_is_named_and_nothing_is_left(own, 
 def test_a_full_disk_is_one_line_and_nothing_is_left(pictures, target, monkeypatch):
     """On a tmpfs of 32 KiB; where one may be mounted."""
     target.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(target)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32k,mode=700", "tmpfs", str(target)]
     if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount")
     try:

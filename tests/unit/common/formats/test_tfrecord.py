@@ -3,6 +3,7 @@
 import gzip as stdlib_gzip
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -171,7 +172,7 @@ def test_every_damaged_byte_is_found(tmp_path: Path, gzip: bool) -> None:
     # Of a gzip header only magic and method matter: flags may announce fields, the time means nothing.
     for at in range(10 if gzip else 0, len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
-        with pytest.raises(UserError, match=r"bad\.tfrecord: .*; copy or make the file again"):
+        with pytest.raises(UserError, match=r"bad\.tfrecord: .*; copy or regenerate the file"):
             list(read_records(path))
 
 
@@ -212,3 +213,36 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_records(tmp_path / "no" / "a", [b"x"], gzip=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_unpacks_to_more_than_expected_is_refused_before_it_is_allocated(tmp_path: Path) -> None:
+    """1 MB of gzip may be 1 GB of zeros, and many members as much as one likes."""
+    bomb = tmp_path / "bomb.tfrecord"
+    member = stdlib_gzip.compress(bytes(50_000_000), mtime=0)
+    lying = member[:-4] + struct.pack("<I", 1000)  # the length that a member states is its maker's claim
+    for content in (member, member * 3, lying, stdlib_gzip.compress(b"") * 1000 + member):
+        bomb.write_bytes(content)
+        tracemalloc.start()
+        try:
+            with pytest.raises(UserError, match=r"bomb\.tfrecord: unpacks to more than 1000000 bytes"):
+                list(read_records(bomb, max_bytes=1_000_000))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 5_000_000
+
+
+@pytest.mark.parametrize("members", [1, 2, 5])
+def test_several_members_within_the_bound_are_one_file(tmp_path: Path, members: int) -> None:
+    record = framed(b"x" * 1000)
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(stdlib_gzip.compress(record) * members + bytes(7))
+    assert [bytes(r) for r in read_records(path, max_bytes=len(record) * members)] == [b"x" * 1000] * members
+    with pytest.raises(UserError, match="unpacks to more than"):
+        list(read_records(path, max_bytes=len(record) * members - 1))
+
+
+def test_a_fifo_is_no_record_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.tfrecord")
+    with pytest.raises(UserError, match="cannot be read: not a regular file"):
+        list(read_records(tmp_path / "a.tfrecord"))

@@ -209,6 +209,22 @@ def test_a_rank_that_has_left_in_good_order_is_not_missed(rendezvous):
     assert not [t for t in threading.enumerate() if t.name == "roll call" and t in [c._thread for c in calls]]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit
+def test_every_surviving_rank_cleans_up_and_one_reports(rendezvous, monkeypatch):
+    """What a run left on a node can only be removed from there."""
+    ended, cleaned, reported = threading.Semaphore(0), [], []
+    monkeypatch.setattr(rollcall, "PRINTED_S", 0)
+    monkeypatch.setattr(rollcall.os, "_exit", lambda status: ended.release() or sys.exit(status))
+    calls = call(rendezvous, range(3), 3)
+    for c in calls[:2]:
+        c.before_exit(lambda rank=c.me.rank: cleaned.append(rank))
+        c.on_loss(lambda loss, rank=c.me.rank: reported.append((rank, loss.rank)))
+    calls[2]._leaving.set()
+    calls[2]._connections[0].sock.shutdown(socket.SHUT_RDWR)  # as of a killed process
+    assert ended.acquire(timeout=30) and ended.acquire(timeout=30)
+    assert (sorted(cleaned), reported) == ([0, 1], [(0, 2)])
+
+
 # --- a rank is lost; the beat of rank processes is in seconds
 
 

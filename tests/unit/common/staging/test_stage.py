@@ -2,13 +2,14 @@ import errno
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,13 +21,16 @@ from helpers.thread_world import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlhpc.common.data.manifest import BLOCK, File, Manifest, index, listing, load, save, verify
+from mlhpc.common.data.manifest import File, Manifest, index, listing, load, save, verify
 from mlhpc.common.data.partition import balance, files_of_node, files_to_copy
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import FileSystem, filesystem_of
 from mlhpc.common.ranks.world import Solo
+from mlhpc.common.staging import copier
 from mlhpc.common.staging import stage as module
-from mlhpc.common.staging.stage import StagingReport, remove, stage
+from mlhpc.common.staging.copier import BLOCK
+from mlhpc.common.staging.stage import StagingReport, remove, remove_after_abort, stage
+from mlhpc.common.staging.target import names_job
 from mlhpc.errors import UserError
 
 SIZES = [3_000_000, 0, 1, 2_097_152, 2_097_153, 70_000, 70_000, 5]
@@ -131,15 +135,15 @@ def test_one_rank_gets_the_whole_data_set(source: Manifest, target: Path) -> Non
     report = stage(source, target, Solo(), "replicate", workers=3)
     assert contents(target) == contents(source.root)
     assert verify(target, workers=1) == []
-    there = filesystem_of(target)
+    filesystem = filesystem_of(target)
     assert report == StagingReport(
         files=17,
         bytes=source.bytes,
         seconds=report.rank_seconds[0],
         slowest_rank=0,
         mode="replicate",
-        target_filesystem=there.type,
-        target_is_ram=there.is_ram,
+        target_filesystem=filesystem.type,
+        target_is_ram=filesystem.is_ram,
         kept=0,
         verified=True,
         rank_seconds=report.rank_seconds,
@@ -203,26 +207,37 @@ def test_a_second_staging_copies_only_what_is_missing(
     source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[str] = []
-    real = module._copy
+    real = copier._copy
 
-    def spy(file: File, *rest: Any) -> bool:
+    def spy(file: File, *rest: Any) -> None:
         if len(copied) == 5:
             raise OSError(errno.EIO, "pulled the plug")
         copied.append(file.path)
-        return real(file, *rest)
+        real(file, *rest)
 
-    monkeypatch.setattr(module, "_copy", spy)
+    monkeypatch.setattr(copier, "_copy", spy)
     with pytest.raises(UserError, match="pulled the plug"):
         stage(source, target, Solo(), "replicate", workers=1)
-    monkeypatch.setattr(module, "_copy", real)
-    assert len(contents(target)) == 5
-    os.truncate(target / copied[0], 10) if (target / copied[0]).stat().st_size > 10 else None
+    monkeypatch.setattr(copier, "_copy", real)
+    assert sorted(contents(target)) == sorted(copied) and len(copied) == 5
+    cut = next(path for path in copied if (target / path).stat().st_size > 10)
+    os.truncate(target / cut, 10)
     report = stage(source, target, Solo(), "replicate", workers=1)
-    assert report.files == 17 - 5 + ((source.root / copied[0]).stat().st_size > 10)
-    assert report.kept == 17 - report.files
+    assert (report.files, report.kept) == (13, 4)
     assert contents(target) == contents(source.root)
-    again = stage(source, target, Solo(), "replicate")
-    assert (again.files, again.bytes, again.kept, again.megabytes_per_second) == (0, 0, 17, 0)
+    second = stage(source, target, Solo(), "replicate")
+    assert (second.files, second.bytes, second.kept, second.megabytes_per_second) == (0, 0, 17, 0)
+
+
+def test_a_present_file_is_checksummed_before_it_is_called_verified(source: Manifest, target: Path) -> None:
+    stage(source, target, Solo(), "replicate")
+    victim = target / "train" / "0.tfrecord"
+    with victim.open("r+b") as file:
+        file.seek(1_000_000)
+        file.write(b"not what was staged")
+    report = stage(source, target, Solo(), "replicate")
+    assert (report.files, report.kept, report.verified) == (1, 16, True)
+    assert contents(target) == contents(source.root)
 
 
 def test_other_nodes_next_time_leave_no_file_of_the_last(source: Manifest, tmp_path: Path) -> None:
@@ -337,35 +352,35 @@ print('removed', flush=True)
 
 @contextmanager
 def sharer(source: Manifest, target: Path, pause: float = 0) -> Iterator[subprocess.Popen[str]]:
-    """A run that stages, uses what it staged until it is told to end, and removes it."""
+    """A run that stages, uses what it staged until its input ends, and removes it."""
     words = [sys.executable, "-c", SHARER, str(source.root), str(target), str(pause)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
         yield run
         run.kill()
 
 
-def said(run: subprocess.Popen[str], word: str) -> str:
+def line_of(run: subprocess.Popen[str], word: str) -> str:
     assert run.stdout is not None
     while line := run.stdout.readline():
         if line.startswith(word):
             return line.strip()
-    raise AssertionError(f"it ended without saying {word!r}")
+    raise AssertionError(f"it ended without printing {word!r}")
 
 
 def end(run: subprocess.Popen[str]) -> None:
     assert run.stdin is not None
     run.stdin.write("\n")
     run.stdin.flush()
-    said(run, "removed")
+    line_of(run, "removed")
     assert run.wait() == 0
 
 
 def test_of_runs_that_share_a_target_one_copies_and_the_last_removes(source: Manifest, target: Path) -> None:
     with sharer(source, target, pause=0.02) as one:
-        said(one, "writing")
+        line_of(one, "writing")
         with sharer(source, target) as other:  # it comes while the first copies
-            assert said(one, "staged") == "staged 17 0 0"
-            assert said(other, "staged") == "staged 0 17 17"
+            assert line_of(one, "staged") == "staged 17 0 0"
+            assert line_of(other, "staged") == "staged 0 17 17"
             end(one)
             assert contents(target) == contents(source.root)
             end(other)
@@ -374,8 +389,8 @@ def test_of_runs_that_share_a_target_one_copies_and_the_last_removes(source: Man
 
 def test_a_run_that_dies_does_not_keep_the_target_for_ever(source: Manifest, target: Path) -> None:
     with sharer(source, target) as one, sharer(source, target) as other:
-        said(one, "staged")
-        said(other, "staged")
+        line_of(one, "staged")
+        line_of(other, "staged")
         one.kill()
         one.wait()
         end(other)
@@ -384,7 +399,7 @@ def test_a_run_that_dies_does_not_keep_the_target_for_ever(source: Manifest, tar
 
 def test_what_no_run_uses_any_more_is_kept_and_not_shared(source: Manifest, target: Path) -> None:
     with sharer(source, target) as one:
-        said(one, "staged")
+        line_of(one, "staged")
         one.kill()
         one.wait()
     report = stage(source, target, Solo(), "replicate")
@@ -393,7 +408,7 @@ def test_what_no_run_uses_any_more_is_kept_and_not_shared(source: Manifest, targ
 
 def test_a_part_that_another_run_uses_is_not_taken_from_it(source: Manifest, tmp_path: Path) -> None:
     with sharer(source, tmp_path / "node0") as one:
-        said(one, "staged")
+        line_of(one, "staged")
         outcomes = on_ranks(2, 1, lambda w: stage(source, tmp_path / f"node{w.node}", w, "shard"))
         fails_alike(outcomes, "node0: another run uses another part of the data set")
         assert contents(tmp_path / "node0") == contents(source.root)
@@ -401,7 +416,7 @@ def test_a_part_that_another_run_uses_is_not_taken_from_it(source: Manifest, tmp
 
 
 def test_many_runs_that_share_two_nodes_all_come_through(source: Manifest, tmp_path: Path) -> None:
-    """Each takes both nodes' targets, in different orders: none may wait for another for ever."""
+    """Each takes both nodes' targets, in different orders: none may wait for another forever."""
     program = (
         SHARER.split("real =")[0]
         + """
@@ -464,7 +479,7 @@ def test_a_source_that_changes_while_it_is_copied_is_named(
 
     def meddle(fd: int, data: memoryview) -> None:
         real(fd, data)
-        if len(data) == BLOCK:
+        if len(data) == BLOCK and victim.stat().st_size == 3_000_000:
             os.truncate(victim, 3_000_000 + change)
 
     monkeypatch.setattr(atomic, "write_all", meddle)
@@ -537,7 +552,7 @@ def test_a_disk_that_fills_midway_is_named_with_what_is_left(
 def test_a_real_full_disk(source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on a tmpfs of 4 MiB; where one may be mounted."""
     target.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(target)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", str(target)]
     if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount")
     try:
@@ -595,26 +610,32 @@ def test_a_failure_inside_one_rank_stops_its_other_copies(
     source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one file is being copied another fails: the first must not be finished at leisure."""
-    begun, failed = threading.Event(), threading.Event()
+    begun = threading.Event()
     real = os.posix_fadvise
     real_write = atomic.write_all
+    real_copy = copier._copy
+    failures: list[object] = []  # that of the copier, once it is copying
     written: list[int] = []
+
+    def watched(*arguments: Any) -> None:
+        nonlocal failures
+        failures = arguments[-1]
+        real_copy(*arguments)
 
     def slow(fd: int, data: memoryview) -> None:
         real_write(fd, data)
         if len(data) == BLOCK:
             written.append(len(data))
             begun.set()
-            failed.wait(30)
-            time.sleep(0.5)  # the failure has yet to pass from the file to the threads' list
+            wait_until(lambda: bool(failures))
 
     def fail(fd: int, *advice: int) -> None:
         if os.fstat(fd).st_size == 70_000:
             begun.wait(30)
-            failed.set()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(fd, *advice)
 
+    monkeypatch.setattr(copier, "_copy", watched)
     monkeypatch.setattr(atomic, "write_all", slow)
     monkeypatch.setattr(os, "posix_fadvise", fail)
     files = tuple(file for file in source.folder("train") if file.size in (3_000_000, 70_000))
@@ -622,6 +643,96 @@ def test_a_failure_inside_one_rank_stops_its_other_copies(
         stage(replace(source, files=files), target, Solo(), "replicate", workers=2)
     assert written == [BLOCK]
     assert contents(target) == {}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+# Whose folder it is
+
+
+def test_a_new_target_is_the_users_own(source: Manifest, target: Path) -> None:
+    stage(source, target, Solo(), "replicate")
+    assert target.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_target_of_another_user_is_refused(
+    source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the right size in it were kept and called verified: anybody could make /tmp/mlhpc-JOB first."""
+    target.mkdir()
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    outcomes = on_ranks(1, 2, lambda world: stage(source, target, world, "replicate"))
+    fails_alike(outcomes, f"{target}: belongs to ", "choose as --stage a folder of your own, or a new one")
+    with pytest.raises(UserError, match="belongs to"):
+        remove(target)
+    assert contents(target) == {}
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_target_that_others_may_write_to_is_refused(source: Manifest, target: Path, mode: int) -> None:
+    target.mkdir()
+    target.chmod(mode)
+    with pytest.raises(UserError, match=r"other users may write to it; run chmod go-w .*target"):
+        stage(source, target, Solo(), "replicate")
+    assert contents(target) == {}
+
+
+def test_a_link_in_the_target_is_neither_written_through_nor_emptied(
+    source: Manifest, target: Path, tmp_path: Path
+) -> None:
+    stage(source, target, Solo(), "replicate")
+    home = tmp_path / "home"
+    (target / "train").rename(home)
+    (target / "train").symlink_to(home)
+    (home / "5.tfrecord").write_bytes(b"precious")
+    before = contents(home)
+    with pytest.raises(UserError, match=r"target/train: not a folder, or a link to one"):
+        stage(source, target, Solo(), "replicate")
+    remove(target)
+    assert contents(home) == before and (home / "5.tfrecord").read_bytes() == b"precious"
+
+
+def test_a_temporary_file_that_was_planted_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    monkeypatch.setattr("secrets.token_hex", lambda size: "abcd")
+    (tmp_path / f".file.{socket.gethostname()}.{os.getpid()}.abcd.part").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        atomic.write_bytes(tmp_path / "file", b"other")
+    assert victim.read_bytes() == b"precious" and not (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/tmp/mlhpc-4711", True),
+        ("/tmp/4711/stage", True),
+        ("/tmp/mlhpc-47110", False),
+        ("/tmp/stage", False),
+    ],
+)
+def test_a_target_named_by_the_job_is_recognised(path: str, names: bool) -> None:
+    assert names_job(Path(path), {"SLURM_JOB_ID": "4711"}) is names
+    assert not names_job(Path(path), {})
+
+
+@pytest.mark.parametrize(("env", "kept"), [({"SLURM_JOB_ID": "4711"}, False), ({}, True)])
+def test_an_aborted_run_removes_its_files_where_no_other_job_can_use_them(
+    source: Manifest, tmp_path: Path, env: dict[str, str], kept: bool
+) -> None:
+    """Terabytes leaked: the next job has another number, and stages to another folder."""
+    target = tmp_path / "mlhpc-4711"
+    stage(source, target, Solo(), "replicate")
+    remove_after_abort(target, env)
+    assert target.exists() is kept
+    assert contents(target) == (contents(source.root) if kept else {})
 
 
 def test_the_targets_manifest_is_a_data_sets(source: Manifest, target: Path) -> None:

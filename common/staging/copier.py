@@ -1,0 +1,142 @@
+"""Copying files with their checksums verified, as fast as the storage allows.
+
+Each file is read in blocks that stay in the processor's cache, and each block is checksummed and written from
+there: so the checksum costs no second pass over memory. Copying inside the kernel (sendfile, copy_file_range)
+saves one copy, but then the checksum has to fetch the bytes again, which costs what it saves; asking the kernel
+to read further ahead (POSIX_FADV_WILLNEED) costs more processor time than its own read-ahead. Both were measured:
+docs/performance.md.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import RawIOBase
+from pathlib import Path
+from typing import NamedTuple
+
+from isal import isal_zlib
+
+from mlhpc.common.data.manifest import File
+from mlhpc.common.files import atomic
+from mlhpc.common.files.regular import open_regular
+from mlhpc.common.staging.streams import Streams
+from mlhpc.common.staging.target import as_user_error, make_folders
+from mlhpc.errors import UserError
+
+BLOCK = 256 << 10
+"""Bytes read, checksummed and written at a time. Larger blocks leave the second-level cache and cost up to four
+times the processor time; smaller ones more system calls."""
+
+
+class Copied(NamedTuple):
+    """What one rank did: files and bytes copied, and files that were in place and correct."""
+
+    files: int
+    bytes: int
+    kept: int
+
+
+def copy_all(
+    files: Sequence[File],
+    present: Sequence[File],
+    source: Path,
+    target: Path,
+    workers: int,
+    advance: Callable[[int], None],
+) -> Copied:
+    """Copy ``files`` from ``source`` to ``target``, at most ``workers`` at a time, and ``advance(1)`` for each.
+
+    ``present`` files are in the target already, with the right size: their checksums are verified there, and
+    those that differ are copied again. At the first failure all stop. Raises UserError.
+    """
+    make_folders(target, {os.path.dirname(file.path) for file in (*files, *present)})
+    # Threads take files from one iterator; half a million futures would cost half a gigabyte.
+    queue: Iterator[tuple[File, bool]] = iter([*((f, False) for f in files), *((f, True) for f in present)])
+    failures: list[BaseException] = []
+    copied: list[File] = []
+    streams = Streams(max(1, workers))
+
+    def work(thread: int) -> None:
+        block = memoryview(mmap.mmap(-1, BLOCK))  # aligned to pages
+        while streams.wait_for_turn(thread) and not failures:
+            file, is_present = next(queue, (None, False))
+            if file is None:
+                break
+            try:
+                if not (is_present and _is_intact(file, target, block)):
+                    _copy(file, source, target, block, failures)
+                    copied.append(file)
+                advance(1)
+            except BaseException as failure:
+                failures.append(failure)
+                break
+            streams.done(file.size)
+        streams.close()
+
+    count = min(max(1, workers), len(files) + len(present))
+    with ThreadPoolExecutor(max(1, count)) as pool:
+        try:
+            for future in [pool.submit(work, thread) for thread in range(count)]:
+                future.result()
+        except BaseException as interrupt:
+            failures.append(interrupt)
+            streams.close()
+    if failures:
+        raise failures[0]
+    return Copied(len(copied), sum(file.size for file in copied), len(files) + len(present) - len(copied))
+
+
+def _copy(file: File, source: Path, target: Path, block: memoryview, failures: Sequence[object]) -> None:
+    """Copy one file through ``block``. Ends early once others failed."""
+    origin, copy = source / file.path, target / file.path
+    remedy = f"see: mlhpc data verify {source}"
+    with as_user_error(origin, "cannot be read", remedy):
+        reader = os.fdopen(open_regular(origin), "rb", buffering=0)
+    with reader, as_user_error(copy, "cannot be written", "free some space or choose another --stage"):
+        with as_user_error(origin, "cannot be read", remedy):
+            status = os.fstat(reader.fileno())
+            if status.st_size != file.size:
+                raise UserError(f"{origin}: {status.st_size} bytes, expected {file.size}; {remedy}")
+            os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)  # doubles the read-ahead
+        with atomic.writing(copy) as fd:
+            size = crc = 0
+            while not failures and size <= file.size:
+                count = _read(reader, block, origin, remedy)
+                if not count:
+                    break
+                if file.crc32 is not None:
+                    crc = isal_zlib.crc32(block[:count], crc)
+                size += count
+                if size <= file.size:
+                    atomic.write_all(fd, block[:count])
+            if failures:
+                raise UserError(f"{copy}: abandoned, another file failed")
+            if size != file.size:
+                raise UserError(
+                    f"{origin}: changed while it was copied, byte {size} of {file.size}; {remedy}"
+                )
+            if file.crc32 is not None and crc != file.crc32:
+                raise UserError(f"{origin}: checksum {crc:08x}, expected {file.crc32:08x}; {remedy}")
+            os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _read(reader: RawIOBase, block: memoryview, origin: Path, remedy: str) -> int:
+    try:
+        return reader.readinto(block) or 0
+    except OSError as error:
+        raise UserError(f"{origin}: cannot be read: {error.strerror}; {remedy}") from error
+
+
+def _is_intact(file: File, target: Path, block: memoryview) -> bool:
+    """Whether the staged file has its checksum; without one in the manifest its size and time have to do."""
+    if file.crc32 is None:
+        return True
+    copy, crc = target / file.path, 0
+    with (
+        as_user_error(copy, "cannot be read", "choose another --stage"),
+        os.fdopen(open_regular(copy, os.O_NOFOLLOW), "rb", buffering=0) as reader,
+    ):
+        while count := reader.readinto(block):
+            crc = isal_zlib.crc32(block[:count], crc)
+    return crc == file.crc32

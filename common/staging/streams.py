@@ -1,0 +1,81 @@
+"""How many files a rank copies at once, found by measuring: a disk that one stream fills slows down under four,
+and a parallel file system needs many.
+
+The number is doubled, or halved, for as long as that raises the rate by more than ``GAIN``; then it stays, and is
+tried again after a while: other jobs come and go.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+WINDOW_S = 0.1
+"""Time over which a rate is measured; and at least ``WINDOW_FILES`` per stream, of whatever size."""
+WINDOW_FILES = 2
+GAIN = 1.05
+HOLD_WINDOWS = 50
+"""Windows after which another number is tried again."""
+
+
+class Streams:
+    """Limits how many of ``most`` threads work at once. Safe to use from all of them."""
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._clock = clock
+        self.allowed = min(2, most)
+        self._turn = threading.Condition()
+        self._open = True
+        self._rates: dict[int, float] = {}  # by number of streams, in this search
+        self._step = 2.0
+        self._held = 0
+        self._begin_window()
+
+    def wait_for_turn(self, thread: int) -> bool:
+        """Return when thread number ``thread`` may take the next file; False once ``close`` was called."""
+        with self._turn:
+            self._turn.wait_for(lambda: thread < self.allowed or not self._open)
+            return self._open
+
+    def close(self) -> None:
+        """Let all waiting threads go: there is nothing left to do."""
+        with self._turn:
+            self._open = False
+            self._turn.notify_all()
+
+    def done(self, size: int) -> None:
+        """Record that a thread has finished a file of ``size`` bytes."""
+        with self._turn:
+            self._bytes += size
+            self._files += 1
+            seconds = self._clock() - self._started
+            if seconds >= WINDOW_S and self._files >= WINDOW_FILES * self.allowed:
+                # A small file costs what about 64 KiB cost, so that many of them count too.
+                self._choose((self._bytes + 65536 * self._files) / seconds)
+                self._begin_window()
+                self._turn.notify_all()
+
+    def _begin_window(self) -> None:
+        self._started, self._bytes, self._files = self._clock(), 0, 0
+
+    def _choose(self, rate: float) -> None:
+        if self._held:
+            self._held -= 1
+            if not self._held:
+                self._rates, self._step = {}, 2.0
+            return
+        self._rates[self.allowed] = rate
+        best = max(self._rates, key=lambda streams: self._rates[streams])
+        # More streams have to earn their place; fewer are free of charge.
+        best = min(streams for streams in self._rates if self._rates[streams] * GAIN >= self._rates[best])
+        further = self._next(best)
+        if further is None and self._step > 1 and len(self._rates) < 3:
+            self._step = 0.5
+            further = self._next(best)
+        if further is None:
+            self._held = HOLD_WINDOWS
+        self.allowed = further or best
+
+    def _next(self, best: int) -> int | None:
+        streams = max(1, min(self._most, int(best * self._step)))
+        return streams if streams not in self._rates else None
