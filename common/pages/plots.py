@@ -281,5 +281,6 @@ def level_layers(levels: Rows, x_axis: LogAxis, y_axis: LogAxis) -> list[alt.Cha
         y=alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis),
     )
     lines = base.mark_line(color=SOFT[0], strokeWidth=1, strokeDash=[2, 5]).encode(detail="level:N")
-    names = base.transform_filter("datum.end").mark_text(align="right", dx=-4, dy=12, color=SOFT[0])
-    return [lines, names.encode(text="level:N")]
+    ends = base.transform_filter("datum.end").encode(text="level:N")
+    halo = ends.mark_text(align="right", dx=-4, dy=12, stroke=CARD[0], strokeWidth=4)
+    return [lines, halo, ends.mark_text(align="right", dx=-4, dy=12, color=SOFT[0])]
