@@ -84,23 +84,6 @@ def sentence(finding: Finding) -> str:
     return f"{finding.where}: {finding.expected}, not {finding.actual}; {finding.remedy}"
 
 
-def submission_warning(run: Run) -> str:
-    """A closed run whose log will not say who submits it, and on what: the entries are part of the log, which must
-    not be edited afterwards. Empty where both are set.
-
-    Source: MLPerf submission rules (mlcommons/policies, submission_rules.adoc).
-    """
-    unnamed = [key for key in ("org", "platform") if getattr(run.submission, key) == "unnamed"]
-    if run.division != "closed" or not unnamed:
-        return ""
-    keys = " and ".join(f"submission.{key}" for key in unnamed)
-    return (
-        f"{keys} {'is' if len(unnamed) == 1 else 'are'} 'unnamed', submission.status is "
-        f"'{run.submission.status}'; set them before the first run (--set submission.{unnamed[0]}=...), a log "
-        "must not be edited afterwards"
-    )
-
-
 # Before the run: the settings.
 
 

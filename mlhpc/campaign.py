@@ -37,10 +37,8 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     if in_slurm(os.environ):
         campaign = replace(campaign, nodes=len(expand_hosts(os.environ["SLURM_JOB_NODELIST"])))
     check_options(campaign, number)
-    warnings = [f"{w.severity}: {rules.sentence(w)}" for w in rules.enforce(rule_context(campaign))]
-    if warning := rules.submission_warning(campaign.run):
-        warnings.append(f"warning: {warning}")
-    for line in warnings:
+    for warning in rules.enforce(rule_context(campaign)):
+        line = f"{warning.severity}: {rules.sentence(warning)}"
         console.print(Text(line, style="yellow"), soft_wrap=True)
     names = campaign.names if number is None else [campaign.names[number - 1]]
     with locked(campaign.out, names[0] if number else None, "campaign") as lock_fds:
