@@ -31,9 +31,8 @@ from mlhpc.run_processes import (
     table_console,
 )
 from mlhpc.study_plan import PlannedCell, Sweep, plan, srun_options
-from mlhpc.submission.report.entry import Spread
+from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.study import CELL, Study, described, measured, read
-from mlhpc.submission.report.study_page import page
 from mlhpc.submission.report.summary import plain
 
 
@@ -167,6 +166,8 @@ def save(study: Study) -> None:
         ],
     }
     atomic.write_bytes(study.path / "study.json", (json.dumps(content, indent=1) + "\n").encode())
+    from mlhpc.submission.report.study_page import page  # Altair takes most of a second
+
     atomic.write_bytes(study.path / "study.html", page(study).encode())
 
 
@@ -174,7 +175,7 @@ def _interval(spread: Spread | None) -> dict[str, float | None] | None:
     if spread is None:
         return None
     mean, low, high = spread.interval
-    several = spread.n > 1  # one run has no interval
+    several = spread.has_interval
     return {
         "mean": mean,
         "low95": low if several else None,
@@ -198,7 +199,7 @@ def show(study: Study, console: Console) -> None:
         figures = ["", "", "", ""]
         if spread:
             mean, low, high = spread.interval
-            interval = f"{plain(low)} – {plain(high)}" if spread.n > 1 else "one run"
+            interval = f"{plain(low)} – {plain(high)}" if spread.has_interval else ""
             step = sum(run.step_s for run in cell.runs) / len(cell.runs)
             wait = sum(run.wait_share for run in cell.runs) / len(cell.runs)
             figures = [plain(mean), interval, plain(step * 1e3), f"{wait:.1%}"]

@@ -95,3 +95,23 @@ def _is_dead(path: Path, fd: int) -> bool:
     except OSError:  # a file system without locks
         return here and pid.isdecimal() and not Path("/proc", pid).exists()
     return here or flock_reaches_other_nodes(path)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds a lock on the file, as far as its file system shows. False where it cannot be
+    opened."""
+    try:
+        # NFS grants an exclusive lock only on a file that is open for writing.
+        mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
+        fd = os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(fd)
+    return False

@@ -5,6 +5,7 @@ Time is read from one monotonic clock a rank (``time.perf_counter``). MLLOG reco
 correction of the system clock in the middle of a run cannot change a time to train.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -57,6 +58,8 @@ class RunLog:
         try:
             # Without a buffer: what could not be written must not come up again when the file is closed.
             self._events = open(out / f"events.rank{world.rank}.jsonl", "ab", buffering=0)
+            with suppress(OSError):  # readers tell a running run from a dead one by this lock
+                fcntl.flock(self._events, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._mllog = _mllogger(out / "run.log") if world.rank == 0 else None
         except OSError as error:
             raise UserError(

@@ -17,16 +17,23 @@ def add(commands: Commands) -> None:
     )
     add_results(score)
     report = add_command(
-        commands, "report", _report, "tell where the time went: of one run, or of many side by side"
+        commands, "report", _report, "show where the time went: of one run, or of many side by side"
     )
     report.add_argument(
         "path", type=Path, nargs="+", help="a run, a folder of runs, a log or a submission tree"
     )
     report.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: RUN/report.html of one run, else comparison.html"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page to write; default: RUN/report.html of one run, no page of several",
     )
     report.add_argument(
-        "--predict", action="append", default=[], metavar="UNITS[:BATCH]", help="a configuration not run"
+        "--predict",
+        action="append",
+        default=[],
+        metavar="UNITS[:BATCH]",
+        help="predict the time of a configuration that was not run",
     )
     pack = add_command(
         commands, "pack", _pack, "pack runs into the official tree of a submission, and check it"
@@ -72,7 +79,8 @@ def _report(options: argparse.Namespace) -> int:
     from mlhpc.submission.report.report import report_on
 
     asked = [_configuration(text) for text in options.predict]
-    print(report_on(options.path, Console(), options.out, asked))
+    page = report_on(options.path, Console(), options.out, asked)
+    print(page if page else "for a page with all figures and tables: --out FILE.html")
     return 0
 
 
@@ -83,7 +91,7 @@ def _configuration(text: str) -> tuple[int, int | None]:
     except ValueError:
         asked = 0, None
     if asked[0] < 1 or (asked[1] is not None and asked[1] < 1):
-        raise UserError(f"--predict {text}: say UNITS or UNITS:BATCH, as 1024 or 1024:2048")
+        raise UserError(f"--predict {text}: expected UNITS or UNITS:BATCH, such as 1024 or 1024:2048")
     return asked
 
 

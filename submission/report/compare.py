@@ -1,4 +1,4 @@
-"""What many runs say side by side: sets of runs from run directories, campaigns and foreign submission trees.
+"""Many runs side by side: sets of runs from run directories, campaigns and the submission trees of others.
 
 The analysis is that of paper 001, section 4.1: time to solution broken down, staging against computing,
 throughput and epoch scaling. Only sets of one problem (benchmark, samples, preset) share a figure.
@@ -16,15 +16,17 @@ from mlhpc.perf.scaling import Measured, Point, Prediction, neighbours, predict
 from mlhpc.submission.check.official import rules_of
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.result_sets import result_sets
-from mlhpc.submission.report.entry import Entry, Spread, entries_of
+from mlhpc.submission.report.entry import Entry
+from mlhpc.submission.report.measure import entries_of
+from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.score.rcp import pruned, reference_points
 from mlhpc.submission.score.set_score import set_findings
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A prediction for one submitter's machine in one division. ``measured_min``: what was measured at this
-    configuration, and left out of the prediction; None where nothing was."""
+    """A prediction for one submitter's machine in one division. ``measured_min``: the time measured at this
+    configuration, which the prediction does not use; None where there is none."""
 
     problem: tuple[str, int | None, int | None, str]
     org: str
@@ -38,7 +40,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``problems``: the findings against each set as it lies there, with its path."""
+    """``problems``: the findings about each set, with its path."""
 
     entries: tuple[Entry, ...]
     predictions: tuple[Predicted, ...]
@@ -64,13 +66,13 @@ def compare(paths: Sequence[Path], asked: Sequence[tuple[int, int | None]] = ())
         UserError: a path does not exist or holds no log at all.
     """
     sets = [found for path in paths for found in result_sets(path)]
-    # A path inside another one brings no set twice.
+    # A path inside another one adds no set twice.
     sets = list({(found.path.resolve(), found.log_paths): found for found in sets}.values())
     entries: list[Entry] = []
     problems: list[tuple[Path, Finding]] = []
     with progress(sum(len(s.log_paths) for s in sets), "reading logs", "logs") as advance:
         while sets:
-            found = sets.pop(0)  # and with it its logs, once measured: there may be thousands
+            found = sets.pop(0)  # and its logs with it, once measured: there may be thousands
             measured = entries_of(found)
             problems += [(found.path, problem) for problem in found.problems]
             if len(measured) == 1 and measured[0].score:
@@ -80,29 +82,51 @@ def compare(paths: Sequence[Path], asked: Sequence[tuple[int, int | None]] = ())
     if not entries:
         raise UserError(f"{', '.join(map(str, paths))}: no log to compare; give runs or submission trees")
     ordered = sorted(entries, key=lambda e: (e.official is not True, e.benchmark, e.train_samples or 0))
-    lettered = [replace(entry, letter=letter(n)) for n, entry in enumerate(ordered)]
-    return Comparison(tuple(lettered), tuple(_predictions(lettered, asked)), tuple(problems), tuple(paths))
+    lettered = _with_copies([replace(entry, letter=letter(n)) for n, entry in enumerate(ordered)])
+    originals = [entry for entry in lettered if not entry.copy_of]
+    return Comparison(tuple(lettered), tuple(_predictions(originals, asked)), tuple(problems), tuple(paths))
+
+
+def _with_copies(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries; one that shares logs with an earlier one of the same benchmark says so, and is a copy if it
+    shares most of them: republished sets are no independent measurements."""
+    checked: list[Entry] = []
+    for entry in entries:
+        shared = [
+            (len(entry.log_ids & other.log_ids), other.letter)
+            for other in checked
+            if other.benchmark == entry.benchmark and not other.copy_of and entry.log_ids & other.log_ids
+        ]
+        if shared:
+            number, original = max(shared, key=lambda pair: pair[0])
+            note = f"{number} of {entry.logs} logs are also in {original}"
+            is_copy = 2 * number > len(entry.log_ids)
+            if is_copy:
+                note += ": a copy, left out of figures and predictions"
+            entry = replace(entry, notes=(*entry.notes, note), copy_of=original if is_copy else "")
+        checked.append(entry)
+    return checked
 
 
 def _predictions(entries: Sequence[Entry], asked: Sequence[tuple[int, int | None]]) -> Iterator[Predicted]:
-    """For every machine and division: what was asked for, else half and double of the measured sizes; then
-    each measured set, held against what the others say of it."""
-    known = [(e, m) for e in entries if (m := e.measured)]
+    """For every machine and division: the configurations asked for, else half and double of the measured sizes;
+    then each measured set, predicted from the others."""
+    measured_sets = [(e, m) for e in entries if (m := e.measured)]
     groups: dict[tuple[object, ...], list[tuple[Entry, Measured]]] = {}
-    for entry, measured in known:
+    for entry, measured in measured_sets:
         groups.setdefault((entry.problem, entry.line, entry.division), []).append((entry, measured))
     for group in groups.values():
         first = group[0][0]
-        alike = [(e, m) for e, m in known if e.problem == first.problem]
+        alike = [(e, m) for e, m in measured_sets if e.problem == first.problem]
         system = [(e, m) for e, m in alike if e.line == first.line]
         division = [(e, m) for e, m in alike if e.division == first.division]
-        known_epochs = references(first) if first.is_closed else []
-        wanted = [(units, batch or _same_share(units, group)) for units, batch in asked]
-        for units, batch in wanted or neighbours([m for _, m in group]):
-            yield from _predicted(first, units, batch, system, division, known_epochs, None)
+        reference_epochs = references(first) if first.is_closed else []
+        configurations = [(units, batch or _same_share(units, group)) for units, batch in asked]
+        for units, batch in configurations or neighbours([m for _, m in group]):
+            yield from _predicted(first, units, batch, system, division, reference_epochs, None)
         for entry, measured in group:
             yield from _predicted(
-                first, measured.units, measured.batch, system, division, known_epochs, entry
+                first, measured.units, measured.batch, system, division, reference_epochs, entry
             )
 
 
@@ -112,13 +136,13 @@ def references(entry: Entry) -> list[Point]:
     name = registry.our_name(entry.benchmark)
     if name not in registry.benchmarks() or "closed" not in load.presets(name):
         return []
-    if load.load(name, "closed").data.train_samples != entry.train_samples:
+    if load.load(name, "closed").data.train_samples != entry.data_set[0]:
         return []
     points: dict[int, Point] = {}
     known = reference_points(entry.benchmark, rules_of(entry.benchmark, "2.0.0"))
     for point in sorted(pruned(known) if known else [], key=lambda p: -p.epochs):
-        told = Spread(point.epochs, point.spread, point.counted).interval
-        points[point.batch_size] = Point(point.batch_size, told, "reference")
+        epochs = Spread(point.epochs, point.spread, point.counted).interval
+        points[point.batch_size] = Point(point.batch_size, epochs, "reference")
     return sorted(points.values())
 
 
@@ -133,14 +157,14 @@ def _predicted(
     batch: int,
     system: Sequence[tuple[Entry, Measured]],
     division: Sequence[tuple[Entry, Measured]],
-    known_epochs: Sequence[Point],
+    reference_epochs: Sequence[Point],
     without: Entry | None,
 ) -> Iterator[Predicted]:
     machine = [(e, m) for e, m in system if e is not without]
     convergence = [Point(m.batch, m.epochs, e.letter) for e, m in division if e is not without]
-    # The reference counts where no set was run.
+    # Reference points fill in batch sizes that no set has.
     sizes = {point.size for point in convergence}
-    convergence += [point for point in known_epochs if point.size not in sizes]
+    convergence += [point for point in reference_epochs if point.size not in sizes]
     prediction = predict(units, batch, [m for _, m in machine], convergence)
     if prediction is None:
         return

@@ -1,299 +1,378 @@
-"""The comparison of many runs as one self-contained HTML page, after paper 001: figures 1 and 2, tables 5 and
-6, and the prediction of section 4.1.2."""
+"""The comparison of many runs as one self-contained HTML page, after paper 001: figures 1 and 2, tables 5 and 6,
+and the prediction of section 4.1.2."""
 
 from collections.abc import Sequence
-from html import escape
 
 from mlhpc.benchmarks import registry
+from mlhpc.common.pages import plots
+from mlhpc.common.pages.html import Banner, Cell, Chapter, Details, Grid, Section, Table, render
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
 from mlhpc.submission.logs.phases import PARTS
-from mlhpc.submission.report import charts
-from mlhpc.submission.report.charts import Piece
 from mlhpc.submission.report.compare import Comparison, Predicted
 from mlhpc.submission.report.compare_planes import planes
-from mlhpc.submission.report.entry import OVER_ENDED, Entry, Spread
-from mlhpc.submission.report.html import document, section, table
-from mlhpc.submission.report.summary import decimals, duration, plain, whole
+from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
+from mlhpc.submission.report.run_sections import findings_table
+from mlhpc.submission.report.spread import Spread
+from mlhpc.submission.report.summary import decimals, duration, plain, time_unit, whole
 from mlhpc.submission.score.score import Weak
+
+_BARS = 24
+"""Sets in one figure of bars; more share the table only."""
 
 
 def page(comparison: Comparison) -> str:
     """The whole HTML text."""
     sets, logs = len(comparison.entries), sum(e.logs for e in comparison.entries)
-    where = " · ".join(map(str, comparison.paths))
-    header = f"""<header>
-<p class="eyebrow">mlhpc training benchmarks</p>
-<h1>Comparison <small>{count(sets, "set")} of runs, {count(logs, "log")}</small></h1>
-<p class="meta">{escape(where)}</p>
-<p class="banner">Measured from the logs as they are: <code>mlhpc check</code> says whether they comply. Sets
-that solve different problems (data set, preset) are shown apart. Not verified by MLCommons.</p>
-</header>
-"""
-    problems = "".join(_problem(group, comparison) for group in comparison.by_problem)
-    foot = """Time to solution is run_stop − run_start, staging included. Analysis after Farrell et al. 2021,
-section 4.1: T_solution = T_staging + T_epoch · epochs + T_extra."""
-    return document("Comparison of runs", header + _findings(comparison) + problems, foot)
-
-
-def _problem(group: Sequence[Entry], comparison: Comparison) -> str:
-    first = group[0]
-    banner = ""
-    if first.official is False:
-        benchmark = escape(registry.title(first.benchmark))
-        banner = (
-            '<p class="banner bad"><strong>Not the official data set.</strong> Nothing below is a result of '
-            f"{benchmark}; compare it with itself alone.</p>"
-        )
-    elif first.official is None:
-        banner = '<p class="banner">Whether this is the official data set is not known here.</p>'
-    predicted = [p for p in comparison.predictions if p.problem == first.problem]
-    sections = [
-        _sets(group),
-        _breakdown(group),
-        planes(group),
-        _staging(group),
-        _scaling(group),
-        _predictions(predicted),
-    ]
-    return f'<div><h2 class="problem">{escape(first.title)}</h2>{banner}{"".join(sections)}</div>'
-
-
-def _sets(group: Sequence[Entry]) -> str:
-    head = ["set", "division", "one run on", "batch size", "runs", "score, min", "without staging, min"]
-    rows = [
-        [
-            f"{_who(e)}<small>{escape(_and(e.when, e.software))}</small>",
-            escape(e.division) + "".join(f"<small>{escape(note)}</small>" for note in e.notes),
-            f"{_units(e)}<small>{escape(e.machine)}</small>",
-            whole(e.batch),
-            f"{len(e.runs)} of {e.logs}" + (f"<small>{e.missed} missed</small>" if e.missed else ""),
-            *_score(e),
-        ]
-        for e in group
-    ]
-    about = (
-        "Scored by MLPerf's rule: the fastest and the slowest run dropped, the mean of the rest. Runs: "
-        "those that everything below is measured over, of those in the set; missed: did not meet the "
-        "target."
+    banner = Banner(
+        "Measured from the logs as they are; mlhpc check says whether they comply. Sets that solve different "
+        "problems (data set, preset) are shown separately. Not verified by MLCommons."
     )
-    return section("Sets", about, table(head, rows, numbers_from=3))
+    return render(
+        "mlhpc.submission.report",
+        "comparison.html",
+        title="Comparison of runs",
+        blocks=[_findings(comparison), *(_problem(group, comparison) for group in comparison.by_problem)],
+        foot="Time to solution is run_stop − run_start. Analysis after Farrell et al. 2021, section 4.1: "
+        "T_solution = T_staging + T_epoch · epochs + T_extra.",
+        heading="Comparison",
+        subtitle=f"{count(sets, 'set')} of runs, {count(logs, 'log')}",
+        meta=" · ".join(map(str, comparison.paths)),
+        banners=[banner],
+    )
 
 
-def _score(entry: Entry) -> tuple[str, str]:
+def _problem(group: Sequence[Entry], comparison: Comparison) -> Chapter:
+    first = group[0]
+    originals = [e for e in group if not e.copy_of]
+    measured = [e for e in originals if e.runs]
+    predicted = [p for p in comparison.predictions if p.problem == first.problem]
+    blocks = [
+        *_banners(group),
+        _sets(group),
+        _breakdown(measured),
+        planes(originals),
+        _staging(measured),
+        _scaling(measured),
+        *_predictions(predicted),
+    ]
+    return Chapter(first.title, tuple(block for block in blocks if block))
+
+
+def _banners(group: Sequence[Entry]) -> list[Banner]:
+    first = group[0]
+    banners = []
+    if first.official is False:
+        benchmark = registry.title(first.benchmark)
+        text = f"Nothing below is a result of {benchmark}; compare these runs only with each other."
+        banners.append(Banner(text, "Not the official data set.", "bad"))
+    elif first.official is None:
+        banners.append(Banner("It is not known whether this is the official data set."))
+    inside, before = (_letters(e for e in group if e.staged == kind) for kind in (IN_CLOCK, BEFORE_CLOCK))
+    if inside and before:
+        text = (
+            f"The scores of {inside} include staging, as the rules up to round 2.0 ask. Those of {before} do not: "
+            "their data was staged before run_start, as in round 3.0. Compare them without staging."
+        )
+        banners.append(Banner(text, "Scores with and without staging."))
+    return banners
+
+
+def _letters(entries: object) -> str:
+    assert hasattr(entries, "__iter__")
+    return ", ".join(entry.letter for entry in entries)
+
+
+def _sets(group: Sequence[Entry]) -> Section:
+    head = (
+        "set",
+        "division",
+        "one run on",
+        "batch size",
+        "runs",
+        "score, min",
+        "without staging, min",
+        "staging",
+    )
+    rows = tuple(
+        (
+            Cell(e.name, notes=(", ".join(filter(None, (e.when, e.software))),), bold=e.letter),
+            Cell(e.division, notes=e.notes, value=e.division),
+            Cell(_units(e), notes=(e.machine,)),
+            Cell(whole(e.batch), value=e.batch or ""),
+            Cell(f"{len(e.runs)} of {e.logs}", notes=(f"{e.missed} missed",) if e.missed else ()),
+            *_score(e),
+            Cell(e.staged),
+        )
+        for e in group
+    )
+    about = (
+        "Scored by MLPerf's rule: the mean without the fastest and the slowest run. Runs: those that "
+        "everything below is measured over, out of all runs in the set; missed: did not meet the target. "
+        "Staging: whether the score includes it."
+    )
+    return Section("Sets", about, (Table("sets", head, rows, text_columns=3, prose=(7,)),))
+
+
+def _score(entry: Entry) -> tuple[Cell, Cell]:
     score = entry.score
     if score is None:
-        return "no score<small>no target is known</small>", ""
-    if score.minutes is None:
+        return Cell("no score", notes=("no target is known",), value=""), Cell()
+    if score.minutes is None or score.without_staging_minutes is None:
         mean = f"mean {plain(entry.time_s.mean / 60)} of {entry.over}" if entry.time_s else ""
-        return f"no score<small>{escape(score.why)}</small><small>{escape(mean)}</small>", ""
+        return Cell("no score", notes=(score.why, mean), value=""), Cell()
     if isinstance(score, Weak):
         about = f"TTTa; (T, S, M′) = ({score.T}, {score.S}, {score.M})"
     else:
-        about = f"± {entry.time_s.sd / 60:.2f}" if entry.time_s and entry.time_s.sd is not None else ""
-    return f"{score.minutes:.4f}<small>{about}</small>", f"{score.without_staging_minutes:.4f}"
+        shown = entry.time_s and entry.time_s.has_interval and entry.time_s.sd is not None
+        about = f"± {entry.time_s.sd / 60:.2f}" if shown and entry.time_s and entry.time_s.sd else ""
+    inside = Cell(f"{score.minutes:.4f}", notes=(about,), value=score.minutes)
+    return inside, Cell(f"{score.without_staging_minutes:.4f}", value=score.without_staging_minutes)
 
 
-def _breakdown(group: Sequence[Entry]) -> str:
-    """Figure 1."""
-    shown = [e for e in group if e.runs]
+def _breakdown(shown: Sequence[Entry]) -> Section | None:
+    """Figure 1, in minutes and in shares."""
     if not shown:
-        return ""
-    bars, rows = [], []
-    for e in shown:
-        parts = e.parts_s
-        total = sum(parts.values())
-        shares = {PARTS[key][0]: f"{duration(s)}, {s / total:.1%}" for key, s in parts.items()}
-        pieces = [
-            Piece(key, s / total, f"{e.letter} {PARTS[key][0]}: {shares[PARTS[key][0]]}")
-            for key, s in parts.items()
-            if s > 0
-        ]
-        says = f"{e.name}: " + "; ".join(f"{label} {share}" for label, share in shares.items())
-        bars.append(
-            f'<div class="stack"><p>{_measured_over(e)}</p>{charts.stacked_bar(pieces, says, 30)}'
-            f'<p class="n">{plain(total / 60)} min</p></div>'
+        return None
+    drawn = shown[:_BARS]
+    labels = {key: label for key, (label, _) in PARTS.items()}
+    unit, scale = time_unit(max(sum(e.parts_s.values()) for e in drawn))
+    rows, alt_texts = [], []
+    for e in drawn:
+        total = sum(e.parts_s.values())
+        shares = {key: s / total for key, s in e.parts_s.items()}
+        alt_texts.append(
+            f"{e.letter} {e.name}, {duration(total)}: "
+            + ", ".join(f"{labels[k]} {s:.1%}" for k, s in shares.items())
         )
-        cells = {key: _share(s, total) for key, s in parts.items()}
-        if all(r.phases.first_epoch_excess is None for r in e.runs):
-            cells["first_epoch_excess"] = "not known"
-        rows.append([_who(e), *cells.values(), plain(total / 60)])
-    key = "".join(
-        f'<span title="{escape(what)}"><span class="swatch {part}"></span>{label}</span>'
-        for part, (label, what) in PARTS.items()
+        rows += [
+            {
+                "bar": e.letter,
+                "name": f"{e.letter}  {e.name}, {duration(total)}",
+                "set": f"{e.letter} {e.name}: {e.made_from}",
+                "key": key,
+                "part": labels[key],
+                "value": seconds / scale,
+                "time": duration(seconds),
+                "share": f"{shares[key]:.1%}",
+                "label": f"{shares[key]:.0%}" if shares[key] >= 0.09 else "",
+            }
+            for key, seconds in e.parts_s.items()
+            if seconds > 0
+        ]
+    tooltip = [("set", "set"), ("part", "part"), ("time", "time"), ("share", "share")]
+    absolute = plots.stacked_bars(
+        [{**row, "label": ""} for row in rows],
+        "Time by part: " + "; ".join(alt_texts),
+        parts=labels,
+        value_title=f"mean time to solution, {unit}",
+        tooltip=tooltip,
+        title="Absolute",
+        static_width=480,
     )
-    numbers = table(["minutes, share", *(label for label, _ in PARTS.values()), "sum"], rows)
+    relative = plots.stacked_bars(
+        rows,
+        "Share of the time by part: " + "; ".join(alt_texts),
+        parts=labels,
+        value_title="share of the time to solution",
+        tooltip=tooltip,
+        relative=True,
+        title="Relative",
+        static_width=480,
+    )
     about = (
-        "Mean over the runs named. First-epoch excess: what the first epoch and evaluation took longer "
-        "than the median of the later ones. Data read in while training is staging that no key shows; it "
-        "shows here."
+        "Mean over the measured runs of each set. First-epoch excess: how much longer the first epoch and "
+        "evaluation took than the median of the later ones. Data that is read in while training is staging "
+        "without a key in the log; it shows here."
     )
-    return section(
-        "Where the time to solution went",
-        about,
-        f'<div class="key">{key}</div><div class="stacks">{"".join(bars)}</div>'
-        f"<details><summary>In numbers</summary>{numbers}</details>",
-    )
+    if len(shown) > len(drawn):
+        about += f" The figures show the first {len(drawn)} of {len(shown)} sets."
+    details = Details("In numbers", (_breakdown_table(shown),))
+    return Section("Where the time to solution went", about, (Grid((absolute, relative)), details))
 
 
-def _staging(group: Sequence[Entry]) -> str:
-    """Table 5."""
-    shown = [e for e in group if e.runs]
-    if not shown:
-        return ""
-    head = ["set", "staging, min", "T_epoch, s", "compute-to-staging ratio", "first-epoch excess, min",
-            "ratio with the excess"]  # fmt: skip
+def _breakdown_table(shown: Sequence[Entry]) -> Table:
     rows = []
     for e in shown:
-        staged = bool(e.staging_s and e.staging_s.mean > 0)
+        total = sum(e.parts_s.values())
+        cells = {
+            key: Cell(plain(s / 60), notes=(f"{s / total:.1%}",), value=s / 60)
+            for key, s in e.parts_s.items()
+        }
+        if all(r.phases.first_epoch_excess is None for r in e.runs):
+            cells["first_epoch_excess"] = Cell("not known", value="")
+        rows.append((_who(e), *cells.values(), Cell(plain(total / 60), value=total / 60)))
+    head = ("minutes and share", *(label for label, _ in PARTS.values()), "sum")
+    return Table("breakdown", head, tuple(rows))
+
+
+def _staging(shown: Sequence[Entry]) -> Section | None:
+    """Table 5."""
+    if not shown:
+        return None
+    head = ("set", "staging, min", "T_epoch, s", "T_staging / T_epoch", "first-epoch excess, min",
+            "(T_staging + excess) / T_epoch")  # fmt: skip
+    rows = []
+    for e in shown:
+        timed = e.staged == IN_CLOCK and e.staging_s is not None
         rows.append(
-            [
+            (
                 _measured_over(e),
-                _pm(e.staging_s, 60) if staged else "no staging key",
-                _pm(e.epoch_s),
-                _pm(e.staging_ratio) if staged else "",
-                _pm(e.excess_s, 60) or "not known",
-                _pm(e.hidden_ratio),
-            ]
+                _mean(e.staging_s, 60) if timed else Cell(e.staged, value=""),
+                _mean(e.epoch_s),
+                _mean(e.staging_in_epochs) if timed else Cell(),
+                _mean(e.excess_s, 60) if e.excess_s else Cell("not known", value=""),
+                _mean(e.staging_and_excess_in_epochs),
+            )
         )
     about = (
-        "Mean ± standard deviation over the runs. The ratio is T_staging / T_epoch: what staging costs, "
-        "in epochs. T_epoch is the mean epoch with its evaluation. The last column counts the first "
-        "epoch's excess as staging, and divides by the mean epoch without it."
+        "Mean ± standard deviation over the runs (three or more). T_staging / T_epoch is the cost of staging "
+        "in epochs (paper 001 calls it the compute-to-staging throughput ratio). T_epoch is the mean epoch "
+        "with its evaluation. The last column counts the first epoch's excess as staging, and divides by the "
+        "mean epoch without it."
     )
-    return section("Staging", about, table(head, rows))
+    return Section("Staging", about, (Table("staging", head, tuple(rows)),))
 
 
-def _scaling(group: Sequence[Entry]) -> str:
-    """Table 6."""
-    shown = [e for e in group if e.runs]
+def _scaling(shown: Sequence[Entry]) -> Section | None:
+    """Table 6, with speed-up and efficiency."""
     if not shown:
-        return ""
-    head = ["set", "batch size", "epochs", "units", "training, samples/s a unit",
-            "evaluation, samples/s a unit", "time, min", "budget, h · units"]  # fmt: skip
-    rows = [
-        [
-            _measured_over(e),
-            whole(e.batch),
-            f"target not met in {max(r.epochs for r in e.runs)}" if e.over == OVER_ENDED else _pm(e.epochs),
-            _units(e),
-            _pm(e.train_rate),
-            _pm(e.eval_rate),
-            _pm(e.time_s, 60),
-            plain(e.budget_h),
-        ]
-        for e in shown
-    ]
+        return None
+    head = ("set", "batch size", "epochs", "units", "training, samples/s per unit",
+            "evaluation, samples/s per unit", "time, min", "speed-up", "efficiency",
+            "budget, h · units")  # fmt: skip
+    rows = []
+    for e in shown:
+        speedup, efficiency, base = _speedup(e, shown)
+        rows.append(
+            (
+                _measured_over(e),
+                Cell(whole(e.batch), value=e.batch or ""),
+                Cell(f"target not met in {max(r.epochs for r in e.runs)}")
+                if e.over == OVER_ENDED
+                else _mean(e.epochs),
+                Cell(_units(e), value=e.scale or ""),
+                _mean(e.train_rate),
+                _mean(e.eval_rate),
+                _mean(e.time_s, 60),
+                Cell(f"{speedup:.3g}", notes=(f"of {base}",), value=speedup) if speedup else Cell(),
+                Cell(f"{efficiency:.0%}", value=efficiency) if efficiency else Cell(),
+                Cell(plain(e.budget_h), value=e.budget_h or ""),
+            )
+        )
     about = (
-        "Mean ± standard deviation over the runs. Training throughput is over all epochs, without "
-        "evaluation and checkpoints; samples are counted by steps where the log has them."
+        "Mean ± standard deviation over the runs (three or more). Training throughput is over all epochs, "
+        "without evaluation and checkpoints; samples are counted by steps where the log has them. Speed-up: "
+        "the time to solution of the smallest set of the same machine and division over that of this set; "
+        "efficiency: speed-up over the ratio of their units."
     )
-    return section("Scaling", about, table(head, rows))
+    return Section("Scaling", about, (Table("scaling", head, tuple(rows)),))
 
 
-def _predictions(predicted: Sequence[Predicted]) -> str:
+def _speedup(entry: Entry, shown: Sequence[Entry]) -> tuple[float | None, float | None, str]:
+    """Speed-up and efficiency against the smallest set of the same machine, division and metric; its letter."""
+    alike = [
+        e
+        for e in shown
+        if (e.line, e.division, e.metric) == (entry.line, entry.division, entry.metric)
+        and e.scale
+        and e.time_s
+        and e.over != OVER_ENDED
+    ]
+    if entry not in alike or len({e.scale for e in alike}) < 2:
+        return None, None, ""
+    base = min(alike, key=lambda e: e.scale or 0)
+    assert base.time_s and entry.time_s and base.scale and entry.scale
+    speedup = base.time_s.mean / entry.time_s.mean
+    return speedup, speedup * base.scale / entry.scale, base.letter
+
+
+def _predictions(predicted: Sequence[Predicted]) -> list[Section]:
     new = [p for p in predicted if p.measured_min is None]
-    held = [p for p in predicted if p.measured_min is not None]
+    tested = [p for p in predicted if p.measured_min is not None]
     sections = []
     if new:
         about = (
-            "Not measured. T_staging + T_epoch · epochs + T_extra, T_epoch carried along the throughput "
-            "scaling of the machine, the epochs along the epoch scaling of the division. Ranges: between "
-            "two measurements, what either would say alone; beyond them, from no gain to ideal scaling, "
-            "and from the same epochs to the same steps; every end takes all terms at that end. From one "
-            "size, T_epoch is taken to scale ideally: the value is then near the lower end."
+            "Configurations that were not run. T_staging + T_epoch · epochs + T_extra, T_epoch from the "
+            "throughput scaling of the machine, the epochs from the epoch scaling of the division. Ranges: "
+            "between two measurements, what each of them would predict; beyond them, from no gain to ideal "
+            "scaling, and from the same epochs to the same steps; each end of the range takes all terms at "
+            "that end. From a single size, T_epoch is assumed to scale ideally: the value is then near the "
+            "lower end."
         )
-        title = "Prediction of configurations that were not run"
-        sections.append(section(title, about, _predicted_table(new)))
-    if held:
+        title = "Predictions"
+        sections.append(Section(title, about, (_predicted_table("predictions", new),)))
+    if tested:
         about = (
-            "Each set predicted from the others, without itself, and what was measured. One outside its "
-            "range differs from the others in more than size: software, hyperparameters, file system."
+            "Each set predicted from the others, without itself, and the measured time. A set outside its range "
+            "differs from the others in more than size: software, hyperparameters, file system."
         )
-        sections.append(section("The prediction held against measurements", about, _predicted_table(held)))
-    return "".join(sections)
+        sections.append(
+            Section(
+                "Predictions against measurements", about, (_predicted_table("predictions-tested", tested),)
+            )
+        )
+    return sections
 
 
-def _predicted_table(predicted: Sequence[Predicted]) -> str:
-    head = ["machine", "on", "time to solution, min", "staging, min", "T_epoch, s", "epochs",
-            '<span class="how">from</span>']  # fmt: skip
+def _predicted_table(name: str, predicted: Sequence[Predicted]) -> Table:
+    head = ("machine", "on", "time to solution, min", "staging, min", "T_epoch, s", "epochs", "from")
     rows = []
     for p in predicted:
-        said = p.prediction
-        held = ""
+        estimate, measured = p.prediction, ""
         if p.measured_min is not None:
-            inside = said.seconds.low <= p.measured_min * 60 <= said.seconds.high
-            style, where = ("", "inside") if inside else (' class="warning"', "outside")
-            held = f"<small{style}>measured {plain(p.measured_min)}, {where}</small>"
+            inside = estimate.seconds.low <= p.measured_min * 60 <= estimate.seconds.high
+            measured = f"measured {plain(p.measured_min)}, {'inside' if inside else 'outside'}"
         rows.append(
-            [
-                f"{escape(p.org)}<small>{escape(p.machine)}</small><small>{escape(p.division)}</small>",
-                f"{whole(said.units)} {escape(p.unit)}s<small>batch size {whole(said.batch)}</small>",
-                _estimate(said.seconds, 60) + held,
-                _estimate(said.staging_s, 60),
-                _estimate(said.epoch_s),
-                _estimate(said.epochs),
-                f'<span class="how">{escape(_and(said.seconds.how, p.note))}</span>',
-            ]
+            (
+                Cell(p.org, notes=(p.machine, p.division)),
+                Cell(f"{whole(estimate.units)} {p.unit}s", notes=(f"batch size {whole(estimate.batch)}",)),
+                _estimate(estimate.seconds, 60, measured),
+                _estimate(estimate.staging_s, 60),
+                _estimate(estimate.epoch_s),
+                _estimate(estimate.epochs),
+                Cell(", ".join(filter(None, (estimate.seconds.how, p.note)))),
+            )
         )
-    return table(head, rows, numbers_from=2)
+    return Table(name, head, tuple(rows), text_columns=2, prose=(6,))
 
 
-def _findings(comparison: Comparison) -> str:
+def _findings(comparison: Comparison) -> Section | None:
     problems = comparison.problems
     if not problems:
-        return ""
-    rows = [
-        [
-            f'<span class="{f.severity}">{f.severity}</span> {escape(f.rule)}'
-            f"<small>{escape(f.where)}</small><small>{escape(str(path))}</small>",
-            escape(f.expected),
-            escape(f.actual),
-            escape(f.remedy),
-        ]
-        for path, f in problems
-    ]
-    drawn = table(["finding", "expected", "found", "what to do"], rows, numbers_from=9)
-    shown = " open" if len(problems) <= 6 else ""
-    title = f"{count(len(problems), 'finding')} against the sets as they lie there"
-    return f"<section><details{shown}><summary>{title}</summary>{drawn}</details></section>"
+        return None
+    table = findings_table([(str(path), finding) for path, finding in problems])
+    summary = f"{count(len(problems), 'finding')} about the sets"
+    return Section("Findings", "", (Details(summary, (table,), open=len(problems) <= 6),))
 
 
-# How things are written.
+# How values are written.
 
 
-def _who(entry: Entry) -> str:
-    return f"<b>{entry.letter}</b> {escape(entry.name)}"
+def _who(entry: Entry) -> Cell:
+    return Cell(entry.name, bold=entry.letter)
 
 
-def _measured_over(entry: Entry) -> str:
-    return f"{_who(entry)}<small>{escape(entry.made_from)}</small>"
+def _measured_over(entry: Entry) -> Cell:
+    return Cell(entry.name, notes=(entry.made_from,), bold=entry.letter)
 
 
 def _units(entry: Entry) -> str:
     if entry.scale is None:
         return "not logged"
-    return f"{whole(entry.scale)} {escape(entry.unit)}{'' if entry.scale == 1 else 's'}"
+    return f"{whole(entry.scale)} {entry.unit}{'' if entry.scale == 1 else 's'}"
 
 
-def _and(*texts: str) -> str:
-    return ", ".join(text for text in texts if text)
-
-
-def _pm(value: Spread | None, by: float = 1.0) -> str:
-    """``26.42 ± 0.69``, both divided by ``by``: the deviation with the decimals of the mean."""
+def _mean(value: Spread | None, by: float = 1.0) -> Cell:
+    """``26.42 ± 0.69``, both divided by ``by``; the deviation has as many decimals as the mean."""
     if value is None:
-        return ""
+        return Cell()
     mean = value.mean / by
-    if value.sd is None or 0 < mean < 0.001:
-        return escape(plain(mean))
-    return f"{plain(mean)}&nbsp;± {value.sd / by:,.{decimals(mean)}f}".replace(",", "\xa0")
+    if value.sd is None or not value.has_interval or 0 < mean < 0.001:
+        return Cell(plain(mean), value=mean)
+    return Cell(f"{plain(mean)}\xa0±\xa0{value.sd / by:,.{decimals(mean)}f}".replace(",", "\xa0"), value=mean)
 
 
-def _share(seconds: float, total: float) -> str:
-    return f"{escape(plain(seconds / 60))}<small>{seconds / total:.1%}</small>"
-
-
-def _estimate(estimate: Estimate, by: float = 1.0) -> str:
-    value, low, high = (escape(plain(end / by)) for end in estimate[:3])
-    return f"{value}<small>{low} to {high}</small>"
+def _estimate(estimate: Estimate, by: float = 1.0, note: str = "") -> Cell:
+    value, low, high = (plain(end / by) for end in estimate[:3])
+    return Cell(value, notes=(f"{low} to {high}", note), value=estimate.value / by)

@@ -1,169 +1,269 @@
-"""The sections of a page that tell where the time went, and what was learnt and read meanwhile."""
+"""The charts of a run's page: where the time went, what was learnt, and how fast."""
 
 import math
-from collections.abc import Callable, Mapping
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from mlhpc.common.pages import plots
+from mlhpc.common.pages.charts import Figure
 from mlhpc.errors import count
 from mlhpc.submission.logs.run_directory import RunDirectory
-from mlhpc.submission.report import charts
-from mlhpc.submission.report.charts import Piece, Point
-from mlhpc.submission.report.html import number, section, table
-from mlhpc.submission.report.summary import PARTS, data_rates, duration, parts, rate, size, target_sign
+from mlhpc.submission.report.ranks import PERCENTILES, RankTimes
+from mlhpc.submission.report.summary import (
+    PARTS,
+    Part,
+    data_rates,
+    duration,
+    rate,
+    size,
+    target_sign,
+    time_unit,
+)
+
+_HEIGHT = 170
+_MOST_EPOCHS = 2000
+"""Of a curve; of more, every n-th is drawn."""
 
 
-def breakdown(run: RunDirectory) -> str:
-    told = parts(run)
-    if not told:
-        return ""
-    pieces = [
-        Piece(p.key, p.share, f"{p.label}: {duration(p.seconds)}, {p.share:.1%}") for p in told if p.share > 0
-    ]
-    says = "Where the time went: " + ", ".join(f"{p.label} {p.share:.1%}" for p in told)
+def breakdown(parts: Sequence[Part]) -> Figure:
+    """One bar: as long as the run, on an axis of time."""
+    total = sum(part.seconds or 0.0 for part in parts)
+    unit, scale = time_unit(total)
     rows = [
-        [
-            f'<span class="swatch {escape(p.key)}"></span>{escape(p.label)}<small>{escape(p.what)}</small>',
-            p.unknown if p.seconds is None else f"{p.seconds:.2f}",
-            "" if p.seconds is None else f"{p.share:.1%}",
-        ]
-        for p in told
+        {
+            "bar": "run",
+            "name": "",
+            "key": part.key,
+            "part": part.label,
+            "value": part.seconds / scale,
+            "label": f"{part.share:.0%}" if part.share >= 0.07 else "",
+            "time": duration(part.seconds),
+            "share": f"{part.share:.1%}",
+        }
+        for part in parts
+        if part.seconds is not None and part.seconds > 0
     ]
-    whole = sum(p.seconds or 0.0 for p in told)
-    drawn = table(["part", "seconds", "share"], rows, foot=["Sum", f"{whole:.2f}", "100.0%"])
-    return section(
-        "Where the time went",
-        "Parts of the interval run_start to run_stop, as rank 0 saw it. They add up to the whole.",
-        charts.stacked_bar(pieces, says) + drawn,
+    says = "Where the time went: " + ", ".join(f"{part.label} {part.share:.1%}" for part in parts)
+    return plots.stacked_bars(
+        rows,
+        says,
+        parts={part.key: part.label for part in parts},
+        value_title=f"time since run_start, {unit}",
+        tooltip=[("part", "part"), ("time", "time"), ("share", "share")],
+        bar_height=44,
+        static_width=820,
     )
 
 
-def learning_curve(run: RunDirectory) -> str:
+def learning_curve(run: RunDirectory) -> Figure | None:
+    """The quality metric over time since run_start; over epochs where there is no log."""
     target = run.target
     if target is None:
-        return ""
-    points, shaded, unit, scale = [], [], "", 1.0
-    begun = run.log.first("run_start") if run.log else None
+        return None
     evaluations = run.log.evaluations(target.metric) if run.log else ()
+    begun = run.log.first("run_start") if run.log else None
+    rows: list[dict[str, Any]] = []
+    shaded, x_title = [], "epoch"
     if run.log and begun and evaluations:
-        start = begun.time_ms
-        unit, scale = _time_unit((evaluations[-1].time_ms - start) / 1e3)
-        for e in evaluations:
-            at = (e.time_ms - start) / 1e3
+        seconds = [(e.time_ms - begun.time_ms) / 1e3 for e in evaluations]
+        unit, scale = time_unit(max(seconds))
+        x_title = f"time since run_start, {unit}"
+        for e, at in zip(evaluations, seconds, strict=True):
             epoch = "?" if e.epoch is None else str(e.epoch)
-            says = f"epoch {epoch}, {duration(at)}: {e.value:.4g}"
-            points.append(Point(at / scale, e.value, epoch, says))
+            rows.append({"x": at / scale, "y": e.value, "epoch": epoch, "time": duration(max(0.0, at))})
         for interval in run.log.staging:
-            left, right = ((edge - start) / 1e3 for edge in (interval.start_ms, interval.stop_ms))
-            shaded.append((left / scale, right / scale, f"staging, {duration(interval.seconds)}"))
-        x_ticks = charts.ticks(0.0, max(p.x for p in points), 5)
-        where = f"over time since run_start in {unit}; epochs along the top" + (
-            "; staging shaded" if shaded else ""
-        )
+            left, right = (
+                (edge - begun.time_ms) / 1e3 / scale for edge in (interval.start_ms, interval.stop_ms)
+            )
+            shaded.append({"x": left, "x2": right, "what": f"staging, {duration(interval.seconds)}"})
     else:
         for done in run.result.epochs if run.result else ():
             value = done.quality(target.metric)
             if value is not None:
-                points.append(Point(done.epoch, value, str(done.epoch), f"epoch {done.epoch}: {value:.4g}"))
-        x_ticks = []
-        where = "over epochs"
-    points = [p for p in points if math.isfinite(p.y)]
-    if not points:
-        return ""
+                rows.append({"x": done.epoch, "y": value, "epoch": str(done.epoch), "time": "not logged"})
+    rows = _thinned([row for row in rows if math.isfinite(row["y"]) and math.isfinite(row["x"])])
+    if not rows:
+        return None
+    for row in rows:
+        row["value"] = f"{row['y']:.4g}"
+    first, last = rows[0], rows[-1]
     says = (
-        f"{target.label}: {points[0].y:.4g} at epoch {points[0].top}, {points[-1].y:.4g} at epoch "
-        f"{points[-1].top}; target {target_sign(target)} {target.value:g}"
+        f"{target.label}: {first['value']} at epoch {first['epoch']}, {last['value']} at epoch {last['epoch']}; "
+        f"target {target_sign(target)} {target.value:g}"
     )
-    picture = charts.curve(
-        points,
+    return plots.line(
+        rows,
         says,
-        target=target.value,
-        target_label=f"target {target.value:g}",
-        x_label=lambda value: f"{value:g} {unit}",
-        x_ticks=x_ticks,
+        x_title=x_title,
+        y_title=target.label,
+        tooltip=[("epoch", "epoch"), ("time", "time"), ("value", target.label)],
+        target=(target.value, f"target {target_sign(target)} {target.value:g}"),
         shaded=shaded,
-    )
-    return section("Learning curve", f"{target.label.capitalize()}, {where}.", picture)
-
-
-def _time_unit(seconds: float) -> tuple[str, float]:
-    if seconds < 300:
-        return "s", 1.0
-    return ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)
-
-
-def epoch_times(run: RunDirectory) -> str:
-    columns = []
-    for e in run.result.epochs if run.result else ():
-        times = {"data_wait": e.data_wait_s, "step": e.step_s, "evaluation": e.eval_s}
-        pieces = [
-            Piece(key, value, f"epoch {e.epoch}, {PARTS[key][0]}: {duration(value)}")
-            for key, value in times.items()
-            if value is not None
-        ]
-        columns.append((str(e.epoch), pieces))
-    if not any(pieces for _, pieces in columns):
-        return ""
-    totals = [sum(p.amount for p in pieces) for _, pieces in columns]
-    says = f"Seconds an epoch: {totals[0]:.3g} the first, {totals[-1]:.3g} the last, "
-    says += f"of {count(len(totals), 'epoch')}"
-    key = "".join(
-        f'<span><span class="swatch {k}"></span>{PARTS[k][0]}</span>'
-        for k in ("data_wait", "step", "evaluation")
-    )
-    picture = charts.bars(columns, says, "{:g} s".format)
-    return section(
-        "Time an epoch", "Seconds of each epoch, by part.", f'<div class="key">{key}</div>{picture}'
+        zero_x=True,
+        title="Learning curve",
+        note="staging shaded" if shaded else "",
+        height=_HEIGHT,
     )
 
 
-def throughput_chart(run: RunDirectory) -> str:
+def training_curves(run: RunDirectory) -> list[Figure]:
+    """Training loss and learning rate by epoch."""
+    epochs = run.result.epochs if run.result else ()
+    found = []
+    for title, note, values in (
+        ("Training loss", "mean of the epoch", {e.epoch: e.train_loss for e in epochs}),
+        ("Learning rate", "at the end of the epoch", {e.epoch: e.learning_rate for e in epochs}),
+    ):
+        known = {
+            epoch: value for epoch, value in values.items() if value is not None and math.isfinite(value)
+        }
+        if known:
+            found.append(_by_epoch_line(title, note, known))
+    return found
+
+
+def _by_epoch_line(title: str, note: str, values: Mapping[int, float]) -> Figure:
+    rows = [{"x": x, "y": y, "epoch": str(x), "value": f"{y:.4g}"} for x, y in values.items()]
+    says = f"{title} by epoch: {rows[0]['value']} at the first, {rows[-1]['value']} at the last"
+    return plots.line(
+        _thinned(rows),
+        says,
+        x_title="epoch",
+        y_title=title.lower(),
+        tooltip=[("epoch", "epoch"), ("value", title.lower())],
+        title=title,
+        note=note,
+        height=_HEIGHT,
+    )
+
+
+def epoch_times(run: RunDirectory) -> Figure | None:
+    """Seconds of each epoch, by part."""
+    parts = {key: PARTS[key][0] for key in ("data_wait", "step", "evaluation")}
+    rows: list[dict[str, Any]] = [
+        {
+            "x": e.epoch,
+            "key": key,
+            "part": parts[key],
+            "value": value,
+            "time": duration(value),
+            "epoch": str(e.epoch),
+        }
+        for e in (run.result.epochs if run.result else ())
+        for key, value in (("data_wait", e.data_wait_s), ("step", e.step_s), ("evaluation", e.eval_s))
+        if value is not None and math.isfinite(value)
+    ]
+    if not rows:
+        return None
+    totals: dict[object, float] = {}
+    for row in rows:
+        totals[row["x"]] = totals.get(row["x"], 0.0) + row["value"]
+    first, last = (list(totals.values())[n] for n in (0, -1))
+    says = f"Time per epoch: {first:.3g} s the first, {last:.3g} s the last, of {count(len(totals), 'epoch')}"
+    return plots.columns(
+        rows,
+        says,
+        x_title="epoch",
+        y_title="time, s",
+        parts=parts,
+        tooltip=[("epoch", "epoch"), ("part", "part"), ("time", "time")],
+        title="Time per epoch",
+        height=_HEIGHT,
+    )
+
+
+def throughput(run: RunDirectory) -> Figure | None:
     rates = {e.epoch: e.samples_per_s for e in run.result.epochs if e.samples_per_s} if run.result else {}
-    return _rates(
-        "Throughput", "Samples a second while training, by epoch, all ranks.", rates, rate, "samples/s"
-    )
+    return _rates("Throughput", "samples/s, all ranks", rates, lambda value: f"{rate(value)} samples/s")
 
 
-def data_rate_chart(run: RunDirectory) -> str:
-    about = (
-        "Bytes a second that training read, by epoch, all ranks: the epoch's bytes over its training time."
+def data_rate(run: RunDirectory) -> Figure | None:
+    """The bytes that training read in an epoch over its training time."""
+    rates = data_rates(run)
+    most = max(rates.values(), default=0.0)
+    unit, factor = next(
+        ((u, f) for u, f in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)) if most >= f), ("B/s", 1.0)
     )
-    return _rates("Data rate", about, data_rates(run), lambda value: size(value, "/s"), "")
+    scaled = {epoch: value / factor for epoch, value in rates.items()}
+    return _rates("Data rate", f"{unit} read, all ranks", scaled, lambda value: size(value * factor, "/s"))
 
 
 def _rates(
-    title: str, about: str, rates: Mapping[int, float], write: Callable[[float], str], unit: str
-) -> str:
+    title: str, y_title: str, rates: Mapping[int, float], write: Callable[[float], str]
+) -> Figure | None:
+    rates = {epoch: value for epoch, value in rates.items() if math.isfinite(value)}
     if not rates:
-        return ""
-    columns = [
-        (str(epoch), [Piece("plain", value, f"epoch {epoch}: {write(value)} {unit}".strip())])
-        for epoch, value in rates.items()
-    ]
+        return None
+    rows = [{"x": epoch, "value": v, "epoch": str(epoch), "rate": write(v)} for epoch, v in rates.items()]
     low, high = min(rates.values()), max(rates.values())
-    says = (
-        f"{title} by epoch: from {write(low)} to {write(high)} {unit}".strip()
-        + f" over {count(len(rates), 'epoch')}"
+    says = f"{title} by epoch: from {write(low)} to {write(high)} over {count(len(rates), 'epoch')}"
+    return plots.columns(
+        rows,
+        says,
+        x_title="epoch",
+        y_title=y_title,
+        tooltip=[("epoch", "epoch"), ("rate", title.lower())],
+        title=title,
+        height=_HEIGHT,
     )
-    return section(title, about, charts.bars(columns, says, lambda value: write(value) if value else "0"))
 
 
-def epoch_table(run: RunDirectory) -> str:
-    if not (run.result and run.result.epochs):
-        return ""
-    target, speeds = run.result.target, data_rates(run)
-    head = [
-        "epoch", target.metric, "train loss", "learning rate", "train s", "data wait s", "step s", "eval s",
-        "samples", "samples/s", "data rate",
-    ]  # fmt: skip
-    rows = [
-        [
-            str(e.epoch), number(e.quality(target.metric)), number(e.train_loss), number(e.learning_rate),
-            number(e.train_s), number(e.data_wait_s), number(e.step_s), number(e.eval_s),
-            "" if e.samples is None else str(e.samples), number(e.samples_per_s),
-            size(speeds[e.epoch], "/s") if e.epoch in speeds else "",
-        ]
-        for e in run.result.epochs
-    ]  # fmt: skip
-    drawn = table(head, rows)
-    title = f"{'All ' * (len(rows) > 1)}{count(len(rows), 'epoch')} in numbers"
-    return f"<section><details><summary>{title}</summary>{drawn}</details></section>"
+def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
+    """Percentiles of the step time by epoch: of each epoch those of the rank with the largest median."""
+    slowest: dict[int, dict[str, float]] = {}
+    for rank in ranks:
+        for epoch, found in rank.steps.items():
+            if "p50" in found and found["p50"] >= slowest.get(epoch, {"p50": 0.0})["p50"]:
+                slowest[epoch] = found
+    rows: list[dict[str, Any]] = [
+        {
+            "x": epoch,
+            "y": found[key] * 1e3,
+            "series": key,
+            "epoch": str(epoch),
+            "time": f"{found[key] * 1e3:.4g} ms",
+        }
+        for epoch, found in sorted(slowest.items())
+        for key in PERCENTILES
+        if key in found
+    ]
+    if not rows:
+        return None
+    medians = [row["y"] for row in rows if row["series"] == "p50"]
+    says = f"Step time by epoch: median {min(medians):.4g} to {max(medians):.4g} ms"
+    return plots.line(
+        rows,
+        says,
+        x_title="epoch",
+        y_title="step time, ms",
+        tooltip=[("epoch", "epoch"), ("series", "percentile"), ("time", "step time")],
+        series=PERCENTILES,
+        title="Step time",
+        note="median, 90th and 99th percentile and maximum"
+        + (" of the slowest rank" if len(ranks) > 1 else ""),
+        height=_HEIGHT,
+    )
+
+
+def rank_spread(ranks: Sequence[RankTimes]) -> Figure | None:
+    """Data wait of every rank, for runs of several."""
+    known = [(rank.rank, rank.data_wait_s) for rank in ranks if rank.data_wait_s is not None]
+    if len(known) < 2:
+        return None
+    rows = [{"x": rank, "value": wait, "rank": str(rank), "time": duration(wait)} for rank, wait in known]
+    low, high = min(known, key=lambda pair: pair[1]), max(known, key=lambda pair: pair[1])
+    says = f"Data wait by rank: {duration(low[1])} on rank {low[0]} to {duration(high[1])} on rank {high[0]}"
+    return plots.columns(
+        rows,
+        says,
+        x_title="rank",
+        y_title="data wait, s",
+        tooltip=[("rank", "rank"), ("time", "data wait")],
+        height=120,
+        static_width=820,
+    )
+
+
+def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    step = -(-len(rows) // _MOST_EPOCHS) or 1
+    return list(rows[::-1][::step][::-1])

@@ -1,18 +1,19 @@
-"""The report of a run as one self-contained HTML page: no script, no network, no file beside it."""
+"""The report of a run as one self-contained HTML page."""
 
 from collections.abc import Sequence
-from html import escape
 
 from mlhpc.benchmarks import registry
+from mlhpc.common.pages.html import Banner, Cell, Grid, Section, Table, render
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, passes, verdict
 from mlhpc.submission.logs.run_directory import RunDirectory
 from mlhpc.submission.report import run_charts, run_sections
-from mlhpc.submission.report.html import document, pair, section
+from mlhpc.submission.report.ranks import RankTimes, read_ranks, running
 from mlhpc.submission.report.summary import (
-    data_rates,
+    data_rate,
     duration,
     no_score,
+    parts,
     rate,
     rules_text,
     size,
@@ -23,34 +24,40 @@ from mlhpc.submission.report.summary import (
 
 
 def page(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
-    """The whole HTML text. What the directory lacks is left out, and named in a section of its own."""
-    sections = [
-        _missing(run),
-        run_charts.breakdown(run),
-        pair(run_charts.learning_curve(run), run_charts.epoch_times(run)),
-        pair(run_charts.throughput_chart(run), run_charts.data_rate_chart(run)),
-        run_charts.epoch_table(run),
-        pair(run_sections.staging(run), run_sections.hyperparameters(run)),
-        run_sections.hardware(run),
-        run_sections.provenance(run),
-        _check(findings, rules_text(run, ruleset)),
-    ]
-    by = " (MLPerf HPC training rules up to round 2.0)" * rules_text(run, ruleset).startswith("hpc")
-    foot = (
-        f"Time to train is run_stop − run_start on one monotonic clock over all ranks, staging included{by}."
-    )
-    body = _header(run, findings, ruleset) + "\n" + "".join(sections)
-    return document(_title(run), body, foot)
-
-
-def _title(run: RunDirectory) -> str:
-    return registry.title(run.benchmark) + (f", preset {run.preset}" if run.preset else "")
-
-
-def _header(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
-    result, log = run.result, run.log
+    """The whole HTML text. What the directory lacks is left out, and listed in a section of its own."""
+    rules, ranks = rules_text(run, ruleset), read_ranks(run.path)
     reasons = no_score(run, findings)
-    preset = f" <small>preset {escape(run.preset)}</small>" if run.preset else ""
+    heading = registry.title(run.benchmark)
+    training_rules = " (MLPerf HPC training rules up to round 2.0)" * rules.startswith("hpc")
+    return render(
+        "mlhpc.submission.report",
+        "run.html",
+        title=heading + (f", preset {run.preset}" if run.preset else ""),
+        blocks=[
+            _missing(run),
+            _breakdown(run),
+            _progress(run, ranks),
+            run_sections.processes(run, ranks),
+            run_sections.staging(run),
+            run_sections.hyperparameters(run),
+            run_sections.hardware(run),
+            run_sections.provenance(run),
+            None if running(run) else run_sections.check(findings, rules),
+            run_sections.epoch_table(run),
+        ],
+        foot="Time to train is run_stop − run_start on one monotonic clock over all ranks, staging included"
+        f"{training_rules}.",
+        heading=heading,
+        preset=run.preset,
+        meta=_meta(run),
+        pills=_pills(run, findings, rules),
+        banners=_banners(run, reasons),
+        hero=_hero(run, reasons),
+    )
+
+
+def _meta(run: RunDirectory) -> list[str]:
+    result, log = run.result, run.log
     meta = [str(log.value(k)) for k in ("submission_org", "submission_platform") if log and log.value(k)]
     meta = [value for value in dict.fromkeys(meta) if value != "unnamed"]
     if result:
@@ -59,81 +66,96 @@ def _header(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str
         )
     if run.env.get("date"):
         meta.append(str(run.env["date"]).replace("T", " ").replace("+00:00", " UTC"))
+    return meta
+
+
+def _pills(run: RunDirectory, findings: Sequence[Finding], rules: str) -> list[tuple[str, str]]:
+    """(text, tone) of the facts that a reader looks for first."""
+    if running(run):
+        return [("not ended", "")]
     pills = []
-    if result:
-        pills.append(f"<li>{escape(result.division)} division</li>")
-        good = "good" if result.status == "success" else "bad"
-        pills.append(f'<li class="{good}">{escape(result.status)}</li>')
-        if result.resumed:
-            pills.append('<li class="bad">resumed</li>')
-    tone = "good" if passes(findings) else "bad"
-    pills.append(f'<li class="{tone}">{rules_text(run, ruleset)}: {escape(verdict(findings))}</li>')
-    banner = f'<p class="banner">{escape(standing(run))}</p>'
+    if run.result:
+        pills.append((f"{run.result.division} division", ""))
+        pills.append((run.result.status, "good" if run.result.status == "success" else "bad"))
+        if run.result.resumed:
+            pills.append(("resumed", "bad"))
+    pills.append((f"{rules}: {verdict(findings)}", "good" if passes(findings) else "bad"))
+    return pills
+
+
+def _banners(run: RunDirectory, reasons: Sequence[str]) -> list[Banner]:
+    banners = [Banner(standing(run))]
     if reasons:
-        why = "; ".join(reasons)
-        banner += f'<p class="banner bad" role="alert"><strong>No score:</strong> {escape(why)}.</p>'
-    return f"""<header>
-<p class="eyebrow">mlhpc training benchmark</p>
-<h1>{escape(registry.title(run.benchmark))}{preset}</h1>
-<p class="meta">{escape(" · ".join(meta))}</p>
-<ul class="pills">{"".join(pills)}</ul>
-{banner}
-</header>
-{_hero(run, reasons)}"""
+        strong, tone = ("No score yet:", "") if running(run) else ("No score:", "bad")
+        banners.append(Banner(f"{'; '.join(reasons)}.", strong, tone))
+    return banners
 
 
-def _hero(run: RunDirectory, reasons: Sequence[str]) -> str:
+def _hero(run: RunDirectory, reasons: Sequence[str]) -> list[tuple[str, str, str, str]]:
+    """(label, number, below it, style) of the numbers that stand out."""
     result = run.result
     if reasons or result is None:
         ended = run.log.time_to_train_s if run.log else None
         also = f"The clock ran for {duration(ended)}; that is not a time to train." if ended else ""
-        cells = [_cell("Time to train", "No score", also, "big none")]
+        number = "Not ended" if running(run) else "No score"
+        cells = [("Time to train", number, also, "big none" if number == "No score" else "big")]
     else:
         also = f"without staging: {duration(result.time_to_train_without_staging_s)}"
-        cells = [_cell("Time to train, staging included", duration(result.time_to_train_s), also, "big")]
+        cells = [("Time to train, staging included", duration(result.time_to_train_s), also, "big")]
     if result:
         target = result.target
         best = "none" if target.best is None else f"{target.best:.4g}"
         also = f"best; target {target_sign(target)} {target.value:g}, {count(len(result.epochs), 'epoch')}"
-        cells.append(_cell(target.label.capitalize(), best, also))
-        speed, rates = throughput(run), list(data_rates(run).values())
-        if speed:
+        cells.append((target.label.capitalize(), best, also, ""))
+        if speed := throughput(run):
             also = "samples/s, median epoch"
-            if rates:
-                also += f"; reads {size(sorted(rates)[len(rates) // 2], '/s')}"
-            cells.append(_cell("Training throughput", rate(speed), also))
-    return f'<div class="hero">{"".join(cells)}</div>'
+            if (read := data_rate(run)) is not None:
+                also += f"; reads {size(read, '/s')}"
+            cells.append(("Training throughput", rate(speed), also, ""))
+    return cells
 
 
-def _cell(label: str, number: str, also: str, style: str = "") -> str:
-    return (
-        f'<div><p class="label">{escape(label)}</p><p class="number {style}">{escape(number)}</p>'
-        f'<p class="also">{escape(also)}</p></div>'
-    )
+def _missing(run: RunDirectory) -> Section | None:
+    if not run.problems or running(run):
+        return None
+    rows = tuple((Cell(name), Cell(what)) for name, what in run.problems[:20])
+    more = len(run.problems) - len(rows)
+    about = "The report shows what could be read." + (f" {more} more are not listed." if more > 0 else "")
+    return Section("Missing pieces", about, (Table("missing", ("file", "problem"), rows, text_columns=2),))
 
 
-def _missing(run: RunDirectory) -> str:
-    if not run.problems:
-        return ""
-    items = "".join(f"<li><code>{escape(name)}</code> {escape(what)}</li>" for name, what in run.problems)
-    return section("Missing pieces", "The report shows what could be read.", f"<ul>{items}</ul>")
-
-
-def _check(findings: Sequence[Finding], rules: str) -> str:
-    about = f"mlperf-logging, ruleset {rules}, and mlhpc's own rules: {verdict(findings)}."
-    if not findings:
-        return section("Check", about, "")
-    head = ("finding", "expected", "found", "what to do")
-    rows = "".join(
-        f'<tr><th scope="row"><span class="{f.severity}">{f.severity}</span> {escape(f.rule)}'
-        f"<small>{escape(f.where)} · {escape(f.source)}</small></th>"
-        + "".join(
-            f'<td data-label="{label}">{escape(text)}</td>'
-            for label, text in zip(head[1:], (f.expected, f.actual, f.remedy), strict=True)
+def _breakdown(run: RunDirectory) -> Section | None:
+    found = parts(run)
+    if not found:
+        return None
+    rows = tuple(
+        (
+            Cell(part.label, notes=(part.what,), value=part.label, swatch=part.key),
+            Cell(
+                part.unknown if part.seconds is None else f"{part.seconds:.2f}",
+                value=part.seconds if part.seconds is not None else "",
+            ),
+            Cell("" if part.seconds is None else f"{part.share:.1%}", value=part.share),
         )
-        + "</tr>"
-        for f in findings
+        for part in found
     )
-    columns = "".join(f'<th scope="col">{label}</th>' for label in head)
-    table = f'<table class="findings"><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>'
-    return section("Check", about, table)
+    total = sum(part.seconds or 0.0 for part in found)
+    table = Table(
+        "breakdown", ("part", "seconds", "share"), rows, (Cell("Sum"), Cell(f"{total:.2f}"), Cell("100.0%"))
+    )
+    about = "Parts of the interval from run_start to run_stop, on rank 0. They add up to the total."
+    blocks = (run_charts.breakdown(found), table) if total else (table,)
+    return Section("Where the time went", about, blocks)
+
+
+def _progress(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:
+    figures = (
+        run_charts.learning_curve(run),
+        *run_charts.training_curves(run),
+        run_charts.epoch_times(run),
+        run_charts.throughput(run),
+        run_charts.data_rate(run),
+        run_charts.step_times(ranks),
+    )
+    drawn = tuple(figure for figure in figures if figure)
+    return Section("Training, epoch by epoch", "", (Grid(drawn),)) if drawn else None

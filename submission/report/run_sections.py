@@ -1,51 +1,118 @@
-"""The sections of a page that tell what a run ran with and on: staging, settings, machines, versions."""
+"""The sections of a run's page about what it ran with and on: staging, ranks, settings, hardware, provenance."""
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.common.pages.html import Cell, Details, Facts, Section, Table
 from mlhpc.errors import count
+from mlhpc.submission.logs.findings import Finding, verdict
 from mlhpc.submission.logs.run_directory import RunDirectory, Staging
-from mlhpc.submission.report.html import definitions, section, table
-from mlhpc.submission.report.summary import duration, packages_of, size
+from mlhpc.submission.report import run_charts
+from mlhpc.submission.report.ranks import RankTimes
+from mlhpc.submission.report.summary import data_rates, duration, number, packages_of, size
 
 
-def staging(run: RunDirectory) -> str:
+def epoch_table(run: RunDirectory) -> Section | None:
+    if not (run.result and run.result.epochs):
+        return None
+    metric, rates = run.result.target.metric, data_rates(run)
+    head = ("epoch", metric, "training loss", "learning rate", "training, s", "data wait, s", "steps, s",
+            "evaluation, s", "samples", "samples/s", "data rate")  # fmt: skip
+    rows = tuple(
+        (
+            Cell(str(e.epoch), value=e.epoch),
+            *(
+                Cell(number(value), value="" if value is None else value)
+                for value in (e.quality(metric), e.train_loss, e.learning_rate, e.train_s, e.data_wait_s, e.step_s,
+                              e.eval_s)
+            ),
+            Cell("" if e.samples is None else str(e.samples)),
+            Cell(number(e.samples_per_s), value="" if e.samples_per_s is None else e.samples_per_s),
+            Cell(size(rates[e.epoch], "/s") if e.epoch in rates else "", value=rates.get(e.epoch, "")),
+        )
+        for e in run.result.epochs
+    )  # fmt: skip
+    table = Table("epochs", head, rows)
+    return Section("Epochs", "", (Details(f"{count(len(rows), 'epoch')} in numbers", (table,)),))
+
+
+def processes(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:
+    """Start-up, staging, waiting and memory of the ranks; their spread where there are several."""
+    seconds = [
+        ("start-up (init)", [r.init_s for r in ranks]),
+        ("staging", [r.staging_s for r in ranks]),
+        ("training", [r.train_s for r in ranks]),
+        ("data wait", [r.data_wait_s for r in ranks]),
+        ("longest single wait", [r.longest_wait_s for r in ranks]),
+        ("evaluation", [r.eval_s for r in ranks]),
+    ]
+    memory = [
+        ("peak memory of the process", [r.peak_bytes for r in ranks]),
+        ("peak memory of the accelerator", [r.device_peak_bytes for r in ranks]),
+    ]
+    rows = [
+        *(row for name, values in seconds if (row := _spread(name, ranks, values, "s"))),
+        *(row for name, values in memory if (row := _spread(name, ranks, values, "GB"))),
+    ]
+    if not rows:
+        return None
+    if len(ranks) == 1:
+        table = Table("process", ("of the one rank", "value"), tuple((row[0], row[1]) for row in rows))
+        return Section("Start-up, waiting and memory", "Start-up is before run_start.", (table,), half=True)
+    head = ("over the ranks", "fastest or least", "median", "slowest or most", "on rank")
+    chart = run_charts.rank_spread(ranks)
+    about = f"Spread over {count(len(ranks), 'rank')}. Start-up is before run_start."
+    return Section("Ranks", about, (Table("ranks", head, tuple(rows)), *filter(None, (chart,))))
+
+
+def _spread(
+    name: str, ranks: Sequence[RankTimes], values: Sequence[float | None], unit: str
+) -> tuple[Cell, ...] | None:
+    known = [(value, rank.rank) for value, rank in zip(values, ranks, strict=True) if value is not None]
+    if not known:
+        return None
+    write = duration if unit == "s" else size
+    least, most = min(known)[0], max(known)
+    figures = (least, median(value for value, _ in known), most[0])
+    return (
+        Cell(name),
+        *(Cell(write(value), value=value) for value in figures),
+        Cell(str(most[1]), value=most[1]),
+    )
+
+
+def staging(run: RunDirectory) -> Section | None:
     if not run.result:
-        return ""
+        return None
     staging = run.result.staging
     if staging is None:
-        cold = "It was dropped from the page cache before the run."
-        warm = "It was not evicted first: the page cache may have held it."
-        evicted = _said(run.result.source_evicted, cold, warm)
-        return section(
-            "Staging", f"Nothing was staged: training read the data set where it lies. {evicted}", ""
+        cold = "The data set was dropped from the page cache before the run."
+        warm = "The data set was not dropped from the page cache: memory may have held it."
+        evicted = _yes_no(run.result.source_evicted, cold, warm)
+        return Section(
+            "Staging", f"Nothing was staged: training read the data set in place. {evicted}", half=True
         )
-    return section(
-        "Staging",
-        "Inside the clock, up to the slowest rank.",
-        definitions(
-            {
-                "files": f"{staging.files:,}".replace(",", " "),
-                "bytes": size(staging.bytes),
-                "time": duration(staging.seconds),
-                "rate": size(staging.bytes / staging.seconds, "/s") if staging.seconds else "not known",
-                "slowest rank": _slowest(staging),
-                "mode": f"{staging.mode or 'not known'}{', packed on the way' if staging.packed else ''}",
-                "target file system": staging.target_filesystem or "not known",
-                "target is RAM": _said(
-                    staging.target_is_ram, "yes: staged files take memory from training", "no"
-                ),
-                "source": _said(
-                    run.result.source_evicted,
-                    "evicted: no page of it was in memory before the run",
-                    "not known to be cold: the page cache may have held it",
-                ),
-                "checksums": _said(staging.verified, "every file verified", "the data set has none"),
-                "there before the run": count(staging.kept, "file"),
-            }
+    facts = {
+        "files": f"{staging.files:,}".replace(",", " "),
+        "bytes": size(staging.bytes),
+        "time": duration(staging.seconds),
+        "rate": size(staging.bytes / staging.seconds, "/s") if staging.seconds else "not known",
+        "slowest rank": _slowest(staging),
+        "mode": f"{staging.mode or 'not known'}{', packed on the way' if staging.packed else ''}",
+        "target file system": staging.target_filesystem or "not known",
+        "target is RAM": _yes_no(staging.target_is_ram, "yes: staged files take memory from training", "no"),
+        "source": _yes_no(
+            run.result.source_evicted,
+            "evicted: no page of it was in memory before the run",
+            "not known to be cold: the page cache may have held it",
         ),
+        "checksums": _yes_no(staging.verified, "every file verified", "the data set has none"),
+        "already in place": count(staging.kept, "file"),
+    }
+    return Section(
+        "Staging", "Inside the clock, until the slowest rank has finished.", (Facts(facts),), half=True
     )
 
 
@@ -57,70 +124,72 @@ def _slowest(staging: Staging) -> str:
     return f"{staging.slowest_rank}{spread}"
 
 
-def _said(fact: bool | None, yes: str, no: str) -> str:
+def _yes_no(fact: bool | None, yes: str, no: str) -> str:
     return "not known" if fact is None else yes if fact else no
 
 
-def hyperparameters(run: RunDirectory) -> str:
+def hyperparameters(run: RunDirectory) -> Section | None:
     if run.config:
         values = run.config.hyperparameters.logged()
         training = run.config.training.model_dump()
+        about = "Names as in the MLPerf logging rules."
     elif run.log:
-        # The union of all benchmarks' keys: what this log's has no record of is left out below.
-        keys = [key for known in registry.benchmarks() for key in load.hyperparameter_keys(known)]
+        # The keys of all benchmarks: those that this log does not have are left out below.
+        keys = [key for name in registry.benchmarks() for key in load.hyperparameter_keys(name)]
         values = {key: run.log.value(key) for key in dict.fromkeys(keys)}
         training = {}
+        about = "From the log; config.toml is missing."
     else:
-        return ""
-    facts = {key: value for key, value in {**values, **training}.items() if value is not None}
-    about = (
-        "Names are those of the MLPerf logging rules."
-        if run.config
-        else "From the log; config.toml is missing."
-    )
-    return section("Hyperparameters", about, definitions(facts)) if facts else ""
+        return None
+    facts = {key: _list(value) for key, value in {**values, **training}.items() if value is not None}
+    return Section("Hyperparameters", about, (Facts(facts),), half=True) if facts else None
 
 
-def hardware(run: RunDirectory) -> str:
-    machines = [node for node in run.env.get("nodes") or [] if isinstance(node, dict)]
+def _list(value: object) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
+
+
+def hardware(run: RunDirectory) -> Section | None:
+    nodes = run.env.get("nodes")
+    machines = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
     if not machines and run.env.get("hostname"):
         machines = [run.env]
     if not machines:
-        return ""
-    names: dict[tuple[str, ...], list[str]] = {}
+        return None
+    hosts: dict[tuple[str, ...], list[str]] = {}
     for machine in machines:
         memory = machine.get("memory_gib")
         kind = (
             str(machine.get("cpu") or "not known"),
             str(machine.get("cores") or "not known"),
             f"{memory:g} GiB" if isinstance(memory, int | float) else "not known",
-            _grouped(machine.get("accelerators") or []),
+            _grouped(machine.get("accelerators")),
         )
-        names.setdefault(kind, []).append(str(machine.get("hostname", "?")))
-    rows = [[escape(_some(hosts)), *map(escape, kind)] for kind, hosts in names.items()]
-    about = f"{count(len(machines), 'node')}; equal ones share a row. Cores are those this run may use."
-    drawn = table(["node", "processor", "cores", "memory", "accelerators"], rows, numbers_from=9)
-    return section("Hardware", about, drawn)
+        hosts.setdefault(kind, []).append(str(machine.get("hostname", "?")))
+    rows = tuple((Cell(_some(names)), *map(Cell, kind)) for kind, names in hosts.items())
+    about = f"{count(len(machines), 'node')}; identical ones share a row. Cores are those this run may use."
+    head = ("node", "processor", "cores", "memory", "accelerators")
+    return Section("Hardware", about, (Table("hardware", head, rows, text_columns=5),))
 
 
-def _grouped(names: Sequence[Any]) -> str:
+def _grouped(names: object) -> str:
     counts: dict[str, int] = {}
-    for name in names:
+    for name in names if isinstance(names, list) else ():
         counts[str(name)] = counts.get(str(name), 0) + 1
-    return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "none"
+    return ", ".join(f"{number} × {name}" for name, number in counts.items()) or "none"
 
 
 def _some(hosts: Sequence[str]) -> str:
     return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} … {hosts[-1]} ({len(hosts)} nodes)"
 
 
-def provenance(run: RunDirectory) -> str:
+def provenance(run: RunDirectory) -> Section | None:
     env, result = run.env, run.result
     commit = env.get("commit")
     changed = " with uncommitted changes" if env.get("dirty") else ""
     command = env.get("command")
     packages = packages_of(run.benchmark, env.get("packages"))
-    facts: dict[str, Any] = {
+    facts: Mapping[str, Any] = {
         "commit": f"{commit}{changed}" if commit else None,
         "date": env.get("date"),
         "command": " ".join(map(str, command)) if isinstance(command, list) else command,
@@ -133,12 +202,34 @@ def provenance(run: RunDirectory) -> str:
         "packages": ", ".join(f"{k} {v}" for k, v in packages.items()) if packages else None,
         "mlhpc of the run": result.mlhpc if result else None,
     }
-    known = {key: value for key, value in facts.items() if value is not None}
-    return section("Provenance", "", definitions(known)) if known else ""
+    known = {key: str(value) for key, value in facts.items() if value is not None}
+    return Section("Provenance", "", (Facts(known),)) if known else None
 
 
 def _samples(run: RunDirectory) -> str | None:
     if not run.result:
         return None
     samples = run.result.samples
-    return f"{samples.train} to train, {samples.eval} to evaluate, each {' × '.join(map(str, samples.shape))}"
+    shape = " × ".join(map(str, samples.shape))
+    return f"{samples.train} for training, {samples.eval} for evaluation, each {shape}"
+
+
+def check(findings: Sequence[Finding], rules: str) -> Section:
+    about = f"mlperf-logging, ruleset {rules}, and mlhpc's own rules: {verdict(findings)}."
+    return Section("Check", about, (findings_table([("", f) for f in findings]),) if findings else ())
+
+
+def findings_table(findings: Sequence[tuple[str, Finding]]) -> Table:
+    """Of (path of the set or empty, finding) pairs."""
+    rows = tuple(
+        (
+            Cell(f.rule, notes=(f.where, path or f.source), tone=f.severity, bold=f.severity),
+            Cell(f.expected),
+            Cell(f.actual),
+            Cell(f.remedy),
+        )
+        for path, f in findings
+    )
+    return Table(
+        "findings", ("finding", "expected", "found", "what to do"), rows, text_columns=4, style="findings"
+    )

@@ -18,7 +18,7 @@ from mlhpc.benchmarks.load import loads, toml_value
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.timing.breakdown import read_events
 from mlhpc.errors import UserError
-from mlhpc.submission.report.entry import Spread, spread
+from mlhpc.submission.report.spread import Spread, spread
 
 Value = str | int | float | bool
 

@@ -1,98 +1,299 @@
-"""A study as one self-contained HTML page: a picture for each setting that was varied, and the table.
+"""A study as one self-contained HTML page: figures for each setting that was varied, and the table.
 
 After Han et al. 2019 (paper 003): throughput by network and storage and its variability (Fig. 4), over ranks
 (Fig. 6), by data format (Fig. 10), over the local batch size (Fig. 11). Means over repeats with 95% intervals.
 """
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from mlhpc.benchmarks import registry
+from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages.charts import SERIES, Figure
+from mlhpc.common.pages.html import Banner, Cell, Grid, Section, Table, render
 from mlhpc.errors import count
-from mlhpc.submission.report import charts
-from mlhpc.submission.report.charts import Column, Mark
-from mlhpc.submission.report.entry import Spread
-from mlhpc.submission.report.html import document, section, table
-from mlhpc.submission.report.study import GLOBAL_BATCH, Cell, Study, Value, grouped, is_numeric
+from mlhpc.submission.report.spread import Spread
+from mlhpc.submission.report.study import GLOBAL_BATCH, Study, Value, grouped, is_numeric
+from mlhpc.submission.report.study import Cell as StudyCell
 from mlhpc.submission.report.summary import plain
 
-COLOURS = 6
 PANELS = 12
-"""Pictures of one section at most; what they leave out is in the table."""
+"""Figures of one section at most; the table has what they leave out."""
 TITLE = {
     "batch": "Local batch size",
     GLOBAL_BATCH: "Global batch size",
     "ranks": "Ranks",
-    "ranks_per_node": "Ranks of a node",
+    "ranks_per_node": "Ranks per node",
     "data": "Data set and format",
     "storage": "Storage",
     "network.name": "Network",
     "loading.loader": "Loader",
 }
+_UNIT = {"batch": "samples", GLOBAL_BATCH: "samples"}
 
 
 def page(study: Study) -> str:
     """The whole HTML text."""
     first = study.cells[0].settings
     benchmark = str(first.get("benchmark", ""))
-    runs = [run for cell in study.cells for run in cell.runs]
+    banner = Banner(
+        "Throughput of training steps, data wait included; no run trained to its target. Not a result of the "
+        "benchmark."
+    )
+    return render(
+        "mlhpc.submission.report",
+        "comparison.html",
+        title="Study",
+        blocks=[*(_section(study, axis) for axis in study.axes), _variability(study), _table(study)],
+        foot="Cells are measured by runs of the suite; the data set is evicted from the page cache before each. "
+        "Intervals: 95% of the mean over three or more repeats (Student's t). After Han et al. 2019.",
+        heading=registry.title(benchmark),
+        subtitle=f"study of training throughput, preset {_all(c.settings.get('preset') for c in study.cells)}",
+        meta=_meta(study),
+        banners=[banner],
+    )
+
+
+def _meta(study: Study) -> str:
+    runs = sum(len(cell.runs) for cell in study.cells)
     steps = _all(cell.settings.get("study.steps") for cell in study.cells)
     warmup = _all(cell.settings.get("study.warmup_steps") for cell in study.cells)
-    presets = _all(cell.settings.get("preset") for cell in study.cells)
-    meta = f"{count(len(study.cells), 'cell')}, {count(len(runs), 'run')}"
-    meta += f" · {steps} steps a run, after {warmup} of warm-up"
+    meta = f"{count(len(study.cells), 'cell')}, {count(runs, 'run')}"
+    meta += f" · {steps} steps per run, after {warmup} of warm-up"
     for key in ("batch", GLOBAL_BATCH):  # where it is the same in all cells
         if len({cell.settings.get(key) for cell in study.cells}) == 1:
-            meta += f" · {_title(key).lower()} {first.get(key)}"
-    meta += f" · {_machines(study)}"
-    title = escape(registry.title(benchmark))
-    header = f"""<header>
-<p class="eyebrow">mlhpc training benchmarks</p>
-<h1>{title} <small>study of training throughput, preset {escape(presets)}</small></h1>
-<p class="meta">{escape(meta)}</p>
-<p class="banner">Throughput of training steps, waiting for data included; no run went to its target. Not a result
-of the benchmark.</p>
-</header>
-"""
-    pictures = "".join(_section(study, axis) for axis in study.axes)
-    if "storage" in study.axes:
-        pictures += _variability(study)
-    foot = """Each cell is measured by runs of the suite, the data set dropped from the page cache before each.
-Intervals: 95% of the mean over repeats (Student's t). After Han et al. 2019."""
-    return document("Study", header + pictures + _table(study), foot)
+            meta += f" · {_title(key).lower()} {study.cells[0].settings.get(key)}"
+    return f"{meta} · {_machines(study)}"
 
 
-def _section(study: Study, axis: str) -> str:
-    """The pictures of one setting: curves over numbers, bars over words; all else equal in each."""
+def _section(study: Study, axis: str) -> Section | None:
+    """The figures of one setting: curves over numbers, bars over words; all else equal in each. All have the same
+    scale."""
     others = [other for other in study.axes if other != axis]
     numeric = is_numeric(study.values(axis))
     series, same = (others[:1], others[1:]) if numeric else ([], others)
-    key = axis if not numeric and _is_long(study.values(axis)) else next(iter(series), None)
     panels = []
     for fixed, cells in grouped(study.cells, same).items():
         drawn = [cell for cell in cells if cell.runs and all(k in cell.settings for k in (axis, *series))]
-        if len({repr(cell.settings[axis]) for cell in drawn}) < 2:
-            continue
-        draw = _curves(study, axis, series, drawn) if numeric else _bars(study, axis, drawn)
-        panels.append(f"<figure>{_caption(study, same, fixed)}{draw}</figure>")
+        if len({repr(cell.settings[axis]) for cell in drawn}) >= 2:
+            panels.append((_caption(study, same, fixed), drawn))
     if not panels:
-        return ""
-    about = "Training throughput, samples/s: means with 95% intervals."
+        return None
+    about = (
+        "Training throughput: means, with 95% intervals over three or more runs. All figures share one scale."
+    )
     if numeric:
         about += " Both axes are logarithmic."
         if axis == "ranks":
-            about += " Dotted: the same samples/s a rank."
-    return _panels(_title(axis), about, panels, "planes" if numeric else "panels", _legend(study, key))
+            about += " Dotted: the same samples/s per rank."
+    shown = panels[:PANELS]
+    if len(panels) > len(shown):
+        about += f" {count(len(panels) - len(shown), 'more figure')} left out; the table has all."
+    cells = [cell for _, drawn in shown for cell in drawn]
+    draw = _curves if numeric else _bars
+    figures = draw(study, axis, series, shown, cells)
+    return Section(_title(axis), about, (Grid(tuple(figures), 2 if numeric else 3),))
 
 
-def _legend(study: Study, key: str | None) -> str:
-    """The letters of a setting's values."""
-    values = study.values(key) if key else []
-    marks = [
-        f'<span class="mark c{i % COLOURS}"><b>{_letter(i)}</b> {escape(f"{study.name(str(key))} {value}")}</span>'
-        for i, value in enumerate(values)
+Panels = Sequence[tuple[str, Sequence[StudyCell]]]
+
+
+def _curves(
+    study: Study, axis: str, series: Sequence[str], panels: Panels, cells: Sequence[StudyCell]
+) -> list[Figure]:
+    """Figs. 6 and 11: a curve for each value of ``series``."""
+    xs = [float(cell.settings[axis]) for cell in cells]
+    ends = [end for cell in cells for end in _spread(cell).interval if end > 0]
+    whole = all(isinstance(cell.settings[axis], int) for cell in cells)
+    x_axis = charts.log_axis(xs, _axis_title(axis), base=2 if whole else 10, room=1.3)
+    y_axis = charts.log_axis(ends, "training throughput, samples/s", room=1.2)
+    levels: list[dict[str, Any]] = []
+    if axis == "ranks":
+        constants = [(c, f"{c:g} per rank") for c in plots.round_constants(x_axis, y_axis)]
+        levels = plots.level_lines(x_axis, y_axis, constants)
+    names = [str(value) for value in study.values(series[0])] if series else [""]
+    found = []
+    for caption, drawn in panels:
+        rows = []
+        for cell in sorted(drawn, key=lambda cell: float(cell.settings[axis])):
+            spread = _spread(cell)
+            mean, low, high = spread.interval
+            name = str(cell.settings[series[0]]) if series else ""
+            rows.append(
+                {
+                    "x": float(cell.settings[axis]),
+                    "y": mean,
+                    "low": max(low, y_axis.low) if spread.has_interval else None,
+                    "high": high if spread.has_interval else None,
+                    "series": name,
+                    "cell": f"{name} {study.name(axis)} {cell.settings[axis]}".strip(),
+                    "rate": _rate(spread),
+                }
+            )
+        says = "; ".join(f"{row['cell']}: {row['rate']}" for row in rows)
+        tooltip = [("cell", "cell"), ("rate", "throughput")]
+        found.append(
+            plots.curves(
+                rows,
+                says,
+                x_axis=x_axis,
+                y_axis=y_axis,
+                series=names,
+                tooltip=tooltip,
+                levels=levels,
+                title=caption,
+            )
+        )
+    return found
+
+
+def _bars(
+    study: Study, axis: str, series: Sequence[str], panels: Panels, cells: Sequence[StudyCell]
+) -> list[Figure]:
+    """Figs. 4a and 10: a bar for each value of the setting, of the same colour in all figures."""
+    values = study.values(axis)
+    most = max(_spread(cell).interval[2] for cell in cells)
+    return [
+        _columns(
+            [
+                _column(
+                    str(cell.settings[axis]),
+                    _spread(cell).mean,
+                    plain(_spread(cell).mean),
+                    _rate(_spread(cell)),
+                    _spread(cell),
+                )
+                for cell in drawn
+            ],
+            [values.index(cell.settings[axis]) for cell in drawn],
+            _axis_title(axis),
+            "training throughput, samples/s",
+            most,
+            caption,
+        )
+        for caption, drawn in panels
     ]
-    return f'<div class="key legend">{"".join(marks)}</div>' if marks else ""
+
+
+def _column(name: str, value: float, top: str, says: str, spread: Spread | None = None) -> dict[str, Any]:
+    low, high = (spread.interval[1:]) if spread and spread.has_interval else (None, None)
+    return {
+        "x": name,
+        "value": value,
+        "low": low,
+        "high": high,
+        "top": top,
+        "above": high or value,
+        "says": says,
+    }
+
+
+def _columns(
+    rows: list[dict[str, Any]], series: Sequence[int], x_title: str, y_title: str, most: float, caption: str
+) -> Figure:
+    return plots.columns(
+        rows,
+        "; ".join(f"{row['x']}: {row['says']}" for row in rows),
+        x_title=x_title,
+        y_title=y_title,
+        tooltip=[("x", x_title), ("says", "measured")],
+        y_max=most * 1.12,
+        colours=[SERIES[n % len(SERIES)][0] for n in series],
+        long_names=sum(len(row["x"]) for row in rows) > 36,
+        title=caption,
+        static_width=300,
+    )
+
+
+def _variability(study: Study) -> Section | None:
+    """Fig. 4b."""
+    if "storage" not in study.axes:
+        return None
+    others = [axis for axis in study.axes if axis != "storage"]
+    panels = []
+    for fixed, cells in grouped(study.cells, others).items():
+        shares = [
+            (str(c.settings["storage"]), 100 * c.variability) for c in cells if c.variability is not None
+        ]
+        if len(shares) >= 2:
+            panels.append((_caption(study, others, fixed), shares))
+    if not panels:
+        return None
+    most = max(share for _, shares in panels for _, share in shares) or 1.0
+    figures = [
+        _columns(
+            [_column(name, share, f"{share:.1f}%", f"{share:.1f}%") for name, share in shares],
+            range(len(shares)),
+            "storage",
+            "slowest over fastest, %",
+            most,
+            caption,
+        )
+        for caption, shares in panels[:PANELS]
+    ]
+    about = "How much longer the slowest repeat took than the fastest, relative to the fastest."
+    return Section("Variability by storage", about, (Grid(tuple(figures), 3),))
+
+
+def _table(study: Study) -> Section:
+    axes = study.axes or ("cell",)
+    scaled = "ranks" in study.axes
+    head = (*map(study.name, axes), "runs", "samples/s", "95% interval",
+            *(("speed-up", "efficiency") if scaled else ()),
+            "slowest over fastest", "step, ms", "data wait", "staging, s")  # fmt: skip
+    rows = []
+    for cell in study.cells:
+        settings = [
+            Cell(str(cell.settings.get(axis, "")), value=cell.settings.get(axis, "")) for axis in study.axes
+        ]
+        settings = settings or [Cell(cell.path.name)]
+        runs = Cell(str(len(cell.runs)), notes=cell.failures, value=len(cell.runs))
+        rows.append((*settings, runs, *_measurements(study, cell, scaled)))
+    about = "Means over the runs of a cell. Data wait is a share of the time of the steps."
+    if scaled:
+        about += " Speed-up and efficiency: against the fewest ranks with the same other settings."
+    table = Table("study", head, tuple(rows), text_columns=len(axes))
+    return Section("In numbers", about, (table,))
+
+
+def _measurements(study: Study, cell: StudyCell, scaled: bool) -> list[Cell]:
+    spread = cell.samples_per_s
+    if spread is None:
+        return [Cell()] * (8 if scaled else 6)
+    _, low, high = spread.interval
+    interval = (
+        Cell(f"{plain(low)} – {plain(high)}") if spread.has_interval else Cell(f"of {count(spread.n, 'run')}")
+    )
+    cells = [Cell(plain(spread.mean), value=spread.mean), interval]
+    if scaled:
+        speedup, ranks = _speedup(study, cell)
+        cells.append(Cell(f"{speedup:.3g}", value=speedup) if speedup else Cell())
+        cells.append(Cell(f"{speedup / ranks:.0%}", value=speedup / ranks) if speedup else Cell())
+    step = _mean([run.step_s * 1e3 for run in cell.runs])
+    wait = _mean([run.wait_share for run in cell.runs])
+    staged = [run.staging_s for run in cell.runs if run.staging_s is not None]
+    share = cell.variability
+    return [
+        *cells,
+        Cell() if share is None else Cell(f"{share:.1%}", value=share),
+        Cell(plain(step), value=step),
+        Cell(f"{wait:.1%}", value=wait),
+        Cell(plain(_mean(staged)), value=_mean(staged)) if staged else Cell(),
+    ]
+
+
+def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float]:
+    """Throughput over that of the cell with the fewest ranks and the same other settings, and the ratio of their
+    ranks; None where there is no other."""
+    others = [axis for axis in study.axes if axis not in ("ranks", GLOBAL_BATCH)]
+    alike = [
+        c for c in study.cells if c.runs and all(c.settings.get(a) == cell.settings.get(a) for a in others)
+    ]
+    base = min(alike, key=lambda c: float(c.settings["ranks"]))
+    if len(alike) < 2:
+        return None, 1.0
+    ratio = float(cell.settings["ranks"]) / float(base.settings["ranks"])
+    return _spread(cell).mean / _spread(base).mean, ratio
 
 
 def _caption(study: Study, same: Sequence[str], fixed: Sequence[Value | None]) -> str:
@@ -100,126 +301,26 @@ def _caption(study: Study, same: Sequence[str], fixed: Sequence[Value | None]) -
         f"{study.name(key)} {'not set' if value is None else value}"
         for key, value in zip(same, fixed, strict=True)
     ]
-    return f"<figcaption>{escape(', '.join(parts))}</figcaption>" if parts else ""
-
-
-def _panels(title: str, about: str, panels: Sequence[str], layout: str, legend: str = "") -> str:
-    left_out = len(panels) - PANELS
-    if left_out > 0:
-        about += f" {count(left_out, 'more picture')} left out; the table has all."
-    return section(title, about, f'<div class="{layout}">{"".join(panels[:PANELS])}</div>{legend}')
-
-
-def _curves(study: Study, axis: str, series: Sequence[str], cells: Sequence[Cell]) -> str:
-    """Figs. 6 and 11: a curve for each value of ``series``."""
-    names = study.values(series[0]) if series else []
-    marks, lines, ends = [], [], []
-    for of, members in grouped(cells, series).items():
-        index = next((i for i, name in enumerate(names) if of and name == of[0]), 0)
-        style = f"c{index % COLOURS}"
-        points = sorted(((float(c.settings[axis]), c) for c in members), key=lambda point: point[0])
-        for x, cell in points:
-            found = _of(cell)
-            mean, low, high = found.interval
-            ends += [mean, low or mean, high]
-            letter = _letter(index) if series and x == points[-1][0] else ""
-            says = f"{of[0] if of else ''} {study.name(axis)} {x:g}: {_told(found)}"
-            marks.append(Mark(x, mean, letter, style, says.strip(), y_range=(low, high)))
-        lines.append((style, [(x, _of(cell).mean) for x, cell in points]))
-    whole = all(isinstance(cell.settings[axis], int) for cell in cells)
-    x_axis = charts.log_axis([m.x for m in marks], _title(axis).lower(), _tick, base=2 if whole else 10)
-    y_axis = charts.log_axis(ends, "samples/s", _tick, room=1.2)
-    levels = charts.levels(x_axis, y_axis, lambda ratio: f"{_tick(ratio)} a rank") if axis == "ranks" else ()
-    says = "; ".join(mark.title for mark in marks)
-    return charts.plane(marks, lines, says, x_axis=x_axis, y_axis=y_axis, levels=levels)
-
-
-def _bars(study: Study, axis: str, cells: Sequence[Cell]) -> str:
-    """Figs. 4a and 10: a bar for each value of the setting; of one letter and colour in all pictures."""
-    values = study.values(axis)
-    columns = []
-    for cell in cells:
-        found, value = _of(cell), cell.settings[axis]
-        _, low, high = found.interval
-        index = values.index(value)
-        name = _letter(index) if _is_long(values) else str(value)
-        title = f"{value}: {_told(found)}"
-        columns.append(Column(name, found.mean, (low, high), f"c{index % COLOURS}", plain(found.mean), title))
-    return charts.whisker_bars(columns, "; ".join(c.title for c in columns), _tick)
-
-
-def _is_long(values: Sequence[Value]) -> bool:
-    """Whether the names of bars would not stand beside each other in a picture on a phone."""
-    return len(values) * max((len(str(value)) for value in values), default=0) > 36
-
-
-def _variability(study: Study) -> str:
-    """Fig. 4b."""
-    others = [axis for axis in study.axes if axis != "storage"]
-    panels = []
-    for fixed, cells in grouped(study.cells, others).items():
-        drawn = [
-            (str(c.settings["storage"]), 100 * c.variability) for c in cells if c.variability is not None
-        ]
-        if len(drawn) < 2:
-            continue
-        columns = [
-            Column(name, share, (share, share), f"c{i % COLOURS}", f"{share:.1f}%", f"{name}: {share:.1f}%")
-            for i, (name, share) in enumerate(drawn)
-        ]
-        says = "; ".join(column.title for column in columns)
-        draw = charts.whisker_bars(columns, says, lambda share: f"{share:g}%")
-        panels.append(f"<figure>{_caption(study, others, fixed)}{draw}</figure>")
-    if not panels:
-        return ""
-    about = "What the slowest repeat took longer than the fastest, of the fastest."
-    return _panels("Variability by storage", about, panels, "panels")
-
-
-def _table(study: Study) -> str:
-    head = [*(escape(study.name(axis)) for axis in study.axes or ("cell",)), "runs", "samples/s", "95% interval",
-            "slowest over fastest", "step, ms", "waiting for data", "staging, s"]  # fmt: skip
-    rows = []
-    for cell in study.cells:
-        values = [escape(str(cell.settings.get(axis, ""))) for axis in study.axes] or [escape(cell.path.name)]
-        failed = "".join(f'<small class="error">{escape(why)}</small>' for why in cell.failures)
-        found = cell.samples_per_s
-        if found is None:
-            rows.append([*values, f"0{failed}", "", "", "", "", "", ""])
-            continue
-        _, low, high = found.interval
-        staged = [run.staging_s for run in cell.runs if run.staging_s is not None]
-        rows.append(
-            [
-                *values,
-                f"{len(cell.runs)}{failed}",
-                plain(found.mean),
-                f"{plain(low)} – {plain(high)}" if found.n > 1 else "one run",
-                "" if cell.variability is None else f"{cell.variability:.1%}",
-                plain(_mean([run.step_s * 1e3 for run in cell.runs])),
-                f"{_mean([run.wait_share for run in cell.runs]):.1%}",
-                plain(_mean(staged)) if staged else "",
-            ]
-        )
-    about = "Means over the runs of a cell. Waiting for data is a share of the time of the steps."
-    return section("In numbers", about, table(head, rows, numbers_from=max(1, len(study.axes))))
+    return ", ".join(parts)
 
 
 def _machines(study: Study) -> str:
-    """Where and from which commit it was measured; more than one is said, for then cells differ in that too."""
-    found = [run.environment for cell in study.cells for run in cell.runs if run.environment]
-    told = []
-    for kind in (_machine, _commit):
-        kinds = list(dict.fromkeys(kind(environment) for environment in found))
-        told.append(
+    """Where and from which commit it was measured; more than one are all named, since cells then differ in that
+    too."""
+    environments = [run.environment for cell in study.cells for run in cell.runs if run.environment]
+    texts = []
+    for describe in (_machine, _commit):
+        kinds = list(dict.fromkeys(map(describe, environments)))
+        texts.append(
             kinds[0] if len(kinds) == 1 else f"{len(kinds)} of them: {'; '.join(kinds)}" if kinds else ""
         )
-    return " · ".join(filter(None, told))
+    return " · ".join(filter(None, texts))
 
 
 def _machine(environment: object) -> str:
     facts = environment if isinstance(environment, dict) else {}
-    accelerators = facts.get("accelerators") or []
+    listed = facts.get("accelerators")
+    accelerators = listed if isinstance(listed, list) else []
     parts = [str(facts.get("cpu", "")), f"{facts.get('cores', '?')} cores"]
     parts += [f"{len(accelerators)} × {accelerators[0]}"] if accelerators else ["no GPU"]
     return ", ".join(filter(None, parts))
@@ -229,39 +330,34 @@ def _commit(environment: object) -> str:
     facts = environment if isinstance(environment, dict) else {}
     commit = facts.get("commit")
     return (
-        f"commit {str(commit)[:12]}{' and changes' if facts.get('dirty') else ''}"
+        f"commit {str(commit)[:12]}{' and changes' * bool(facts.get('dirty'))}"
         if commit
-        else "no commit known"
+        else "commit unknown"
     )
 
 
-def _of(cell: Cell) -> Spread:
+def _spread(cell: StudyCell) -> Spread:
     found = cell.samples_per_s
-    assert found is not None  # only cells that were measured are drawn
+    assert found is not None  # only measured cells are drawn
     return found
 
 
-def _told(found: Spread) -> str:
-    mean, low, high = found.interval
-    return f"{plain(mean)} samples/s" + (
-        f" ({plain(low)} to {plain(high)}, {found.n} runs)" if found.n > 1 else ""
-    )
-
-
-def _tick(value: float) -> str:
-    return f"{value:,.0f}".replace(",", "\xa0") if value >= 1000 else f"{value:.4g}"
-
-
-def _letter(index: int) -> str:
-    return chr(ord("A") + index % 26) * (1 + index // 26)
+def _rate(spread: Spread) -> str:
+    mean, low, high = spread.interval
+    text = f"{plain(mean)} samples/s"
+    return f"{text} ({plain(low)} to {plain(high)}, {spread.n} runs)" if spread.has_interval else text
 
 
 def _title(axis: str) -> str:
     return TITLE.get(axis, axis)
 
 
-def _all(values: object) -> str:
-    assert hasattr(values, "__iter__")
+def _axis_title(axis: str) -> str:
+    unit = _UNIT.get(axis)
+    return _title(axis).lower() + (f", {unit}" if unit else "")
+
+
+def _all(values: Iterable[object]) -> str:
     return ", ".join(str(value) for value in dict.fromkeys(values))
 
 

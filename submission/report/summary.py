@@ -1,19 +1,23 @@
-"""The facts of a run that its report tells, and how numbers are written: for the table and the page."""
+"""The facts of a run in its report, and how numbers are written: in the terminal and on the page."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from mlhpc.benchmarks import registry
 from mlhpc.submission.check.official import rules_of
 from mlhpc.submission.logs.findings import Finding
+from mlhpc.submission.logs.phases import PARTS as LOG_PARTS
+from mlhpc.submission.logs.phases import phases
 from mlhpc.submission.logs.run_directory import RunDirectory, Target
+from mlhpc.submission.report.ranks import running
 
 PARTS = {
     "staging": ("Staging", "copying the data set to where training reads it"),
     "first_epoch_excess": (
         "First-epoch excess",
-        "what the first epoch took longer than the median of the rest",
+        "how much longer the first epoch took than the median of the others",
     ),
     "data_wait": ("Data wait", "the training loop waiting for its next batch"),
     "step": ("Training steps", "forward, backward, all-reduce, update"),
@@ -24,7 +28,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Part:
-    """A part of time to train. ``seconds`` None: not known. ``share``: 0 to 1 of the whole."""
+    """A part of time to train. ``seconds`` is None where it is not known. ``share``: 0 to 1 of the total."""
 
     key: str
     label: str
@@ -35,21 +39,32 @@ class Part:
     @property
     def unknown(self) -> str:
         """Why there are no seconds."""
-        return "nothing staged" if self.key == "staging" else "too few epochs to know"
+        return "nothing staged" if self.key == "staging" else "needs three epochs"
 
 
 def parts(run: RunDirectory) -> list[Part]:
-    """The breakdown, in the order told; shares are of the sum, so that they add up. Empty without one."""
-    seconds = (run.result.breakdown_s if run.result else None) or {}
-    total = sum(max(value or 0.0, 0.0) for value in seconds.values())
+    """The breakdown, in order; shares are of the sum, so that they add up. Without one in the result (an aborted
+    run) that of the log, without data wait. Empty where neither has one. Keys that are no parts are left out."""
+    seconds = {
+        key: value for key, value in ((run.result and run.result.breakdown_s) or {}).items() if key in PARTS
+    }
+    names = PARTS
+    if not seconds and run.log and (found := phases(run.log)):
+        seconds, names = dict(found.parts()), {**PARTS, **LOG_PARTS}
+    known = {key: _positive(value) for key, value in seconds.items()}
+    total = sum(value or 0.0 for value in known.values())
     return [
-        Part(key, *PARTS.get(key, (key, "")), value, max(value or 0.0, 0.0) / total if total else 0.0)
-        for key, value in seconds.items()
+        Part(key, *names[key], value, value / total if value and total else 0.0)
+        for key, value in known.items()
     ]
 
 
+def _positive(value: float | None) -> float | None:
+    return max(value, 0.0) if value is not None and math.isfinite(value) else None
+
+
 def rules_text(run: RunDirectory, ruleset: str) -> str:
-    """The rules that the check of ``run`` held it to, as a reader knows them: "hpc 2.0.0", "training 4.0.0"."""
+    """The rules that ``run`` is checked against, as a reader knows them: "hpc 2.0.0", "training 4.0.0"."""
     logged = run.log.value("submission_benchmark") if run.log else None
     return rules_of(str(logged or registry.logged_name(run.benchmark)), ruleset).replace("_", " ")
 
@@ -61,9 +76,8 @@ _FRAMEWORKS = {
 
 
 def packages_of(benchmark: str | None, installed: object) -> dict[str, str]:
-    """Of the packages of an ``env.json``, name to version, those that a run of ``benchmark`` can have used:
-    without the other framework's. All of them for a benchmark that is none of this suite's; empty where
-    ``installed`` is no such table."""
+    """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` can have used: without the
+    other framework's. All of them for a benchmark outside this suite; empty where ``installed`` is not a table."""
     if not isinstance(installed, dict):
         return {}
     own = _family(str(benchmark))
@@ -85,7 +99,7 @@ def _family(benchmark: str) -> str | None:
 
 
 def framework_of(benchmark: str | None, installed: object) -> str:
-    """The framework of a run and its version, ``torch 2.13.0``; empty where it is not known."""
+    """The framework of a run and its version, ``torch 2.13.0``; empty where it is unknown."""
     names = tuple(_FRAMEWORKS)
     return ", ".join(
         f"{name} {version}"
@@ -95,10 +109,12 @@ def framework_of(benchmark: str | None, installed: object) -> str:
 
 
 def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
-    """Why the run's time is not a score; empty when it is one."""
+    """Why the time of the run is not a score; empty if it is one."""
     result = run.result
     if result is None:
-        return ["there is no readable result.json: the run did not end, or was damaged"]
+        return [
+            running(run) or "there is no readable result.json: the run did not end, or the file is damaged"
+        ]
     reasons = []
     if result.resumed:
         reasons.append("the run was resumed from a checkpoint, so its clock did not see the first part")
@@ -107,18 +123,22 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
     elif result.status != "success":
         reasons.append(f"the run was {result.status}")
     elif result.time_to_train_s is None:
-        reasons.append("the result holds no time")
-    told = {"run/resumed", "run/status"}
-    rules = dict.fromkeys(f.rule for f in findings if f.severity == "error" and f.rule not in told)
+        reasons.append("the result has no time to train")
+    stated = {"run/resumed", "run/status"}
+    rules = dict.fromkeys(f.rule for f in findings if f.severity == "error" and f.rule not in stated)
     if rules and not reasons:
         reasons.append(f"the check does not pass ({', '.join(rules)})")
     return reasons
 
 
 def standing(run: RunDirectory) -> str:
-    """What kind of result this is, said plainly: division and preset, and what it is not."""
+    """What kind of result this is: its division and preset, and what it is not."""
     if run.result is None:
-        return "Not a result: the run left no result.json."
+        return (
+            "No result yet: the run has not ended."
+            if running(run)
+            else "Not a result: the run left no result.json."
+        )
     division, preset = run.result.division, run.result.preset
     if division == "closed":
         return "Closed division, one run: a score takes the mean of several. Not verified by MLCommons."
@@ -138,7 +158,7 @@ def target_sign(target: Target) -> str:
 def throughput(run: RunDirectory) -> float | None:
     """Samples per second while training, the median over epochs."""
     rates = [e.samples_per_s for e in run.result.epochs if e.samples_per_s] if run.result else []
-    return median(rates) if rates else None
+    return _finite_median(rates)
 
 
 def data_rates(run: RunDirectory) -> dict[int, float]:
@@ -147,9 +167,26 @@ def data_rates(run: RunDirectory) -> dict[int, float]:
     return {e.epoch: e.bytes / e.train_s for e in epochs if e.bytes is not None and e.train_s}
 
 
+def data_rate(run: RunDirectory) -> float | None:
+    """The median of ``data_rates``."""
+    return _finite_median(data_rates(run).values())
+
+
+def _finite_median(values: Iterable[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    return median(finite) if finite else None
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit for an axis up to ``seconds``, and its seconds."""
+    if seconds < 300:
+        return "s", 1.0
+    return ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)
+
+
 def duration(seconds: float | None) -> str:
     """``0.32 s``, ``93.2 s``, ``25 min 46.9 s``, ``5 h 27 min``."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "not known"
     if seconds < 10:
         return f"{seconds:.2f} s"
@@ -164,34 +201,41 @@ def duration(seconds: float | None) -> str:
 
 def size(count: float, per: str = "") -> str:
     """Bytes in decimal units: ``12.3 MB``."""
+    if not math.isfinite(count):
+        return "not known"
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
-            return (
-                f"{count / factor:.3g} {unit}{per}"
-                if count < 999.5 * factor
-                else f"{count / factor:.0f} {unit}{per}"
-            )
+            value = f"{count / factor:.3g}" if count < 999.5 * factor else f"{count / factor:.0f}"
+            return f"{value} {unit}{per}"
     return f"{count:.0f} B{per}"
 
 
 def rate(samples_per_s: float) -> str:
+    """``12 345``, or three digits below 100."""
     return f"{samples_per_s:,.0f}".replace(",", " ") if samples_per_s >= 100 else f"{samples_per_s:.3g}"
 
 
 def whole(value: float | None) -> str:
-    """``262 144``, with a space at which no line breaks."""
-    return "not logged" if value is None else f"{value:,.0f}".replace(",", "\xa0")
+    """``262 144``, with a no-break space."""
+    if value is None or not math.isfinite(value):
+        return "not logged"
+    return f"{value:,.0f}".replace(",", "\xa0")
 
 
 def decimals(value: float) -> int:
-    """How many to write ``value`` with about four digits."""
+    """How many decimals show ``value`` with about four digits."""
     return 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3
 
 
 def plain(value: float | None) -> str:
     """About four digits, never in powers of ten."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return ""
     if 0 < value < 0.001:
         return "< 0.001"
     return f"{value:,.{decimals(value)}f}".replace(",", "\xa0")
+
+
+def number(value: float | None) -> str:
+    """Four digits; empty where there is no number."""
+    return "" if value is None or not math.isfinite(value) else f"{value:.4g}"

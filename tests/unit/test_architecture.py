@@ -16,7 +16,7 @@ TOP = ("benchmarks", "common", "cosmoflow", "deepcam", "mlhpc", "perf", "resnet5
 FLOORS = (
     {"mlhpc/errors", "mlhpc/__init__", "common"},
     {"benchmarks", "common/files", "common/ranks"},
-    {"common/formats", "common/host", "common/timing"},
+    {"common/formats", "common/host", "common/pages", "common/timing"},
     {"common/data"},
     {"common/staging"},
     {"common/training"},

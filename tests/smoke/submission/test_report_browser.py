@@ -1,4 +1,4 @@
-"""The report as a browser lays it out: its numbers are visible, nothing sticks out, nothing is fetched."""
+"""Pages in a browser: numbers visible, charts drawn, nothing sticks out or is fetched, print complete."""
 
 import html
 import json
@@ -24,20 +24,28 @@ pytestmark = pytest.mark.system
 PROBE = """<!doctype html><meta charset="utf-8">
 <iframe id="f" style="width:{width}px; height:900px; border:0" srcdoc="{page}"></iframe><pre id="out"></pre>
 <script>
-document.getElementById("f").onload = function () {{
+document.getElementById("f").onload = async function () {{
   const view = this.contentWindow, page = this.contentDocument;
   page.querySelectorAll("details").forEach(d => d.open = true);
+  const all = [...page.querySelectorAll(".chart")];
+  for (let n = 0; n < 200 && all.some(c => !c.view); n++) await new Promise(done => setTimeout(done, 50));
   const out = [...page.querySelectorAll("body *")].filter(e => {{
     const box = e.getBoundingClientRect();
-    return !e.closest(".scroll, title") && box.width > 0 && (box.left < -0.5 || box.right > {width} + 0.5);
+    const folded = e.closest(".scroll, title, .vega-actions");
+    return !folded && box.width > 0 && (box.left < -0.5 || box.right > {width} + 0.5);
   }}).map(e => e.tagName + " " + (e.textContent || "").slice(0, 40));
-  const text = [...page.querySelectorAll("svg text")];
+  const text = [...page.querySelectorAll(".live svg text")];
   const visible = e => e.checkVisibility({{visibilityProperty: true}});
+  const saved = all.length ? await all[0].view.toSVG() : "";
   document.getElementById("out").textContent = "JSON" + JSON.stringify({{
     out, scroll: page.documentElement.scrollWidth, text: page.body.innerText,
     big: [...page.querySelectorAll(".big")].filter(visible).map(e => e.innerText),
     font: Math.min(...text.map(e => parseFloat(view.getComputedStyle(e).fontSize))),
     fetched: view.performance.getEntriesByType("resource").map(e => e.name),
+    charts: all.length, drawn: all.filter(c => c.view && c.querySelector(".live svg") &&
+      !visible(c.querySelector(".static"))).length,
+    menus: all.map(c => [...c.querySelectorAll(".vega-actions a")].map(a => a.innerText)),
+    saved: saved.slice(0, 4), attacked: view.attacked === true,
   }}) + "END";
 }};
 </script>"""
@@ -56,7 +64,8 @@ def chromium() -> str:
 def browse(chromium: str, profile: Path, page: Path, *flags: str) -> str:
     command = [
         chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-        "--disable-background-networking", "--disable-extensions", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", "--disable-quic",
+        "--disable-extensions", "--disable-sync",
         "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}", *flags, page.as_uri(),
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
@@ -65,7 +74,14 @@ def browse(chromium: str, profile: Path, page: Path, *flags: str) -> str:
 def probe(chromium: str, folder: Path, page: str, width: int) -> dict[str, Any]:
     wrapper = folder / f"probe-{width}.html"
     wrapper.write_text(PROBE.format(width=width, page=html.escape(page)), encoding="utf-8")
-    dom = browse(chromium, folder / "profile", wrapper, "--window-size=1600,1000", "--dump-dom")
+    dom = browse(
+        chromium,
+        folder / "profile",
+        wrapper,
+        "--window-size=1600,1000",
+        "--virtual-time-budget=20000",
+        "--dump-dom",
+    )
     found = re.search(r"JSON(\{.*\})END</pre>", dom, re.DOTALL)
     assert found, dom[-2000:]
     seen: dict[str, Any] = json.loads(html.unescape(found[1]))
@@ -87,13 +103,30 @@ def test_numbers_are_visible_and_nothing_sticks_out(chromium: str, width: int, t
         f"without staging: {total - 3.1:.1f} s",
         "100.0%",
         "not a closed-division result",
-        "54.3 MB/s",
+        "MB/s",
+        "Training loss",
+        "Learning rate",
     ):
         assert text in seen["text"]
     assert seen["out"] == []
     assert seen["scroll"] <= width
     assert seen["font"] >= 12  # px: letters of pictures do not shrink with the page
     assert seen["fetched"] == []
+    assert seen["drawn"] == seen["charts"] == 7
+    assert seen["menus"] == [["Save as SVG", "Save as PNG"]] * 7
+    assert seen["saved"] == "<svg"
+
+
+def test_a_script_that_gets_into_the_page_does_not_run(chromium: str, tmp_path: Path) -> None:
+    """The second line of defence: should text ever become markup, the page's policy stops it."""
+    page = made(tmp_path).read_text("utf-8")
+    attack = '<script>window.attacked = true</script><img src="x" onerror="window.attacked = true">'
+    seen = probe(chromium, tmp_path, page.replace("</main>", f"{attack}</main>"), 1400)
+    assert not seen["attacked"] and seen["drawn"] == 7
+    policy = re.search(r"<meta http-equiv.*?>", page)
+    assert policy
+    open_page = page.replace(policy[0], "").replace("</main>", f"{attack}</main>")
+    assert probe(chromium, tmp_path, open_page, 1300)["attacked"], "the probe sees an attack"
 
 
 def test_a_failed_run_with_findings_fits_a_phone(chromium: str, tmp_path: Path) -> None:
@@ -112,12 +145,14 @@ def test_a_comparison_fits_and_fetches_nothing(chromium: str, width: int, tmp_pa
         )
     make_run(tmp_path / "mine" / "1")
     page = report_on([tmp_path / "tree", tmp_path / "mine"], Console(file=StringIO()), tmp_path / "page.html")
+    assert page
     seen = probe(chromium, tmp_path, page.read_text("utf-8"), width)
-    for text in ("14.5000", "Not the official data set.", "no score", "b) Epoch scaling", "Prediction of"):
+    for text in ("14.5000", "Not the official data set.", "no score", "b) Epoch scaling", "Predictions"):
         assert text in seen["text"]
     assert (seen["out"], seen["fetched"]) == ([], [])
     assert seen["scroll"] <= width
     assert seen["font"] >= 12
+    assert seen["drawn"] == seen["charts"] == 12
 
 
 def test_the_probe_sees_what_it_looks_for(chromium: str, tmp_path: Path) -> None:
@@ -126,6 +161,48 @@ def test_the_probe_sees_what_it_looks_for(chromium: str, tmp_path: Path) -> None
     assert seen["out"] and seen["out"][0].startswith("P wide")
     assert seen["scroll"] >= 900
     assert seen["fetched"] == ["http://localhost:9/x.png"]
+
+
+def printed(chromium: str, folder: Path, page: Path) -> tuple[int, str]:
+    """Pages of the printed page, and their text."""
+    pdf = folder / "page.pdf"
+    flags = ("--virtual-time-budget=20000", "--no-pdf-header-footer", f"--print-to-pdf={pdf}")
+    browse(chromium, folder / "profile", page, *flags)
+    if not shutil.which("pdftotext"):
+        pytest.skip("no pdftotext on PATH: apt-get install poppler-utils")
+    text = subprocess.run(
+        ["pdftotext", "-layout", pdf, "-"], capture_output=True, text=True, check=True
+    ).stdout
+    info = subprocess.run(["pdfinfo", pdf], capture_output=True, text=True, check=True).stdout
+    assert "A4" in info
+    return int(re.search(r"Pages:\s+(\d+)", info)[1]), " ".join(text.split())  # type: ignore[index]
+
+
+def test_a_run_prints_on_two_pages_with_all_that_is_folded(chromium: str, tmp_path: Path) -> None:
+    pages, text = printed(chromium, tmp_path, made(tmp_path, epochs=8))
+    assert pages <= 2
+    for shown in (
+        "8 epochs in numbers",
+        "Hyperparameters",
+        "Provenance",
+        "mean absolute error",
+        "time since run_start",
+    ):
+        assert shown in text
+    assert "CSV" not in text
+
+
+def test_a_comparison_prints_whole_tables(chromium: str, tmp_path: Path) -> None:
+    for nodes in (2, 8):
+        make_set(
+            tmp_path / "tree" / "a_submitter_of_a_long_name", nodes=nodes, system=f"system_of_{nodes}_nodes"
+        )
+    page = report_on([tmp_path / "tree"], Console(file=StringIO()), tmp_path / "page.html")
+    assert page
+    pages, text = printed(chromium, tmp_path, page)
+    assert pages <= 5
+    for last_column in ("budget", "efficiency", "from", "staging", "first-epoch"):
+        assert last_column in text
 
 
 def test_light_and_dark_are_drawn(chromium: str, tmp_path: Path) -> None:

@@ -1,0 +1,286 @@
+"""The kinds of charts that several pages draw: stacked bars, columns over epochs, lines, points on log axes.
+
+Rows are dictionaries with the fields named in each function; ``tooltip`` lists (field, title) pairs of what the
+pointer shows.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import altair as alt
+
+from mlhpc.common.pages import charts
+from mlhpc.common.pages.charts import (
+    ACCENT,
+    BAD,
+    CARD,
+    INK,
+    NUMBER_LABEL,
+    PARTS,
+    SOFT,
+    Figure,
+    LogAxis,
+    data,
+    figure,
+)
+
+Rows = Sequence[dict[str, Any]]
+Shown = Sequence[tuple[str, str]]
+
+
+def tooltips(shown: Shown) -> list[alt.Tooltip]:
+    """Of (field, title) pairs; the fields are written as they are, so that rows hold formatted text."""
+    return [alt.Tooltip(field=field, type="nominal", title=title) for field, title in shown]
+
+
+def stacked_bars(
+    rows: Rows,
+    alt_text: str,
+    *,
+    parts: dict[str, str],
+    value_title: str,
+    tooltip: Shown,
+    relative: bool = False,
+    bar_height: int = 26,
+    **caption: Any,
+) -> Figure:
+    """Horizontal bars of stacked parts, each under its name. Rows: ``bar`` (sorted as they come) and ``name`` of
+    the bar, ``key`` and ``part`` (label of the key in ``parts``), ``value``, ``label`` (written on the part).
+    ``relative``: all bars as long as 100%."""
+    bars = {row["bar"]: row["name"] for row in rows}
+    named = any(bars.values())
+    picked = alt.selection_point(fields=["part"], bind="legend", toggle="true")
+    order = {key: n for n, key in enumerate(parts)}
+    drawn = [{**row, "order": order[row["key"]], "on": charts.TEXT_ON[row["key"]][0]} for row in rows]
+    stack: Literal["normalize", "zero"] = "normalize" if relative else "zero"
+    y = alt.Y("bar:N", sort=None, axis=None)
+    offset = 10 if named else 0
+    axis = (
+        alt.Axis(format="%", grid=True)
+        if relative
+        else alt.Axis(labelExpr=NUMBER_LABEL, tickCount=10, grid=True)
+    )
+    base = alt.Chart(data(drawn)).encode(
+        x=alt.X("value:Q", title=value_title, stack=stack, axis=axis),
+        y=y,
+        order=alt.Order("order:Q"),
+        tooltip=tooltips(tooltip),
+    )
+    layers = [
+        base.mark_bar(height=bar_height, yOffset=offset)
+        .encode(
+            color=alt.Color(
+                "part:N",
+                scale=charts.part_scale(list(parts), list(parts.values())),
+                legend=alt.Legend(symbolType="square"),
+            ),
+            opacity=alt.condition(picked, alt.value(1), alt.value(0.15)),
+        )
+        .add_params(picked),
+        base.mark_text(fontWeight="bold", fontSize=13, yOffset=offset).encode(
+            x=alt.X("value:Q", stack=stack, bandPosition=0.5),
+            text="label:N",
+            color=alt.Color("on:N", scale=None),
+            opacity=alt.condition(picked, alt.value(1), alt.value(0)),
+        ),
+    ]
+    if named:
+        names = alt.Chart(data([{"bar": bar, "name": name} for bar, name in bars.items()]))
+        text = names.mark_text(
+            align="left", yOffset=offset - bar_height / 2 - 9, limit=alt.ExprRef("width"), color=INK[0]
+        )
+        layers.append(text.encode(y=y, x=alt.value(0), text="name:N"))
+    height = len(bars) * (bar_height + 8 + 2 * offset)
+    return figure(alt.layer(*layers).resolve_scale(color="independent"), alt_text, height=height, **caption)
+
+
+def columns(
+    rows: Rows,
+    alt_text: str,
+    *,
+    x_title: str,
+    y_title: str,
+    tooltip: Shown,
+    parts: dict[str, str] | None = None,
+    y_max: float | None = None,
+    colours: Sequence[str] = (),
+    long_names: bool = False,
+    **caption: Any,
+) -> Figure:
+    """Vertical columns from zero. Rows: ``x`` (drawn in the order of the rows), ``value``; with ``parts`` (key
+    to label) also ``key`` and ``part``, stacked; with ``low`` and ``high`` a whisker; with ``top`` a text above.
+    ``colours`` of the columns; with ``long_names`` a legend names them instead of the axis.
+    """
+    y_scale = alt.Scale(domain=[0, y_max]) if y_max else alt.Scale(zero=True)
+    base = alt.Chart(data(rows)).encode(
+        x=alt.X("x:N", sort=None, title=x_title, axis=alt.Axis(labelAngle=0, labels=not long_names)),
+        tooltip=tooltips(tooltip),
+    )
+    y = alt.Y("value:Q", title=y_title, scale=y_scale, axis=alt.Axis(labelExpr=NUMBER_LABEL, tickCount=5))
+    if parts:
+        picked = alt.selection_point(fields=["part"], bind="legend", toggle="true")
+        order = {key: n for n, key in enumerate(parts)}
+        base = base.properties(data=data([{**row, "order": order[row["key"]]} for row in rows]))
+        chart = base.mark_bar().encode(
+            y=y,
+            color=alt.Color(
+                "part:N",
+                scale=charts.part_scale(list(parts), list(parts.values())),
+                legend=alt.Legend(symbolType="square"),
+            ),
+            order=alt.Order("order:Q"),
+            opacity=alt.condition(picked, alt.value(1), alt.value(0.15)),
+        )
+        return figure(chart.add_params(picked), alt_text, **caption)
+    colour: Any = alt.value(ACCENT[0])
+    if colours:
+        scale = alt.Scale(domain=[row["x"] for row in rows], range=list(colours))
+        legend = alt.Legend(orient="bottom", columns=1, symbolType="square") if long_names else None
+        colour = alt.Color("x:N", scale=scale, legend=legend)
+    layers = [base.mark_bar().encode(y=y, color=colour)]
+    if any("low" in row for row in rows):
+        layers.append(base.mark_rule(color=INK[0], strokeWidth=1.5).encode(y=alt.Y("low:Q"), y2="high:Q"))
+    if any("top" in row for row in rows):
+        layers.append(base.mark_text(dy=-7).encode(y=alt.Y("above:Q"), text="top:N"))
+    return figure(alt.layer(*layers), alt_text, **caption)
+
+
+def line(
+    rows: Rows,
+    alt_text: str,
+    *,
+    x_title: str,
+    y_title: str,
+    tooltip: Shown,
+    target: tuple[float, str] | None = None,
+    shaded: Rows = (),
+    zero_x: bool = False,
+    series: Sequence[str] = (),
+    **caption: Any,
+) -> Figure:
+    """A line through points. Rows: ``x``, ``y``. ``target``: a dashed level and its name. ``shaded``: spans of x
+    (``x``, ``x2``, ``what``). ``series``: several lines, by the field ``series`` of the rows."""
+    constant = len({row["y"] for row in rows} | ({target[0]} if target else set())) == 1
+    base = alt.Chart(data(rows)).encode(
+        x=alt.X(
+            "x:Q",
+            title=x_title,
+            scale=alt.Scale(zero=zero_x, nice=False),
+            axis=alt.Axis(tickMinStep=0 if zero_x else 1, tickCount=8, labelExpr=NUMBER_LABEL),
+        ),
+        y=alt.Y(
+            "y:Q",
+            title=y_title,
+            scale=alt.Scale(zero=constant),
+            axis=alt.Axis(tickCount=5, labelExpr=NUMBER_LABEL),
+        ),
+    )
+    layers: list[alt.Chart] = []
+    if shaded:
+        band = alt.Chart(data(shaded)).mark_rect(color=PARTS["staging"][0], opacity=0.2)
+        layers.append(band.encode(x="x:Q", x2="x2:Q", tooltip=tooltips([("what", "span")])))
+    if target:
+        level = alt.Chart(data([{"y": target[0], "name": target[1]}]))
+        layers.append(level.mark_rule(color=BAD[0], strokeWidth=1.5, strokeDash=[6, 4]).encode(y="y:Q"))
+        layers.append(
+            level.mark_text(color=BAD[0], align="right", dy=-8, fontWeight="bold").encode(
+                y="y:Q", x=alt.value("width"), text="name:N"
+            )
+        )
+    size = 40 if len(rows) <= 60 else 12
+    if series:
+        colour, shape, dash = charts.series_scales(series)
+        picked = alt.selection_point(fields=["series"], bind="legend", toggle="true")
+        base = base.encode(
+            color=alt.Color("series:N", scale=colour),
+            opacity=alt.condition(picked, alt.value(1), alt.value(0.12)),
+        )
+        layers.append(
+            base.mark_line(strokeWidth=2)
+            .encode(strokeDash=alt.StrokeDash("series:N", scale=dash))
+            .add_params(picked)
+        )
+        points = base.mark_point(filled=True, size=size).encode(shape=alt.Shape("series:N", scale=shape))
+    else:
+        layers.append(base.mark_line(color=ACCENT[0], strokeWidth=2))
+        points = base.mark_point(color=ACCENT[0], fill=CARD[0], filled=False, opacity=1, size=size)
+    layers.append(points.encode(tooltip=tooltips(tooltip)))
+    return figure(alt.layer(*layers), alt_text, **caption)
+
+
+def curves(
+    rows: Rows,
+    alt_text: str,
+    *,
+    x_axis: LogAxis,
+    y_axis: LogAxis,
+    series: Sequence[str],
+    tooltip: Shown,
+    levels: Rows = (),
+    height: int = 260,
+    **caption: Any,
+) -> Figure:
+    """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``, and where the mean
+    has an interval ``low`` and ``high``. ``levels``: see ``level_lines``."""
+    colour, shape, dash = charts.series_scales(series)
+    legend = alt.Legend() if len(series) > 1 else None
+    picked = alt.selection_point(fields=["series"], bind="legend", toggle="true")
+    faded = alt.condition(picked, alt.value(1), alt.value(0.12))
+    base = alt.Chart(data(rows)).encode(
+        x=alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis),
+        y=alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis),
+        color=alt.Color("series:N", scale=colour, legend=legend),
+        opacity=faded,
+    )
+    lines = base.mark_line(strokeWidth=2).encode(
+        strokeDash=alt.StrokeDash("series:N", scale=dash, legend=legend)
+    )
+    whiskers = (
+        base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
+    )
+    points = base.mark_point(filled=True, size=70).encode(
+        shape=alt.Shape("series:N", scale=shape, legend=legend), tooltip=tooltips(tooltip)
+    )
+    return figure(
+        alt.layer(*level_layers(levels, x_axis, y_axis), lines.add_params(picked), whiskers, points),
+        alt_text,
+        height=height,
+        **caption,
+    )
+
+
+def level_lines(
+    x_axis: LogAxis, y_axis: LogAxis, constants: Sequence[tuple[float, str]], most: int = 5
+) -> list[dict[str, Any]]:
+    """Rows of the lines y = constant · x, for (constant, label) pairs, that cross a good part of the plane: at
+    most ``most``. Each line is two rows, ``end`` false and true."""
+    found = []
+    for constant, label in constants:
+        left, right = max(x_axis.low, y_axis.low / constant), min(x_axis.high, y_axis.high / constant)
+        if left < right and x_axis.fraction(right) - x_axis.fraction(left) > 0.3:
+            ends = ((left, False), (right, True))
+            found.append([{"x": x, "y": constant * x, "level": label, "end": end} for x, end in ends])
+    step = -(-len(found) // most) or 1
+    return [row for rows in found[::step] for row in rows]
+
+
+def round_constants(x_axis: LogAxis, y_axis: LogAxis, unit: float = 1.0) -> list[float]:
+    """1, 2 and 5 times powers of ten between the extreme ratios of y and x, in ``unit``."""
+    first, last = y_axis.low / x_axis.high / unit, y_axis.high / x_axis.low / unit
+    decades = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
+    return [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
+
+
+def level_layers(levels: Rows, x_axis: LogAxis, y_axis: LogAxis) -> list[alt.Chart]:
+    """Dotted lines with their labels at the right ends."""
+    if not levels:
+        return []
+    base = alt.Chart(data(levels)).encode(
+        x=alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis),
+        y=alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis),
+    )
+    lines = base.mark_line(color=SOFT[0], strokeWidth=1, strokeDash=[2, 5]).encode(detail="level:N")
+    ends = base.transform_filter("datum.end").encode(text="level:N")
+    halo = ends.mark_text(align="right", dx=-4, dy=12, stroke=CARD[0], strokeWidth=4)
+    return [lines, halo, ends.mark_text(align="right", dx=-4, dy=12, color=SOFT[0])]

@@ -1,0 +1,14 @@
+"""Text from logs and result files, made fit for one line of a terminal or a place in a page."""
+
+from mlhpc.common.files import untrusted
+
+_LENGTH = 2000
+
+
+def printable(value: object) -> str:
+    """``value`` as text of one line: line breaks and tabs become spaces, other characters that do not print
+    (terminal escapes, lone surrogates, marks that change the direction of writing) are written as ``\\x1b``. Text
+    of more than 2000 characters is cut, and ends in an ellipsis."""
+    text = str(value)
+    text = text if len(text) <= _LENGTH else text[: _LENGTH - 1] + "…"
+    return untrusted.printable(text.translate({ord(c): " " for c in "\n\r\t"}))

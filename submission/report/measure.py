@@ -1,0 +1,255 @@
+"""Measures sets of runs: from their logs, their system description and the files beside their logs.
+
+A set whose logs differ in configuration is split: an entry has one configuration.
+"""
+
+import json
+import math
+import sys
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mlhpc.benchmarks import load, registry
+from mlhpc.submission.logs.mllog import Log
+from mlhpc.submission.logs.phases import Phases, phases
+from mlhpc.submission.logs.result_sets import ResultSet
+from mlhpc.submission.logs.run_directory import Target
+from mlhpc.submission.report.entry import (
+    BEFORE_CLOCK,
+    IN_CLOCK,
+    NOT_LOGGED,
+    OVER_CONVERGED,
+    OVER_ENDED,
+    OVER_RESUMED,
+    OVER_SCORED,
+    Entry,
+    RunFacts,
+)
+from mlhpc.submission.report.summary import framework_of, whole
+from mlhpc.submission.score.score import Strong, Weak, score_strong, score_weak
+from mlhpc.submission.score.set_score import target_of
+
+
+def entries_of(found: ResultSet) -> list[Entry]:
+    """One entry for every configuration in the set."""
+    keys = ["global_batch_size", "number_of_nodes", "accelerators_per_node", "number_of_ranks",
+            "train_samples", "submission_benchmark", "submission_division", "resumed"]  # fmt: skip
+    if not found.is_tree:  # in a tree the folders name the submitter
+        keys += ["submission_org", "submission_platform"]
+    groups: dict[tuple[object, ...], list[Log]] = {}
+    for log in found.logs:
+        if log.value("study_steps"):
+            continue  # its only epoch was cut short, so it measures no training
+        groups.setdefault(tuple(str(log.value(key)) for key in keys), []).append(log)
+    split = len(groups) > 1
+    return [_entry(found, logs, split) for logs in groups.values()]
+
+
+def _entry(found: ResultSet, logs: list[Log], split: bool) -> Entry:
+    description, notes = found.system_json or {}, []
+    own = _own_run(logs[0])
+    value = logs[0].value
+    logged = str(value("submission_benchmark") or "")
+    benchmark = (logged if split else found.benchmark) or logged or found.benchmark or "unknown"
+    train, evaluate = _count(value("train_samples")), _count(value("eval_samples"))
+    batch = _count(value("global_batch_size"))
+    division, doubt = _division(value("submission_division"), description.get("division"))
+    official, data_set = _official_data(benchmark, train, evaluate, batch)
+    aborted = [log for log in logs if _is_aborted(log)]
+    if doubt:
+        notes.append(doubt)
+    if split:
+        notes.append("part of a folder whose logs differ in configuration, shown separately")
+    if division == "closed" and official is False:
+        notes.append("the log says closed, but its sample counts are not those of the official data set")
+    if official and train != data_set[0]:
+        notes.append(
+            f"{whole(train)} training samples logged: {whole(data_set[0])} without the last, incomplete batch"
+        )
+    if aborted:
+        notes.append(f"{len(aborted)} of {len(logs)} runs aborted or without run_stop, in no mean")
+    target, runs_needed = target_of(replace(found, benchmark=benchmark)) or (None, 0)
+    score: Strong | Weak | None = None
+    if target and found.metric == "weak":
+        score = score_weak(logs, target, runs_needed, None if split else found.total_scale, found.pruned)
+    elif target:
+        score = score_strong(logs, target, runs_needed)
+    runs, over = _measured_runs(logs, target, score)
+    if score and value("resumed"):
+        why = "resumed from a checkpoint: the clock did not cover the first part"
+        score = replace(score, minutes=None, without_staging_minutes=None, why=why)
+        over = OVER_RESUMED
+    unit, machine, scale, nodes = _units(logs[0], description, own)
+    logged_org = _named(value("submission_org"))
+    org = (found.org if found.is_tree else logged_org) or logged_org or "unnamed"
+    system = found.system or _named(value("submission_platform")) or own.hostname or found.path.name
+    preset = found.preset
+    if preset:
+        system = f"{system}, preset {preset}"
+    return Entry(
+        letter="", path=found.path, org=org, system=system, benchmark=benchmark, metric=found.metric,
+        division=division, preset=preset, when=_month(logs[0]), unit=unit, machine=machine,
+        software=str(description.get("framework") or own.software), scale=scale, nodes=nodes,
+        batch=batch, train_samples=train, eval_samples=evaluate, data_set=data_set,
+        official=official, target=target, logs=len(logs), runs=runs, over=over, score=score,
+        notes=tuple(notes), aborted=len(aborted), staged=_staged(logs[0]),
+        log_ids=frozenset(filter(None, map(_log_id, logs))),
+    )  # fmt: skip
+
+
+def _is_aborted(log: Log) -> bool:
+    """Whether a run was ended from outside: it has no run_stop, or is a run of this suite that says so. In other
+    people's logs "aborted" is the status of any run that missed its target."""
+    stop = log.first("run_stop")
+    return stop is None or (log.path.name == "run.log" and stop.metadata.get("status") == "aborted")
+
+
+def _staged(log: Log) -> str:
+    start = log.first("run_start")
+    stagings = log.all("staging_start")
+    if not (start and stagings):
+        return NOT_LOGGED
+    return IN_CLOCK if any(record.line > start.line for record in stagings) else BEFORE_CLOCK
+
+
+def _log_id(log: Log) -> tuple[float, float] | None:
+    """Start and stop in milliseconds since 1970: two runs that share both are one."""
+    run = log.run
+    return (run.start_ms, run.stop_ms) if run else None
+
+
+def _measured_runs(
+    logs: list[Log], target: Target | None, score: Strong | Weak | None
+) -> tuple[tuple[RunFacts, ...], str]:
+    scored = {r.path: r for r in score.runs} if score else {}
+    over = OVER_SCORED if score and score.minutes is not None else OVER_CONVERGED
+    chosen = [log for log in logs if (r := scored.get(log.path)) and r.converged]
+    if over == OVER_SCORED:
+        chosen = [log for log in chosen if not scored[log.path].dropped]
+    if not chosen:
+        chosen, over = [log for log in logs if not _is_aborted(log)], OVER_ENDED
+    measured = [(log, parts) for log in chosen if (parts := phases(log)) and 0 < parts.total < math.inf]
+    return tuple(RunFacts(parts, _epochs_to_target(log, parts, target)) for log, parts in measured), over
+
+
+def _epochs_to_target(log: Log, parts: Phases, target: Target | None) -> int:
+    start = log.first("run_start")
+    met = target and next((e for e in log.evaluations(target.metric) if target.met_by(e.value)), None)
+    if not (start and met):
+        return len(parts.epochs)
+    return sum(start.line < record.line < met.line for record in log.all("epoch_start"))
+
+
+def _division(logged: Any, described: Any) -> tuple[str, str]:
+    """The division, and what is in doubt. Where log and description differ, the less strict one counts."""
+    stated = [str(v).lower() for v in (described, logged) if v]
+    if len(set(stated)) < 2:
+        return (stated or ["not stated"])[0], ""
+    return "open", f"the system description says {stated[0]}, the log {stated[1]}"
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What a run directory of this suite holds besides its log."""
+
+    ranks: int | None = None
+    hostname: str | None = None
+    cpu: str | None = None
+    accelerators: tuple[str, ...] = ()
+    software: str = ""
+
+
+def _own_run(log: Log) -> _Own:
+    if log.path.name != "run.log":
+        return _Own()
+    result, env = (_json(log.path.with_name(name)) for name in ("result.json", "env.json"))
+    accelerators = env.get("accelerators")
+    return _Own(
+        _count(result.get("ranks")),
+        _named(env.get("hostname")),
+        _named(env.get("cpu")),
+        tuple(map(str, accelerators)) if isinstance(accelerators, list) else (),
+        framework_of(_named(result.get("benchmark")), env.get("packages")),
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _units(log: Log, description: dict[str, Any], own: _Own) -> tuple[str, str, int | None, int | None]:
+    """What one run was spread over: kind, model, count, and nodes. The log describes the run, the system
+    description the machine, which may be larger than one run. Nodes without accelerators count processors, as in
+    paper 001."""
+    nodes = _count(log.value("number_of_nodes")) or _count(description.get("number_of_nodes"))
+    logged = log.value("accelerators_per_node")
+    each = _count(logged if logged is not None else description.get("accelerators_per_node"))
+    if nodes and each:
+        model = _named(description.get("accelerator_model_name")) or ", ".join(
+            dict.fromkeys(own.accelerators)
+        )
+        return "accelerator", model or "model not known", nodes * each, nodes
+    model = _named(description.get("host_processor_model_name")) or own.cpu or "model not known"
+    processors = _count(description.get("host_processors_per_node"))
+    if nodes and processors:
+        return "processor", model, nodes * processors, nodes
+    if ranks := own.ranks or _count(log.value("number_of_ranks")):
+        return "rank", model, ranks, nodes
+    return "node", model, nodes, nodes
+
+
+@cache
+def _official_sizes() -> dict[str, set[tuple[int, int]]]:
+    """(training, evaluation) samples of the published data sets, by benchmark."""
+    sizes: dict[str, set[tuple[int, int]]] = {}
+    for benchmark in registry.benchmarks():
+        for preset in load.presets(benchmark):
+            data = getattr(load.load(benchmark, preset), "data")  # noqa: B009
+            if data.official:
+                sizes.setdefault(benchmark, set()).add((data.train_samples, data.eval_samples))
+    return sizes
+
+
+def _official_data(
+    benchmark: str, train: int | None, evaluate: int | None, batch: int | None
+) -> tuple[bool | None, tuple[int | None, int | None]]:
+    """Whether the samples are those of a published data set (None if unknown), and that set's samples, else those
+    given. Some submitters log the samples of whole batches only: fewer by less than a global batch."""
+    sizes = _official_sizes()
+    known = sizes.get(registry.our_name(benchmark))
+    if known is None or train is None:
+        return None, (train, evaluate)
+    for whole_train, whole_eval in sorted(known):
+        same_eval = evaluate is None or 0 <= whole_eval - evaluate < (batch or 1)
+        if 0 <= whole_train - train < (batch or 1) and same_eval:
+            return True, (whole_train, whole_eval)
+    return False, (train, evaluate)
+
+
+def _count(value: Any) -> int | None:
+    """A positive whole number, also one written as text; None if it exceeds what a machine can count."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 < number <= sys.maxsize else None
+
+
+def _named(value: Any) -> str | None:
+    text = str(value).strip() if value else ""
+    return text if text and text.lower() not in ("n/a", "none", "unnamed") else None
+
+
+def _month(log: Log) -> str:
+    start = log.first("run_start")
+    try:
+        return datetime.fromtimestamp(start.time_ms / 1e3, UTC).strftime("%Y-%m") if start else ""
+    except (ValueError, OverflowError, OSError):
+        return ""

@@ -1,0 +1,144 @@
+"""The palette for colour-blind readers, the axes, and what a figure is made of."""
+
+import itertools
+import json
+import math
+from typing import Any
+
+import pytest
+
+from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages.charts import DARK, PARTS, SERIES, log_axis, ticks
+
+# Machado, Oliveira, Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
+# table of severity 1.0, for linear RGB.
+VISION = {
+    "trichromat": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanope": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216),
+                  (-0.003882, -0.048116, 1.051998)),
+    "deuteranope": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413),
+                    (-0.01182, 0.04294, 0.968881)),
+    "tritanope": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602),
+                  (0.004733, 0.691367, 0.3039)),
+}  # fmt: skip
+# Björn Ottosson, "A perceptual color space for image processing" (2020): linear RGB to OKLab.
+TO_LMS = ((0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566),
+          (0.0883024619, 0.2817188376, 0.6299787005))  # fmt: skip
+TO_LAB = ((0.2104542553, 0.7936177850, -0.0040720468), (1.9779984951, -2.4285922050, 0.4505937099),
+          (0.0259040371, 0.7827717662, -0.8086757660))  # fmt: skip
+Vector = tuple[float, ...]
+
+
+def times(matrix: tuple[Vector, ...], vector: Vector) -> Vector:
+    return tuple(sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix)
+
+
+def linear(colour: str) -> Vector:
+    parts = (int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5))
+    return tuple(c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+
+
+def seen(colour: str, vision: str) -> Vector:
+    """The colour in OKLab as somebody with that vision sees it."""
+    light = (min(max(c, 0.0), 1.0) for c in times(VISION[vision], linear(colour)))
+    return times(TO_LAB, tuple(math.cbrt(c) for c in times(TO_LMS, tuple(light))))
+
+
+def nearest(colours: list[str], vision: str) -> float:
+    """The smallest distance of two of the colours."""
+    return min(math.dist(seen(a, vision), seen(b, vision)) for a, b in itertools.combinations(colours, 2))
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_series_and_parts_differ_for_every_reader(theme: int, vision: str) -> None:
+    """0.1 in OKLab is five times a just noticeable difference (about 0.02)."""
+    parts = {key: pair for key, pair in PARTS.items() if key != "training"}  # drawn where "step" is not
+    assert nearest([pair[theme] for pair in SERIES], vision) > 0.1
+    assert nearest([pair[theme] for pair in parts.values()], vision) > 0.1
+
+
+def test_the_simulation_finds_the_old_palette_wanting() -> None:
+    """First-epoch excess and rest of earlier pages were one colour for deuteranopes."""
+    assert (
+        nearest(["#cc79a7", "#929aa5"], "deuteranope") < 0.02 < nearest(["#cc79a7", "#929aa5"], "trichromat")
+    )
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG 2.2, 1.4.3 and 1.4.11."""
+    light, dark = sorted(
+        (sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear(x), strict=True)) for x in (a, b)),
+        reverse=True,
+    )
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_is_readable_on_its_ground(theme: int) -> None:
+    for key, pair in PARTS.items():
+        assert contrast(charts.TEXT_ON[key][theme], pair[theme]) > 4.5, key
+    for colour in (charts.INK, charts.SOFT, charts.ACCENT, charts.BAD):
+        assert contrast(colour[theme], charts.CARD[theme]) > 4.5
+
+
+def test_each_light_colour_has_one_dark_counterpart() -> None:
+    """The page finds the dark colour by the light one."""
+    pairs = {*SERIES, *PARTS.values(), *charts.TEXT_ON.values(), charts.INK, charts.SOFT, charts.LINE, charts.CARD,
+             charts.ACCENT, charts.BAD}  # fmt: skip
+    assert len({light for light, _ in pairs}) == len(pairs)
+    assert dict(pairs) == DARK
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 93, [0, 50]),
+        (0, 10, [0, 5, 10]),
+        (0.28, 0.41, [0.3, 0.35, 0.4]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+        (5, 5, [5]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_log_axes_have_round_ticks() -> None:
+    two, ten = log_axis([64, 256], "units", base=2, room=2), log_axis([10, 1000], "rate", room=10)
+    assert (two.low, two.high, two.ticks) == (32, 512, (32, 64, 128, 256, 512))
+    assert (ten.low, ten.high, ten.ticks) == (1, 10_000, (1, 10, 100, 1000, 10_000))
+    assert two.fraction(128) == pytest.approx(0.5)
+    assert log_axis([98, 113], "epochs", room=1.1).ticks == (90, 100, 110, 120)
+
+
+def test_level_lines_are_y_over_x() -> None:
+    x, y = log_axis([64, 256], "units", base=2, room=2), log_axis([10, 1000], "rate", room=10)
+    left, right = plots.level_lines(x, y, [(100 / 128, "level"), (1e9, "outside")])
+    # At x = 32 the line is at 25, at 512 at 400.
+    assert (left["x"], left["y"], right["x"], right["y"]) == (32, 25, 512, 400)
+
+
+def figure_of(rows: list[dict[str, Any]]) -> charts.Figure:
+    return plots.line(
+        rows, "alt <text>\x1b", x_title="epoch", y_title="loss", tooltip=[("y", "loss")], title="A loss"
+    )
+
+
+def test_a_figure_is_valid_json_and_says_its_alternative_text() -> None:
+    spec = figure_of([{"x": 1, "y": 2.0}, {"x": 2, "y": math.nan}, {"x": 3, "y": math.inf}]).spec
+    read = json.loads(json.dumps(spec, allow_nan=False))
+    assert read["description"] == r"alt <text>\x1b" and read["width"] == "container"
+    titles = {layer["encoding"]["y"].get("title") for layer in read["layer"]}
+    assert titles == {"loss"}
+
+
+def test_the_static_picture_shows_the_titles_and_escapes_text() -> None:
+    rows = [{"x": 1, "y": 2.0, "series": "<b>&"}, {"x": 2, "y": 1.0, "series": "<b>&"}]
+    svg = plots.line(rows, "says", x_title="epoch", y_title="loss <i>", tooltip=[], series=["<b>&"]).svg
+    assert svg.startswith("<svg") and ">epoch</text>" in svg
+    assert "loss &lt;i" in svg and "<b>" not in svg and "<i>" not in svg
+
+
+def test_a_lone_surrogate_does_not_reach_the_renderer() -> None:
+    assert figure_of([{"x": 1, "y": 1.0, "what": "\ud800"}]).svg.startswith("<svg")

@@ -1,0 +1,131 @@
+"""Pages: all text is escaped, scripts are those of the page, tables can be taken away."""
+
+import csv
+import io
+import json
+import re
+from urllib.parse import unquote
+
+import pytest
+from helpers.page import Page
+
+from mlhpc.common.pages import plots
+from mlhpc.common.pages.html import (
+    Banner,
+    Cell,
+    Chapter,
+    Details,
+    Facts,
+    Grid,
+    Legend,
+    Section,
+    Table,
+    render,
+)
+from mlhpc.common.pages.text import printable
+
+EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\x1b[2J\ud800'
+
+
+def rendered(*blocks: object, title: str = "Page") -> str:
+    return render("mlhpc.common.pages", "page.html", title=title, blocks=blocks, foot="Foot.")
+
+
+def evil_page() -> str:
+    rows = [{"x": 1, "y": 1.0, "what": EVIL}]
+    figure = plots.line(rows, EVIL, x_title=EVIL, y_title="y", tooltip=[("what", EVIL)], target=(1.0, EVIL),
+                        title=EVIL, note=EVIL)  # fmt: skip
+    table = Table("t", (EVIL,), ((Cell(EVIL, notes=(EVIL,), bold=EVIL),),), foot=(Cell(EVIL),))
+    section = Section(
+        EVIL, EVIL, (Facts({EVIL: EVIL}), table, Grid((figure,)), Legend(((0, EVIL, EVIL, True),)))
+    )
+    return rendered(Chapter(EVIL, (Banner(EVIL, EVIL), section, Details(EVIL, (table,)))), title=EVIL)
+
+
+def test_no_text_becomes_markup() -> None:
+    html = evil_page()
+    html.encode("utf-8")  # lone surrogates are gone
+    assert "\x1b" not in html
+    page = Page(html)
+    kinds = [kind for kind, _ in page.scripts]
+    assert kinds == ["application/json", "application/json", None, None]
+    assert "img" not in {tag for tag, _ in page.elements}
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert page.charts[0]["layer"][0]["mark"]["type"] == "rule"
+
+
+def test_only_the_scripts_of_the_page_may_run_and_nothing_is_fetched() -> None:
+    (policy,) = [a["content"] for tag, a in Page(evil_page()).elements if a.get("http-equiv")]
+    rules = dict(rule.strip().split(" ", 1) for rule in str(policy).split(";"))
+    assert rules["default-src"] == "'none'" and rules["img-src"] == "data:"
+    assert re.fullmatch(r"('sha256-[A-Za-z0-9+/]{43}=' ?){2}", rules["script-src"])
+
+
+def test_a_page_without_charts_has_no_script() -> None:
+    page = Page(rendered(Section("One", "", (Facts({"a": "b"}),))))
+    assert page.scripts == []
+    assert "script-src 'none'" in json.dumps(page.elements)
+
+
+def test_contents_name_the_sections_of_a_long_page() -> None:
+    page = Page(rendered(*(Section(f"Part {n}") for n in range(4))))
+    assert [a["href"] for tag, a in page.elements if tag == "a"] == [f"#part-{n}" for n in range(4)]
+    assert {a.get("id") for tag, a in page.elements if tag == "section"} == {f"part-{n}" for n in range(4)}
+    assert "nav" not in {tag for tag, _ in Page(rendered(Section("One"), Section("Two"))).elements}
+
+
+def test_sections_of_two_chapters_have_anchors_of_their_own() -> None:
+    html = rendered(*(Chapter(name, (Section("Sets"), Section("Scaling"))) for name in ("A", "B")))
+    ids = [a["id"] for _, a in Page(html).elements if a.get("id")]
+    assert sorted(ids) == ["a", "a-scaling", "a-sets", "b", "b-scaling", "b-sets"]
+
+
+@pytest.fixture
+def table() -> Table:
+    rows = (
+        (Cell("first", notes=("a note",)), Cell("12.3", value=12.3456)),
+        (Cell("=HYPERLINK(0)"), Cell("", value=float("inf"))),
+        (Cell("a, \"b\"\nc"), Cell("–", value="-1+1")),
+    )  # fmt: skip
+    return Table("numbers", ("name", "value, s"), rows)
+
+
+def link(table: Table, ending: str) -> str:
+    (href,) = [str(a["href"]) for _, a in Page(rendered(Section("S", "", (table,)))).elements
+               if a.get("download") == f"numbers.{ending}"]  # fmt: skip
+    return unquote(href.partition(",")[2])
+
+
+def test_a_table_can_be_saved_as_json(table: Table) -> None:
+    assert json.loads(link(table, "json")) == [
+        {"name": "first", "value, s": 12.3456},
+        {"name": "=HYPERLINK(0)", "value, s": None},
+        {"name": 'a, "b" c', "value, s": "-1+1"},
+    ]
+
+
+def test_a_long_table_is_saved_whole() -> None:
+    rows = tuple((Cell(f"row {n}"), Cell(str(n), value=n)) for n in range(1000))
+    table = Table("numbers", ("name", "value"), rows)
+    assert json.loads(link(table, "json"))[-1] == {"name": "row 999", "value": 999}
+    assert len(list(csv.reader(io.StringIO(link(table, "csv"))))) == 1001
+
+
+def test_a_table_can_be_saved_as_csv_without_formulas(table: Table) -> None:
+    rows = list(csv.reader(io.StringIO(link(table, "csv"))))
+    assert rows == [["name", "value, s"], ["first", "12.3456"], ["'=HYPERLINK(0)", ""], ['a, "b" c', "'-1+1"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Ångström − 3 × 10⁵ °C 日本", "Ångström − 3 × 10⁵ °C 日本"),
+        ("\x1b[31mred\x07", r"\x1b[31mred\x07"),
+        ("left\u202eright", r"left\u202eright"),
+        ("\ud83d", r"\ud83d"),
+        ("a\tb\nc\r\n", "a b c  "),
+        ("x" * 3000, "x" * 1999 + "…"),
+    ],
+)
+def test_text_is_printable(text: str, shown: str) -> None:
+    assert printable(text) == shown
