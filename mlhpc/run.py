@@ -7,6 +7,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
@@ -25,7 +26,7 @@ from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.world import World
-from mlhpc.common.staging.stage import remove
+from mlhpc.common.staging.stage import remove, remove_after_abort
 from mlhpc.common.staging.target import in_use
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
@@ -60,7 +61,11 @@ def main(options: argparse.Namespace) -> int:
         trainer = import_module(framework.trainer)
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world)
-        with RunLog(out, world) as log, closing_in_order(world, out):
+        with (
+            RunLog(out, world) as log,
+            closing_in_order(world, out),
+            unleaked_stage(paths.stage, world),
+        ):
             _log_facts(run, paths.resume, seed, evicted, world, log)
             conclusion = Conclusion(run, out, world, log)
             try:
@@ -260,6 +265,21 @@ def conclude(
     if world.rank == 0:
         sys.stderr.write(last_line(result, out) + "\n")
     return 0 if result["status"] == "success" else 1
+
+
+@contextmanager
+def unleaked_stage(stage: Path | None, world: World) -> Iterator[None]:
+    """Where the site named the stage after the batch job, no later job could resume from it: a run that is aborted
+    removes it then, on every node."""
+    if stage is None or world.local_rank != 0:
+        yield
+        return
+    world.before_exit(lambda: remove_after_abort(stage, os.environ))
+    try:
+        yield
+    except BaseException:
+        remove_after_abort(stage, os.environ)
+        raise
 
 
 def _remove_staged(stage: Path, world: World) -> None:
