@@ -68,13 +68,18 @@ class Breakdown:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of one rank; a last line that was cut off (a killed rank) is left out."""
+    """The events of one rank, up to the first line that is none: the last line of a killed rank may be cut off."""
     events = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(event, dict) or not all(
+            isinstance(event.get(key), str) for key in ("event", "name")
+        ):
+            break
+        events.append(event)
     return events
 
 

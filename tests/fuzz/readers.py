@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from fuzz import submission
+from fuzz import data, submission
 
 
 @dataclass(frozen=True)
@@ -21,5 +21,6 @@ class Reader:
 
 
 READERS = {
-    name: Reader(name, make_input, read, refusals) for name, make_input, read, refusals in submission.READERS
+    name: Reader(name, make_input, read, refusals)
+    for name, make_input, read, refusals in (*submission.READERS, *data.READERS)
 }
