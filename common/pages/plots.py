@@ -184,8 +184,8 @@ def line(
         level = alt.Chart(data([{"y": target[0], "name": target[1]}]))
         layers.append(level.mark_rule(color=BAD[0], strokeWidth=1.5, strokeDash=[6, 4]).encode(y="y:Q"))
         layers.append(
-            level.mark_text(color=BAD[0], align="right", dy=-8, fontWeight="bold").encode(
-                y="y:Q", x=alt.value("width"), text="name:N"
+            level.mark_text(color=BAD[0], align="left", dx=6, dy=-8, fontWeight="bold").encode(
+                y="y:Q", x=alt.value(0), text="name:N"
             )
         )
     size = 40 if len(rows) <= 60 else 12

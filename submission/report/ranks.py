@@ -60,7 +60,7 @@ def _times(rank: int, events: list[dict[str, Any]]) -> RankTimes:
     steps = {}
     for event in events:
         epoch = event.get("epoch")
-        if event.get("event") == "steps" and isinstance(epoch, int):
+        if (event.get("event"), event.get("name")) == ("steps", "train") and isinstance(epoch, int):
             known = {key: _number(event.get(key)) for key in PERCENTILES}
             steps[epoch] = {key: value for key, value in known.items() if value is not None}
     return RankTimes(

@@ -321,6 +321,7 @@ def with_events(run: Path, ranks: int) -> Path:
              "epoch": 1},
             {"t": 0.4, "event": "steps", "name": "train", "count": 4, "seconds": 8.0, "p50": 2.0 + rank,
              "p90": 2.5, "p99": 2.6, "max": 2.7, "epoch": 1},
+            {"t": 0.4, "event": "steps", "name": "eval", "count": 4, "seconds": 8.0, "p50": 9.0, "epoch": 1},
             {"t": 0.5, "event": "note", "name": "memory", "peak_bytes": 3_000_000_000, "device_peak_bytes": None},
             {"t": 0.6, "event": "timed", "name": "data_wait", "seconds": "lots", "max": math.inf},
         ]  # fmt: skip
