@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mlhpc.benchmarks import load, registry, rules
@@ -58,7 +59,7 @@ def main(options: argparse.Namespace) -> int:
     _set_environment()
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
-        trainer = import_module(framework.trainer)
+        trainer = _import_trainer(run.benchmark, framework)
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world)
         with (
@@ -76,6 +77,15 @@ def main(options: argparse.Namespace) -> int:
     if world.size > 1 and framework.collectives == "torch":
         launch.end_with(status)
     return status
+
+
+def _import_trainer(benchmark: str, framework: registry.Framework) -> ModuleType:
+    try:
+        return import_module(framework.trainer)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{benchmark} needs the package {error.name}, which is not installed here; see docs/dependencies.md"
+        ) from error
 
 
 # Act 1: everything that can be known to be wrong is reported before the run has a folder.

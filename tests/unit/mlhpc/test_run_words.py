@@ -8,6 +8,7 @@ import pytest
 
 from mlhpc import run as module
 from mlhpc.benchmarks import load
+from mlhpc.benchmarks.registry import Framework
 from mlhpc.common.training.checkpoint import Checkpoint, save
 from mlhpc.errors import UserError
 from mlhpc.run_result import last_line
@@ -65,3 +66,11 @@ def test_another_benchmark_is_named(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(UserError, match=r"benchmark was deepcam, now cosmoflow; .* more; resume with"):
         module.seed_of(tmp_path, load.load("cosmoflow", "smoke"))
+
+
+def test_a_framework_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
+    framework = Framework("no_such_framework.train", "none", ("no-such-framework",))
+    with pytest.raises(
+        UserError, match="deepcam needs the package no_such_framework, which is not installed"
+    ):
+        module._import_trainer("deepcam", framework)
