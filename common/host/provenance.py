@@ -146,8 +146,10 @@ def packages() -> dict[str, str]:
     """Installed versions of the packages that can move a result, and of all of NVIDIA's: CUDA, cuDNN, NCCL."""
     versions: dict[str, str] = {}
     for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name and (name in PACKAGES or name.lower().startswith("nvidia-")):
+        name = re.sub(
+            r"[-_.]+", "-", distribution.metadata["Name"] or ""
+        ).lower()  # as PEP 503 compares names
+        if name in PACKAGES or name.startswith("nvidia-"):
             versions.setdefault(name, distribution.version)  # the first on the path is the one imported
     order = {name: number for number, name in enumerate(PACKAGES)}
     return dict(sorted(versions.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))

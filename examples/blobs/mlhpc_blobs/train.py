@@ -1,7 +1,6 @@
 """Softmax regression, trained to target. The clock runs inside ``with log.span("run", sync=True)``."""
 
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -31,7 +30,7 @@ def train(run, data, staged, seed, resume, world, log):
             dataset = open_dataset(data, "blobs", world, select=select, enforce_rules=lambda facts: None)
             if staged:
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
-                log.note("staging", **asdict(report))
+                log.note("staging", **vars(report))
         sizes = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
         mine = assign_samples(dataset, staged, run.staging.mode, world, **sizes)
         steps = run.study.cut(steps_per_epoch(world.gather(mine.train_pool), local_batch))

@@ -140,7 +140,7 @@ def test_an_error_of_all_ranks_is_reported_once(benchmark, exists, tmp_path):
     tiny = settings() if benchmark == "cosmoflow" else climate_settings()
     done = mlhpc("run", benchmark, "--data", data, "--out", out, "--ranks", 2, *tiny)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.count("mlhpc: ") == 1 and f"mlhpc: rank 0: {data}: " in done.stderr, done.stderr
+    assert done.stderr.count("mlhpc: ") == 1 and f"mlhpc: {data}: " in done.stderr, done.stderr
     assert out.exists() == exists
     if exists:
         assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["aborted"]

@@ -22,7 +22,7 @@ from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam.synthetic import simulate as module
 from mlhpc.deepcam.synthetic.show import range_of, show
 from mlhpc.deepcam.synthetic.simulate import make, simulate
-from mlhpc.errors import UserError
+from mlhpc.errors import AlreadyReported, UserError
 
 
 def small(**changes: object) -> Data:
@@ -81,7 +81,7 @@ def test_the_manifest_says_what_a_run_asks_for(tmp_path: Path) -> None:
     taken = manifest.take(found, train=4, validation=3)
     assert len(taken.folder("train")) == 4 and len(taken.folder("validation")) == 3
     assert not taken.folder("test") and "stats.h5" in {file.path for file in taken.files}
-    with pytest.raises(UserError, match="5 samples, 6 are needed"):
+    with pytest.raises(UserError, match="5 samples, but 6 are needed"):
         manifest.take(found, train=6, validation=3)
     assert manifest.verify(tmp_path, 2) == []
 
@@ -178,7 +178,7 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(module, "write_sample", full)
     outcomes = on_ranks(3, 1, lambda world: make(small(), tmp_path / "d", world, workers=1))
-    assert [type(outcome) for outcome in outcomes] == [UserError] * 3
+    assert [type(outcome) for outcome in outcomes] == [UserError, AlreadyReported, AlreadyReported]
     assert len({str(outcome) for outcome in outcomes}) == 1
     assert re.search(r"rank 1: .*data-000004\.h5: cannot be written: No space left", str(outcomes[0]))
     assert not (tmp_path / "d/stats.h5").exists() and not (tmp_path / "d/manifest.json").exists()
