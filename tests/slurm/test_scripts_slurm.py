@@ -11,7 +11,7 @@ from slurm.test_slurm import process_of
 from smoke.conftest import climate_settings, result
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 CONVERGES = ("target.value=1e-6",)
