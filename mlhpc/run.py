@@ -233,6 +233,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
         source_evicted=evicted,
     )
     submission = run.submission
+    on_cpus = getattr(run.training, "device", "") == "cpu"
     log.hyperparameters(
         {
             "cache_clear": evicted,
@@ -242,7 +243,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
             "submission_status": submission.status,
             "submission_platform": submission.platform,
             "number_of_nodes": world.nodes,
-            "accelerators_per_node": min(len(accelerators()), world.local_size),
+            "accelerators_per_node": 0 if on_cpus else min(len(accelerators()), world.local_size),
             "seed": seed,
             # Not keys of the rules: the suite's own check reads them.
             **({"resumed": True} if resume else {}),

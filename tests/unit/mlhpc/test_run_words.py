@@ -1,6 +1,7 @@
 """What ``mlhpc run`` says: its last line, and why a run cannot be resumed."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from mlhpc import run as module
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.registry import Framework
+from mlhpc.common.ranks.world import Solo
 from mlhpc.common.training.checkpoint import Checkpoint, save
 from mlhpc.errors import UserError
 from mlhpc.run_result import last_line
@@ -74,3 +76,14 @@ def test_a_framework_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
         UserError, match="deepcam needs the package no_such_framework, which is not installed"
     ):
         module._import_trainer("deepcam", framework)
+
+
+@pytest.mark.parametrize(("device", "logged"), [("cpu", 0), ("auto", 1)])
+def test_accelerators_that_a_run_does_not_use_are_not_logged(monkeypatch, device: str, logged: int) -> None:
+    """They are the scale of the run."""
+    monkeypatch.setattr(module, "accelerators", lambda: ["NVIDIA H100"] * 8)
+    records: dict[str, Any] = {}
+    log = SimpleNamespace(note=lambda name, **tags: None, hyperparameters=records.update)
+    run = load.load("deepcam", "smoke", [f"training.device={device}"])
+    module._log_facts(run, None, 7, False, Solo(), log)
+    assert records["accelerators_per_node"] == logged
