@@ -96,7 +96,7 @@ class Training(schema.Training):
         True, description="on a CPU, this suite's own convolutions in place of the framework's; same function"
     )
     eval_steps: NonNegativeInt = Field(
-        0, description="evaluate also after every so many updates of an epoch; 0: at its end alone"
+        0, description="updates between evaluations within an epoch; 0: only at its end"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU where there is one")
     channels_last: bool = Field(True, description="memory layout of activations and weights; same results")

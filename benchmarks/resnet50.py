@@ -94,7 +94,7 @@ class Training(schema.Training):
         "layer's bias too; pytorch: torch.optim.SGD, without decay of biases",
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1)
-    epochs_between_evals: PositiveInt = Field(4, description="evaluate after every so many epochs")
+    epochs_between_evals: PositiveInt = Field(4, description="epochs from one evaluation to the next")
     eval_offset_epochs: NonNegativeInt = Field(
         0, description="the first evaluation is after this epoch, or after epochs_between_evals when it is 0"
     )

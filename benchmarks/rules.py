@@ -371,7 +371,7 @@ def seeds(context: RunContext) -> Iterator[Finding]:
 
 
 def number_of_runs(context: RunContext) -> Iterator[Finding]:
-    """A score is made from so many runs, no more and no fewer; throughput from at least as many.
+    """A score is computed from a fixed number of runs, throughput from at least that number.
 
     Source: HPC rules, "Benchmark Results".
     """

@@ -74,7 +74,7 @@ class Training(FrozenModel):
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     checkpoint_epochs: int = Field(
-        0, ge=0, description="save every so many epochs, inside the clock; 0: never"
+        0, ge=0, description="epochs between checkpoints, which are written inside the clock; 0: none"
     )
 
 
@@ -98,7 +98,7 @@ class Loading(FrozenModel):
     prefetch: PositiveInt = Field(4, description="batches ready and waiting at most")
 
     def resolved(self, *, gpu: bool, cores: int) -> Self:
-        """With the number of workers that a rank with so many ``cores`` uses."""
+        """These settings with the number of workers filled in for a rank with ``cores`` cores."""
         workers = self.workers or (max(1, min(16, cores)) if gpu else 2)
         return self.model_copy(update={"workers": workers})
 
@@ -154,8 +154,8 @@ class Run(FrozenModel):
         return 1
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        """Raise UserError when the run cannot start on so many ``ranks``, or without being ``staged``. Called
-        before anything is made."""
+        """Raise UserError when the run cannot start with this number of ``ranks``, or needs ``staged`` data.
+        Called before the output folder is created."""
         batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
         if batch % (ranks * passes):
             accumulated = f" in {passes} backward passes each" if passes > 1 else ""

@@ -2,7 +2,7 @@
 by itself would leave the others waiting for it."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import AlreadyReported, UserError
@@ -30,7 +30,7 @@ def gather_or_raise(world: World, value: T | None, error: Exception | None) -> l
         if message is not None:
             kind = UserError if world.rank == 0 else AlreadyReported
             raise kind(message if set(messages) == {message} else f"rank {rank}: {message}") from error
-    return [value for value, _ in outcomes]  # type: ignore[misc]
+    return [cast(T, value) for value, _ in outcomes]
 
 
 def on_all_ranks(world: World, work: Callable[[], T]) -> list[T]:
@@ -43,7 +43,7 @@ def on_each_rank(world: World, work: Callable[[], T]) -> T:
     ``gather_or_raise``."""
     result, error = attempt(work)
     gather_or_raise(world, None, error)
-    return result  # type: ignore[return-value]
+    return cast(T, result)
 
 
 def on_rank0(world: World, work: Callable[[], T]) -> T:
@@ -52,7 +52,7 @@ def on_rank0(world: World, work: Callable[[], T]) -> T:
     result, message = world.broadcast((result, None if error is None else _message(error)))
     if message is not None:
         raise (UserError if world.rank == 0 else AlreadyReported)(message) from error
-    return result  # type: ignore[return-value]
+    return cast(T, result)
 
 
 def _message(error: Exception) -> str:

@@ -10,7 +10,7 @@ from mlhpc.common.timing.steps import MAX_IN_FLIGHT, StepTimer, percentiles
 class Machine:
     """A host whose training step only queues work on a device, and a loader that reads ahead of both.
 
-    ``loader_s``: the loader finishes a batch every so many seconds, and keeps at most ``prefetch`` of them.
+    ``loader_s``: seconds the loader takes per batch; it keeps at most ``prefetch`` finished batches.
     """
 
     def __init__(self, step_s: float, loader_s: float, launch_s: float = 0.001, prefetch: int = 4) -> None:

@@ -22,7 +22,7 @@ PEM = "-----BEGIN RSA " + "PRIVATE KEY-----"  # in two, so that nobody takes thi
         ("Authorization: Bearer " + "aB3-" * 8, "bearer token"),
         ("key sk-" + "proj-a1B2c3D4" * 3, "API key"),
         ("AIza" + "SyA1b2" * 6 + "C", "Google key"),
-        ("//registry.npmjs.org/:_x=npm_" + "a1B2" * 9, "npm token"),
+        ("//packages.example.org/:_x=npm_" + "a1B2" * 9, "npm token"),
         ("export TOKEN=" + "a1b2c3d4e5", "token"),
     ],
 )
