@@ -25,6 +25,7 @@ FLOORS = (
     {"cosmoflow/cpu", "deepcam/cpu", "deepcam/optim", "resnet50/optim"},
     {"cosmoflow/synthetic", "deepcam/synthetic", "resnet50/synthetic"},
     {"cosmoflow/tf", "cosmoflow", "deepcam", "resnet50"},
+    {"perf/networks"},
     {"perf"},
     {"submission/logs", "submission/system"},
     {"submission/score"},
