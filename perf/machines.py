@@ -16,8 +16,9 @@ from mlhpc.errors import UserError, did_you_mean
 from mlhpc.perf.units import quantity, written
 
 SYSTEMS = "mlhpc.benchmarks"
-PRECISIONS = {"float32": ("float32",), "mixed_bfloat16": ("bfloat16",), "mixed_float16": ("float16", "bfloat16")}
-"""By a run's ``training.precision``, the peaks that may stand for it, in this order."""
+PRECISIONS = {"float32": ("tf32",), "mixed_bfloat16": ("bfloat16",), "mixed_float16": ("float16", "bfloat16")}
+"""By a run's ``training.precision``, the peaks of matrix products in this order, before float32's own. Both
+frameworks let convolutions of float32 use TF32 where there is one (torch.backends.cudnn.allow_tf32)."""
 
 
 class _Field(NamedTuple):
@@ -120,8 +121,8 @@ class Machine:
         return f"{self.where}, line {line}" if line else self.where
 
     def peak(self, precision: str) -> tuple[float, str]:
-        """FLOP/s of matrix products in a run's ``training.precision``, and the key of the figure. float32 where
-        the file has no peak for it. TF32 is not float32 and is not used."""
+        """FLOP/s of matrix products in a run's ``training.precision``, and the key of the figure: that of float32
+        where the file has no other for it."""
         for key in PRECISIONS[precision]:
             if value := self.get(f"accelerator.{key}"):
                 return value, f"accelerator.{key}"
