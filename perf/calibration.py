@@ -20,7 +20,6 @@ from functools import cache
 from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
 from mlhpc.perf.collectives import all_reduce
-from mlhpc.perf.epochs import Spread, spread_of
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.networks.layer import Network, Precision
 from mlhpc.perf.networks.registry import network_of
@@ -31,6 +30,8 @@ SPEEDUP_OF_FOUR = 1.98
 16 384 processors, against an extrapolation of 512 to batch 4096)."""
 PRECISION: Precision = "mixed_float16"
 """That of published sets; where the hardware has no faster unit for it, the machine's peak is float32's."""
+_UNKNOWN_FACTOR = 3.0
+"""Where no set can be left out, because each is alone in its group."""
 _LAUNCHES = [0.0, *(1e-5 * 1.25**n for n in range(20))]
 
 Kind = str
@@ -57,13 +58,14 @@ class Efficiency:
 @dataclass(frozen=True)
 class Calibration:
     """``efficiencies`` by (family, generation, kind), with the number of sets; ``launch`` in seconds a layer;
-    ``undivided``: share of a step that several accelerators on one sample do not divide; ``residual``: measured
-    over predicted step time, each row left out in turn."""
+    ``undivided``: share of a step that several accelerators on one sample do not divide; ``factor``: within which
+    measured and predicted step times lie for nine of ten ``fit`` sets, each left out in turn, and of how many."""
 
     efficiencies: dict[tuple[str, str, Kind], tuple[float, int]]
     launch: float
     undivided: float
-    residual: Spread
+    factor: float
+    left_out: int
 
     def efficiency(self, family: str, kind: Kind, generation: str | None = None) -> Efficiency:
         """Of this generation; else the family's generation of the nearest year, the newest if None is asked for;
@@ -147,7 +149,7 @@ def _efficiencies(rows: Sequence[_Row], launch: float) -> dict[tuple[str, str, K
     groups: dict[tuple[str, str, Kind], list[float]] = {}
     for row in rows:
         left = max(row.step - row.layers * launch - row.reduce, 0.1 * row.step)
-        groups.setdefault(row.group, []).append(row.bound / left)
+        groups.setdefault(row.group, []).append(min(1.0, row.bound / left))
     return {group: (statistics.median(found), len(found)) for group, found in groups.items()}
 
 
@@ -173,10 +175,10 @@ def fit(sets: Sequence[Published]) -> Calibration:
     if not used:
         raise UserError("no row is marked fit, so that nothing can be calibrated")
     rows = [_of(row) for row in used]
-    launch = min(_LAUNCHES, key=lambda value: _error(rows, value))
-    return Calibration(
-        _efficiencies(rows, launch), launch, _undivided(used, rows), spread_of(_left_out(rows, launch))
-    )
+    launch = min(_LAUNCHES, key=lambda value: _error(rows, value)) if _left_out(rows, 0.0) else 0.0
+    off = sorted(abs(math.log(ratio)) for ratio in _left_out(rows, launch))
+    factor = math.exp(off[math.ceil(0.9 * len(off)) - 1]) if off else _UNKNOWN_FACTOR
+    return Calibration(_efficiencies(rows, launch), launch, _undivided(used, rows), factor, len(off))
 
 
 def _undivided(sets: Sequence[Published], rows: Sequence[_Row]) -> float:
