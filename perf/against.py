@@ -27,7 +27,7 @@ from mlhpc.perf.calibration import (
 from mlhpc.perf.epochs import epochs_to_target
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.parts import parts
-from mlhpc.perf.published import Published, machine_of, published
+from mlhpc.perf.published import Published, machine_of
 from mlhpc.perf.scaling import Estimate
 
 
@@ -92,7 +92,9 @@ def rate_of(row: Published, machine: Machine, calibrated: Calibration) -> tuple[
     return row.local_batch / step, efficiency.how
 
 
-def _compared(row: Published, sets: Sequence[Published], calibrated: Calibration, machine: Machine) -> Compared:
+def _compared(
+    row: Published, sets: Sequence[Published], calibrated: Calibration, machine: Machine
+) -> Compared:
     rate, how = rate_of(row, machine, calibrated)
     epochs = epochs_to_target(row.benchmark, row.preset, row.batch)
     total = None
@@ -110,8 +112,8 @@ def _total(row: Published, run: Run, rate: float, epochs: float) -> float:
 
 
 def baseline(row: Published, sets: Sequence[Published], family: str) -> float | None:
-    """The median rate of the other sets with the same benchmark, framework, local batch and accelerator model; where
-    there is none, of the same accelerator family; None where there is none of these either."""
+    """The median rate of the other sets with the same benchmark, framework, local batch and accelerator model;
+    where there is none, of the same accelerator family; None where there is none of these either."""
     like = [other for other in sets if other is not row and _like(other, row)]
     alike = [o for o in like if _model(o) == _model(row)] or [o for o in like if _family(o) == family]
     return statistics.median(o.samples_per_s for o in alike) if alike else None
@@ -139,4 +141,3 @@ def summary(errors: Sequence[float | None]) -> Summary | None:
     if not known:
         return None
     return Summary(len(known), statistics.median(known), sum(e <= 0.35 for e in known) / len(known))
-

@@ -7,8 +7,8 @@ generation and layer kind is fitted to the ``fit`` rows of ``published.csv``:
 
 The roofline of a sample is the sum over layers and passes of the larger of FLOPs over the peak and bytes over the
 memory's bandwidth; ``launch`` is one constant for all, the time a layer costs a step whatever the batch (kernel
-launches, optimizer); all-reduce is that of ``collectives.py``, not overlapped. An efficiency is the median over the
-group's rows. All constants are computed from the file when they are needed, in milliseconds.
+launches, optimizer); all-reduce is that of ``collectives.py``, not overlapped. An efficiency is the median over
+the group's rows. All constants are computed from the file when they are needed, in milliseconds.
 """
 
 import math
@@ -40,8 +40,8 @@ Kind = str
 
 @dataclass(frozen=True)
 class Efficiency:
-    """``value``: of the roofline. ``group``: the family and generation that it is from; ``exact``: whether they are
-    those asked for. ``sets``: how many published sets it is the median of."""
+    """``value``: of the roofline. ``group``: the family and generation that it is from; ``exact``: whether they
+    are those asked for. ``sets``: how many published sets it is the median of."""
 
     value: float
     group: tuple[str, str]
@@ -76,7 +76,9 @@ class Calibration:
         own = [g for f, g in groups if f == family]
         if own:
             wanted = _year(generation) if generation else 9999
-            same = [g for g in own if generation and g.rpartition(" ")[0] == generation.rpartition(" ")[0]] or own
+            same = [
+                g for g in own if generation and g.rpartition(" ")[0] == generation.rpartition(" ")[0]
+            ] or own
             best = min(same, key=lambda g: (g != generation, abs(_year(g) - wanted), "NGC" not in g))
             value, sets = groups[family, best]
             return Efficiency(value, (family, best), sets, generation in (None, best))
@@ -100,7 +102,11 @@ def roofline(network: Network, machine: Machine, precision: Precision) -> float:
     """Seconds a training sample takes at least, without launches and communication."""
     peak, _ = machine.peak(precision)
     bandwidth = machine.figures["accelerator.bandwidth"]
-    return sum(max(part.flops / peak, part.traffic(precision) / bandwidth) for layer in network for part in layer.passes)
+    return sum(
+        max(part.flops / peak, part.traffic(precision) / bandwidth)
+        for layer in network
+        for part in layer.passes
+    )
 
 
 @cache
@@ -199,4 +205,3 @@ def _year(generation: str | None) -> int:
 def calibration() -> Calibration:
     """Of the published results that come with the suite."""
     return fit(published())
-

@@ -52,7 +52,9 @@ def all_reduce(machine: Machine, size: float, nodes: int, per_node: int) -> AllR
     ranks = nodes * per_node
     if ranks == 1:
         return AllReduce(0.0, "none", "one rank", {})
-    inside = machine.get("links.peers") or machine.get("links.host") or machine.get("accelerator.bandwidth") or 1.0
+    inside = (
+        machine.get("links.peers") or machine.get("links.host") or machine.get("accelerator.bandwidth") or 1.0
+    )
     if nodes == 1:
         seconds = ring(size, ranks, inside)
         return AllReduce(seconds, "ring", "bandwidth", {"ring": seconds})

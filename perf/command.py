@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.load import load, presets
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.perf import against, tables
 from mlhpc.perf.machines import Machine, known, machine
-from mlhpc.perf.prediction import Prediction, over_nodes
+from mlhpc.perf.prediction import Prediction, best, over_nodes
 from mlhpc.perf.prediction import predict as predicted
 from mlhpc.perf.published import Published, published, read
 
@@ -41,7 +41,11 @@ def predict(options: argparse.Namespace) -> int:
         found = predicted(given, run, options.nodes)
         _print(options.json, tables.record(found), lambda: tables.one(found))
     else:
-        _print(options.json, [tables.record(p) for p in many], lambda: tables.scaling(given, run, many))
+        _print(
+            options.json,
+            [tables.record(p) for p in many],
+            lambda: tables.scaling(given, run, many, best(given, _batches(options))),
+        )
     if options.out:
         sys.stderr.write(f"page: {options.out}\n")
     return 0
@@ -54,6 +58,13 @@ def _run(options: argparse.Namespace) -> Run:
             raise UserError(f"--batch {options.batch}: give 1 or more")
         settings.append(f"hyperparameters.global_batch_size={options.batch}")
     return load(options.benchmark, options.preset, settings)
+
+
+def _batches(options: argparse.Namespace) -> list[Run]:
+    """The closed presets, which are at the batch sizes of the reference convergence points."""
+    settings = [text for text in options.set if "global_batch_size" not in text]
+    names = [name for name in presets(options.benchmark) if name.startswith("closed")]
+    return [load(options.benchmark, name, settings) for name in names]
 
 
 def _table(given: Machine, run: Run) -> list[Prediction]:
@@ -72,7 +83,9 @@ def _against(options: argparse.Namespace, given: Machine | None) -> None:
     if options.benchmark:
         names = sorted({c.row.benchmark for c in compared})
         if options.benchmark not in names:
-            raise UserError(f"{path}: no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}")
+            raise UserError(
+                f"{path}: no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}"
+            )
         compared = [c for c in compared if c.row.benchmark == options.benchmark]
     _print(options.json, tables.error_records(compared), lambda: tables.errors(compared))
 

@@ -50,7 +50,11 @@ def spread_of(ratios: Sequence[float]) -> Spread:
 def student(freedom: int) -> float:
     """The 97.5% quantile of Student's t (Abramowitz and Stegun 26.7.5, to 0.3% from 4 degrees of freedom on)."""
     z = 1.959964
-    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
     return z + sum(term / freedom**n for n, term in enumerate(terms, 1))
 
 
@@ -89,7 +93,7 @@ def epochs_to_target(benchmark: str, preset: str, batch: int) -> Estimate:
 
 @cache
 def spread(benchmark: str) -> Spread:
-    """How ``fit`` sets of rounds 1.0 on differ from the points. A benchmark without such sets takes that of all."""
+    """How ``fit`` sets of rounds 1.0 on differ from the points; of all benchmarks where one has no such sets."""
     rows = [r for r in published() if r.use == "fit" and r.round != "v0.7"]
     own = [r for r in rows if r.benchmark == benchmark] or rows
     return spread_of([r.epochs[0] / _point(r) for r in own])
@@ -112,4 +116,3 @@ def _round_07(batch: int) -> Estimate:
     down, up = spread_of(ratios).factors
     low, high = estimate.value * min(1.0, down), estimate.value * max(1.0, up)
     return Estimate(estimate.value, low, high, f"{estimate.how}; {ROUND_07}")
-

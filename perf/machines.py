@@ -131,7 +131,9 @@ class Machine:
     @property
     def node_network(self) -> float:
         """Bytes/s of all network cards of a node, one direction."""
-        return self.need("network.bandwidth", "a run on several nodes") * int(self.facts.get("network.nics", 1))
+        return self.need("network.bandwidth", "a run on several nodes") * int(
+            self.facts.get("network.nics", 1)
+        )
 
     @property
     def latency(self) -> float:
@@ -141,7 +143,9 @@ class Machine:
 def known() -> list[str]:
     """The names of the machines that come with the suite."""
     folder = resources.files(SYSTEMS).joinpath("systems")
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
 
 
 def machine(name: str) -> Machine:
@@ -154,7 +158,9 @@ def machine(name: str) -> Machine:
         return parse(text, f"systems/{name}.toml", name)
     path = Path(name)
     if not (path.suffix == ".toml" or path.exists()):
-        raise UserError(f"no machine {name!r}; {did_you_mean(name, names)}, or give the path of a machine file")
+        raise UserError(
+            f"no machine {name!r}; {did_you_mean(name, names)}, or give the path of a machine file"
+        )
     try:
         return parse(path.read_text("utf-8"), str(path), path.stem)
     except (OSError, UnicodeDecodeError) as error:
@@ -184,7 +190,9 @@ def parse(text: str, where: str, name: str) -> Machine:
         for key, value in content.items():
             full = f"{table}.{key}" if table else key
             if key in _PLAIN[table]:
-                facts[full] = _fact(value, _PLAIN[table][key], lambda problem, full=full: wrong(full, problem), full)
+                facts[full] = _fact(
+                    value, _PLAIN[table][key], lambda problem, full=full: wrong(full, problem), full
+                )
             elif key in _FIGURES.get(table, {}):
                 try:
                     figures[full], sources[full] = _figure(value, _FIGURES[table][key])

@@ -1,9 +1,9 @@
 """Where bytes move and what that costs: paper 000, section V-C and figure 4.
 
-The gap of a byte is the reciprocal of the bandwidth that limits it, relative to the accelerator's own memory = 1.
-The cost of a sample is the sum of bytes times gap over model and activations, the sample itself, and the gradients'
-all-reduce, whose share of one sample falls with the local batch. It is a lower bound: everything overlaps, and
-memory runs at its peak.
+The gap of a byte is the reciprocal of the bandwidth that limits it, relative to that of the accelerator's own
+memory. The cost of a sample is the sum of bytes times gap over model and activations, the sample itself, and the
+all-reduce of the gradients, whose share of one sample falls with the local batch. It is a lower bound: everything
+overlaps, and memory runs at its peak.
 """
 
 from dataclasses import dataclass

@@ -19,10 +19,12 @@ _NOTHING_STAGED_S = 1.0
 
 @dataclass(frozen=True)
 class Parts:
-    """(median, least, most) over sets. ``staging_rate``: bytes/s a node of the whole data set, as copied out of the
-    shared file system. ``evaluation``: accelerator seconds of an evaluated sample over those of a trained one.
-    ``rest``: share of the time to train that is neither staging nor a median epoch; the first epoch's excess is
-    in it."""
+    """(median, least, most) over sets.
+
+    ``staging_rate``: bytes/s of a node that copies its share of the data set out of the shared file system.
+    ``evaluation``: accelerator seconds of an evaluated sample over those of a trained one. ``rest``: share of the
+    time to train that is neither staging nor a median epoch; the first epoch's excess is in it.
+    """
 
     staging_rate: Triple
     evaluation: Triple

@@ -1,12 +1,13 @@
 """What a run should cost on a machine: T = T_staging + T_epoch · epochs + T_extra (paper 001, equation 1).
 
-Each term has a value and the ends of its interval; deviations add in quadrature. A step is the
-roofline over the calibrated efficiency, launches, and the all-reduce; where the input path is slower than that, the
-step waits for it. Each node keeps its share of the training set, in the fastest tier that holds it.
+Each term has a value and the ends of its interval; deviations add in quadrature. A step is the roofline over the
+calibrated efficiency, launches, and the all-reduce; where the input path is slower than that, the step waits for
+it. Each node keeps its share of the training set, in the fastest tier that holds it.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from mlhpc.benchmarks.schema import Run
@@ -62,7 +63,7 @@ class Step:
 
     @property
     def named(self) -> dict[str, float]:
-        found = {"computing": self.compute, "launching kernels and updating": self.launch,
+        found = {"computing": self.compute, "launching and updating": self.launch,
                  "all-reduce": self.reduce.seconds, "waiting for input": self.wait}  # fmt: skip
         return {**found, "halo exchange": self.halo} if self.halo else found
 
@@ -115,14 +116,20 @@ class Prediction:
         return _sum(self.staging_s, trained, self.extra_s)
 
     @property
+    def bound(self) -> str:
+        """The longest part of a training step; "waiting for input" whenever there is any such wait."""
+        if self.step.wait > 0:
+            return "waiting for input"
+        return max(self.step.named, key=lambda name: self.step.named[name])
+
+    @property
     def binding(self) -> str:
         """What limits a training step, in words."""
         if self.step.wait > 0 and self.input_rate is not None:
             fed, wanted = self.batch / self.step.seconds, self.batch / self.step.busy
             return f"the input path limits: {_rate(fed)} of {_rate(wanted)} samples/s, read from {self.tier.name}"
-        named = self.step.named
-        longest = max(named, key=lambda name: named[name])
-        return f"{longest} limits: {named[longest] / self.step.seconds:.0%} of a step"
+        share = self.step.named[self.bound] / self.step.seconds
+        return f"{self.bound} limits: {share:.0%} of a step"
 
 
 def predict(machine: Machine, run: Run, nodes: int, *, generation: str | None = None,
@@ -148,7 +155,9 @@ class _Model:
     def at(self, nodes: int) -> Prediction:
         machine, run = self.machine, self.run
         if machine.nodes is not None and nodes > machine.nodes:
-            raise UserError(f"{machine.at('nodes')}: {nodes} nodes asked for, {machine.name} has {machine.nodes}")
+            raise UserError(
+                f"{machine.at('nodes')}: {nodes} nodes asked for, {machine.name} has {machine.nodes}"
+            )
         accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
         together, local = divide(batch, accelerators)
         self.require_fits(local, together)
@@ -177,7 +186,13 @@ class _Model:
             divided = (1 - self.calibrated.undivided) / together + self.calibrated.undivided
             compute, launch = compute * divided, launch * divided
         reduce = all_reduce(machine, 4.0 * net.parameters, nodes, machine.per_node)
-        return Step(compute, launch, reduce, self.halo(together, local, nodes), self.input(nodes, local, together, tier))
+        return Step(
+            compute,
+            launch,
+            reduce,
+            self.halo(together, local, nodes),
+            self.input(local, tier),
+        )
 
     def halo(self, together: int, local: int, nodes: int) -> float:
         if together == 1:
@@ -193,7 +208,7 @@ class _Model:
         elements = sent.elements + sent.backward_elements
         return local * (elements * size / rate + (sent.messages + sent.backward_messages) * delay)
 
-    def input(self, nodes: int, local: int, together: int, tier: Tier) -> float:
+    def input(self, local: int, tier: Tier) -> float:
         """Seconds that the input path takes for a step of a node; 0 where no rate is known. Every accelerator of a
         group reads the whole sample (paper 001, section 4.2.1)."""
         times = [0.0]
@@ -207,7 +222,9 @@ class _Model:
         """The data set once out of the shared file system: at what published sets reached a node, within what the
         machine's figures allow."""
         if tier.name == "shared file system":
-            notes.append("the data set fits neither memory nor node-local storage: it is read anew in each epoch")
+            notes.append(
+                "the data set fits neither memory nor node-local storage: it is read anew in each epoch"
+            )
             return 0.0, 0.0, 0.0
         run, machine = self.run, self.machine
         if machine.get("storage.shared_read") is None and machine.nodes == 1:
@@ -233,9 +250,13 @@ class _Model:
         low, high = max(step.busy / half, self.roofline_step(step)), step.busy * half
         if self.roofline > 1.05 * self.published_roofline:
             notes.append(f"{self.run.training.precision} is extrapolated: published sets ran mixed precision")
-            low = max(min(low, step.busy * self.published_roofline / self.roofline / half), self.roofline_step(step))
+            low = max(
+                min(low, step.busy * self.published_roofline / self.roofline / half), self.roofline_step(step)
+            )
         if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
-            notes.append("no published set of ResNet-50 at hand: the efficiency of 2-D convolutions is DeepCAM's")
+            notes.append(
+                "no published set of ResNet-50 at hand: the efficiency of 2-D convolutions is DeepCAM's"
+            )
         floor = step.input
         value = Estimate(max(step.busy, floor), max(low, floor), max(high, floor), self.efficiency.how)
         return value, notes
@@ -268,13 +289,17 @@ def divide(batch: int, accelerators: int) -> tuple[int, int]:
     """(accelerators on one sample, samples of such a group). Raises UserError where it does not come out even."""
     if batch >= accelerators:
         if batch % accelerators:
-            raise UserError(f"a global batch of {batch} cannot be shared equally by {accelerators} accelerators; use "
-                            f"a multiple of {accelerators}, or another number of nodes")  # fmt: skip
+            raise UserError(
+                f"a global batch of {batch} cannot be shared equally by {accelerators} accelerators; use a "
+                f"multiple of {accelerators}, or another number of nodes"
+            )
         return 1, batch // accelerators
     together = accelerators // batch
     if accelerators % batch or together > _MOST_PARTS or together & (together - 1):
-        raise UserError(f"a global batch of {batch} on {accelerators} accelerators: a sample can be divided among 2, "
-                        f"4, 8 or {_MOST_PARTS} of them, so use fewer nodes or a larger batch")  # fmt: skip
+        raise UserError(
+            f"a global batch of {batch} on {accelerators} accelerators: a sample can be divided among 2, 4, 8 or "
+            f"{_MOST_PARTS} of them; use fewer nodes or a larger batch"
+        )
     return together, 1
 
 
@@ -284,16 +309,15 @@ def over_nodes(machine: Machine, run: Run, *, most: int | None = None) -> Iterat
     model = _Model(machine, run, calibration(), None)
     nodes, last = 1, most or machine.nodes or 2**17
     while nodes <= last:
-        try:
+        with suppress(UserError):
             yield model.at(nodes)
-        except UserError:
-            pass
         nodes *= 2
 
 
-def best(machine: Machine, runs: list[Run]) -> Prediction | None:
-    """The shortest time to train over ``runs`` (batch sizes) and node counts in powers of two."""
-    found = (p for run in runs for p in over_nodes(machine, run) if p.total_s)
+def best(machine: Machine, runs: Iterable[Run]) -> Prediction | None:
+    """The shortest time to train over ``runs`` (batch sizes) and node counts in powers of two, one accelerator a
+    sample at most. None where none of them can be."""
+    found = (p for run in runs for p in over_nodes(machine, run) if p.total_s and p.parts == 1)
     return min(found, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)
 
 

@@ -21,6 +21,8 @@ from mlhpc.perf.machines import Machine, known, machine
 
 SOURCE = "MLPerf HPC 0.7, 1.0 and 2.0, computed from the published logs"
 _FRAMEWORKS = {"torch": "PyTorch", "mxnet": "MXNet", "tensorflow": "TensorFlow"}
+_WANTED = {"use", "round", "benchmark", "framework", "accelerators_per_instance", "global_batch_size",
+           "train_samples", "train_samples_per_s_per_accel", "epochs_to_converge_mean"}  # fmt: skip
 _YEARS = {"v0.7": 2020, "v1.0": 2021, "v2.0": 2022, "v3.0": 2023}
 
 
@@ -58,7 +60,9 @@ class Published:
 
     @property
     def framework(self) -> str:
-        return next((name for key, name in _FRAMEWORKS.items() if key in self.software.lower()), self.software)
+        return next(
+            (name for key, name in _FRAMEWORKS.items() if key in self.software.lower()), self.software
+        )
 
     @property
     def generation(self) -> str:
@@ -103,9 +107,7 @@ def read(path: Path) -> list[Published]:
 def parse(text: str, where: str) -> Iterable[Published]:
     """Raises UserError with the line that is wrong."""
     reader = csv.DictReader(io.StringIO(text))
-    wanted = {"use", "round", "benchmark", "accelerators_per_instance", "framework", "global_batch_size",
-              "local_batch", "train_samples", "train_samples_per_s_per_accel", "epochs_to_converge_mean"}  # fmt: skip
-    if missing := sorted(wanted - set(reader.fieldnames or ())):
+    if missing := sorted(_WANTED - set(reader.fieldnames or ())):
         raise UserError(f"{where}, line 1: the column {missing[0]!r} is missing; --against takes the columns of "
                         "published results")  # fmt: skip
     rows = [_row(row, f"{where}, line {reader.line_num}") for row in reader]
@@ -133,7 +135,8 @@ def _row(row: dict[str, Any], where: str) -> Published:
 
     if row.get("use") not in ("fit", "test"):
         raise UserError(f"{where}: use is {row.get('use')!r}; expected fit or test")
-    mean = number("epochs_to_converge_mean")
+    mean, rate = number("epochs_to_converge_mean"), number("train_samples_per_s_per_accel")
+    accelerators = number("accelerators_per_instance")
     return Published(
         use=row["use"],
         round=row["round"],
@@ -143,16 +146,16 @@ def _row(row: dict[str, Any], where: str) -> Published:
         benchmark=row["benchmark"],
         metric=row.get("metric") or "strong",
         nodes=int(maybe("number_of_nodes") or 0),
-        accelerators=int(number("accelerators_per_instance")),
+        accelerators=int(accelerators),
         model=row.get("accelerator_model_name") or "",
         software=row["framework"],
         batch=int(number("global_batch_size")),
-        local_batch=number("global_batch_size") / number("accelerators_per_instance"),
+        local_batch=number("global_batch_size") / accelerators,
         train_samples=int(number("train_samples")),
         epochs=(mean, maybe("epochs_min") or mean, maybe("epochs_max") or mean),
-        epoch_s=number("train_samples") / number("train_samples_per_s_per_accel") / number("accelerators_per_instance"),
+        epoch_s=number("train_samples") / rate / accelerators,
         excess_s=maybe("epoch1_excess_min", 60.0) or 0.0,
-        samples_per_s=number("train_samples_per_s_per_accel"),
+        samples_per_s=rate,
         total_s=maybe("score_min", 60.0),
         staging_s=maybe("staging_min", 60.0),
         eval_fraction=maybe("eval_fraction"),
@@ -171,5 +174,4 @@ def machine_of(row: Published) -> Machine:
     for found in _machines():
         if any(named.startswith(re.sub(r"\W", "", name.lower())) for name in found.facts.get("systems", ())):
             return found
-    raise UserError(f"{row.where}: no machine file for the system {row.system!r}; give --machine, or a machine file "
-                    "with its name in systems")  # fmt: skip
+    raise UserError(f"{row.where}: no machine file is for the system {row.system!r}; give --machine")
