@@ -132,18 +132,27 @@ class Prediction:
         return f"{self.bound} limits: {share:.0%} of a step"
 
 
-def predict(machine: Machine, run: Run, nodes: int, *, generation: str | None = None,
-            calibrated: Calibration | None = None) -> Prediction:  # fmt: skip
-    """Raises UserError where the run cannot be on that machine: too many nodes, a batch that cannot be divided or
-    does not fit, a data set larger than every tier, a figure that the machine file lacks."""
-    return _Model(machine, run, calibrated or calibration(), generation).at(nodes)
+def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
+    """``run`` staged to ``nodes`` of ``machine``. Raises UserError where it cannot be there: too many nodes, a batch
+    that cannot be divided or does not fit, a data set larger than every tier, a figure that the file lacks."""
+    return Model(machine, run).at(nodes)
 
 
-class _Model:
-    """What predictions of one run on one machine share."""
+class Model:
+    """What predictions of one run on one machine share. ``staged`` False: training data that memory does not hold
+    is read from the shared file system in every epoch. ``generation``: of the framework, the newest if None."""
 
-    def __init__(self, machine: Machine, run: Run, calibrated: Calibration, generation: str | None) -> None:
-        self.machine, self.run, self.calibrated = machine, run, calibrated
+    def __init__(
+        self,
+        machine: Machine,
+        run: Run,
+        *,
+        staged: bool = True,
+        generation: str | None = None,
+        calibrated: Calibration | None = None,
+    ) -> None:
+        calibrated = calibrated or calibration()
+        self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
         self.network: Network = network_of(run)
         self.bytes: SampleBytes = sample_bytes(run)
         self.kind = kind_of(self.network)
@@ -153,6 +162,7 @@ class _Model:
         self.epochs = _epochs(run)
 
     def at(self, nodes: int) -> Prediction:
+        """Raises UserError as :func:`predict`."""
         machine, run = self.machine, self.run
         if machine.nodes is not None and nodes > machine.nodes:
             raise UserError(
@@ -162,7 +172,7 @@ class _Model:
         together, local = divide(batch, accelerators)
         self.require_fits(local, together)
         size = self.bytes.stored * run.data.train_samples
-        tier = tier_of(machine, size * together, nodes)
+        tier = tier_of(machine, size * together, nodes, staged=self.staged)
         step = self.step(nodes, together, local, tier)
         step_s, notes = self.interval(step)
         steps = max(1, run.data.train_samples // batch)
@@ -221,7 +231,7 @@ class _Model:
     def staging(self, nodes: int, together: int, tier: Tier, notes: list[str]) -> Triple:
         """The data set once out of the shared file system: at what published sets reached a node, within what the
         machine's figures allow."""
-        if tier.name == "shared file system":
+        if tier.name == "shared file system" or not self.staged:
             notes.append(
                 "the data set fits neither memory nor node-local storage: it is read anew in each epoch"
             )
@@ -303,15 +313,30 @@ def divide(batch: int, accelerators: int) -> tuple[int, int]:
     return together, 1
 
 
-def over_nodes(machine: Machine, run: Run, *, most: int | None = None) -> Iterator[Prediction]:
+def over_nodes(
+    machine: Machine, run: Run, *, most: int | None = None, staged: bool = True
+) -> Iterator[Prediction]:
     """Predictions at 1, 2, 4, … nodes, as far as the machine goes and the batch can be divided; those that cannot
     be are left out."""
-    model = _Model(machine, run, calibration(), None)
+    model = Model(machine, run, staged=staged)
     nodes, last = 1, most or machine.nodes or 2**17
     while nodes <= last:
         with suppress(UserError):
             yield model.at(nodes)
         nodes *= 2
+
+
+def weak(machine: Machine, run: Run, local_batch: int, nodes: Iterable[int]) -> Iterator[Prediction]:
+    """Weak scaling: the same local batch on more and more nodes, so that the global batch grows."""
+    for count in nodes:
+        with suppress(UserError):
+            yield predict(machine, with_batch(run, local_batch * count * machine.per_node), count)
+
+
+def with_batch(run: Run, batch: int) -> Run:
+    """``run`` with another global batch size."""
+    hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
+    return run.model_copy(update={"hyperparameters": hyperparameters})
 
 
 def best(machine: Machine, runs: Iterable[Run]) -> Prediction | None:
