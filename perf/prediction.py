@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
 from mlhpc.perf.calibration import (
-    PRECISION,
     Calibration,
     Efficiency,
     calibration,
@@ -133,8 +132,9 @@ class Prediction:
 
 
 def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
-    """``run`` staged to ``nodes`` of ``machine``. Raises UserError where it cannot be there: too many nodes, a batch
-    that cannot be divided or does not fit, a data set larger than every tier, a figure that the file lacks."""
+    """``run`` staged to ``nodes`` of ``machine``. Raises UserError where it cannot be there: too many nodes, a
+    batch that cannot be divided or does not fit, a data set larger than every tier, a figure that the file lacks.
+    """
     return Model(machine, run).at(nodes)
 
 
@@ -158,7 +158,7 @@ class Model:
         self.kind = kind_of(self.network)
         self.efficiency = calibrated.efficiency(machine.family, self.kind, generation)
         self.roofline = roofline(self.network, machine, run.training.precision)
-        self.published_roofline = roofline(self.network, machine, PRECISION)
+        self.published_roofline = roofline(self.network, machine, self.efficiency.precision)
         self.epochs = _epochs(run)
 
     def at(self, nodes: int) -> Prediction:
@@ -258,11 +258,12 @@ class Model:
             notes.append(f"no published set on {self.machine.family}: the efficiency is that of all families, and "
                          "the interval is wider")  # fmt: skip
         low, high = max(step.busy / half, self.roofline_step(step)), step.busy * half
-        if self.roofline > 1.05 * self.published_roofline:
-            notes.append(f"{self.run.training.precision} is extrapolated: published sets ran mixed precision")
-            low = max(
-                min(low, step.busy * self.published_roofline / self.roofline / half), self.roofline_step(step)
-            )
+        change = self.published_roofline / self.roofline
+        if abs(change - 1) > 0.05:
+            mine, theirs = self.run.training.precision, self.efficiency.precision
+            notes.append(f"{mine} is extrapolated by the roofline: those published sets ran {theirs}")
+            low = max(min(low, step.busy * change / half), self.roofline_step(step))
+            high = max(high, step.busy * change * half)
         if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
             notes.append(
                 "no published set of ResNet-50 at hand: the efficiency of 2-D convolutions is DeepCAM's"
