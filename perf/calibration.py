@@ -40,9 +40,9 @@ Kind = str
 
 @dataclass(frozen=True)
 class Efficiency:
-    """``value``: of the roofline. ``group``: the family and generation that it is from. ``sets``: how many published
-    sets it is the median of, ``precision`` that of these. ``exact``: whether family and generation are those asked
-    for."""
+    """``value``: of the roofline. ``group``: the family and generation that it is from. ``sets``: how many
+    published sets it is the median of, ``precision`` that of these. ``exact``: whether family and generation are
+    those asked for."""
 
     value: float
     group: tuple[str, str]
