@@ -16,7 +16,7 @@ from mlhpc.perf.networks.registry import network_of
 
 Optimizer = Literal["none", "sgd", "lars", "adam", "adamw", "lamb"]
 STATES: dict[Optimizer, int] = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Float32 numbers that an optimizer keeps of every weight: momentum, or the means of gradients and their squares."""
+"""Float32 numbers that an optimizer keeps of a weight: momentum, or means of gradients and of their squares."""
 
 
 @dataclass(frozen=True)

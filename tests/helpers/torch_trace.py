@@ -15,9 +15,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass
 class Trace:
-    """``forward`` and ``backward``: FLOPs of each operation that the counter knows, in order. ``shapes``: input and
-    output of every module without children, in the order of their calls. ``saved``: bytes of each memory that the
-    backward pass needs, weights and input aside."""
+    """``forward`` and ``backward``: FLOPs of each operation that the counter knows, in order. ``modules``: every
+    module without children with the shapes of its input and output, in the order of their calls. ``saved``: bytes
+    of each memory that the backward pass needs, weights and input aside."""
 
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)
@@ -45,8 +45,8 @@ class _Flops(TorchDispatchMode):
 
     @staticmethod
     def _grouped(formula: Any, args: Any, kwargs: Any, out: Any) -> int:
-        """PyTorch 2.12's formula multiplies the weights' gradient of a grouped convolution by the groups: it counts
-        all pairs of channels."""
+        """PyTorch 2.12's formula multiplies the weights' gradient of a grouped convolution by the groups: it
+        counts all pairs of channels."""
         *others, (wants_input, _, wants_bias) = args
         of_input = formula(*others, (wants_input, False, wants_bias), **kwargs, out_val=out)
         of_both = formula(*args, **kwargs, out_val=out)
