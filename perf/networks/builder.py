@@ -133,9 +133,11 @@ class Builder:
         return out
 
     def mean_pool(self, name: str, x: Tensor, sides: Shape = ()) -> Tensor:
-        """Means over areas, of all by default; keeps nothing."""
+        """Means over areas, of all by default. Over several areas PyTorch keeps the input, though only its shape
+        is needed; over one it keeps nothing."""
         out = Tensor((*sides, x.channels), name)
-        self._add(name, "pooling", [x], out, operations=(x.elements, x.elements))
+        saved = self._keep(x) if math.prod(sides) > 1 else ()
+        self._add(name, "pooling", [x], out, saved=saved, operations=(x.elements, x.elements))
         return out
 
     def bias(self, name: str, x: Tensor) -> Tensor:
@@ -165,8 +167,9 @@ class Builder:
         return Tensor((*shape[:-1], x.channels), x.source)
 
     def dropout(self, name: str, x: Tensor) -> Tensor:
+        """Keeps what it multiplied with (PyTorch on CPUs; on GPUs that is a byte an element)."""
         out = Tensor(x.shape, name)
-        self._add(name, "dropout", [x], out, saved=(Saved(f"{name} mask", x.elements, "bool"),))
+        self._add(name, "dropout", [x], out, saved=(Saved(f"{name} mask", x.elements),))
         return out
 
     def pad(self, name: str, x: Tensor, around: int) -> Tensor:

@@ -38,7 +38,7 @@ PRODUCTS: tuple[Kind, ...] = (
 )
 """Kinds that are matrix products: what tensor cores can do, and what FLOP counters count."""
 PassName = Literal["forward", "input gradient", "weight gradient"]
-Type = Literal["activation", "float32", "int64", "bool"]
+Type = Literal["activation", "float32", "int64"]
 """Of saved elements; "activation": 4 bytes in float32, 2 in mixed precision."""
 
 
@@ -48,7 +48,7 @@ def activation_bytes(precision: Precision) -> int:
 
 
 def type_bytes(kind: Type, precision: Precision) -> int:
-    sizes = {"float32": 4, "int64": 8, "bool": 1}
+    sizes = {"float32": 4, "int64": 8}
     return sizes.get(kind) or activation_bytes(precision)
 
 
