@@ -53,6 +53,8 @@ class Efficiency:
     @property
     def how(self) -> str:
         family, generation = self.group
+        if not self.sets:
+            return f"{family}, {generation}"
         count = f"{self.sets} published set{'s' * (self.sets != 1)}"
         return f"{family}, {generation} ({count})" + ("" if self.exact else "; not this accelerator's own")
 

@@ -156,10 +156,20 @@ class Model:
         self.network: Network = network_of(run)
         self.bytes: SampleBytes = sample_bytes(run)
         self.kind = kind_of(self.network)
-        self.efficiency = calibrated.efficiency(machine.family, self.kind, generation)
+        self.efficiency = self.own_efficiency() or calibrated.efficiency(
+            machine.family, self.kind, generation
+        )
         self.roofline = roofline(self.network, machine, run.training.precision)
         self.published_roofline = roofline(self.network, machine, self.efficiency.precision)
         self.epochs = _epochs(run)
+
+    def own_efficiency(self) -> Efficiency | None:
+        """What the machine file says of this kind of layer, in the run's precision."""
+        key = f"efficiency.convolution_{self.kind[0]}d"
+        if (share := self.machine.get(key)) is None:
+            return None
+        group = self.machine.name, self.machine.sources[key]
+        return Efficiency(share, group, 0, self.run.training.precision, exact=True)
 
     def at(self, nodes: int) -> Prediction:
         """Raises UserError as :func:`predict`."""
@@ -191,7 +201,8 @@ class Model:
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
         machine, net = self.machine, self.network
         compute = local * self.roofline / self.efficiency.value
-        launch = len(net.layers) * self.calibrated.launch
+        # An efficiency measured on the machine itself has its launches in it.
+        launch = len(net.layers) * self.calibrated.launch if self.efficiency.sets else 0.0
         if together > 1:
             divided = (1 - self.calibrated.undivided) / together + self.calibrated.undivided
             compute, launch = compute * divided, launch * divided
@@ -229,22 +240,25 @@ class Model:
         return max(times)
 
     def staging(self, nodes: int, together: int, tier: Tier, notes: list[str]) -> Triple:
-        """The data set once out of the shared file system: at what published sets reached a node, within what the
-        machine's figures allow."""
         if tier.name == "shared file system" or not self.staged:
-            notes.append(
-                "the data set fits neither memory nor node-local storage: it is read anew in each epoch"
-            )
+            if self.staged:
+                notes.append(
+                    "the data set fits neither memory nor node-local storage: every epoch reads it anew"
+                )
             return 0.0, 0.0, 0.0
-        run, machine = self.run, self.machine
-        if machine.get("storage.shared_read") is None and machine.nodes == 1:
-            return 0.0, 0.0, 0.0  # the data set lies there already
+        run = self.run
         size = self.bytes.stored * (run.data.train_samples + run.data.eval_samples) * together / nodes
-        limits = [machine.get("storage.shared_read_node")]
-        if shared := machine.get("storage.shared_read"):
-            limits.append(shared / nodes)
+        return self.copying(size, nodes, tier)
+
+    def copying(self, size: float, nodes: int, tier: Tier) -> Triple:
+        """Seconds in which each of ``nodes`` copies ``size`` bytes out of the shared file system: at what
+        published sets reached a node, within what the machine's figures allow."""
+        shared = self.machine.get("storage.shared_read")
+        if shared is None and self.machine.nodes == 1:
+            return 0.0, 0.0, 0.0  # the data set lies there already
+        limits = [self.machine.get("storage.shared_read_node"), shared and shared / nodes]
         if tier.name == "node-local storage":
-            limits.append(machine.get("storage.local_write"))
+            limits.append(self.machine.get("storage.local_write"))
         limit = min((rate for rate in limits if rate), default=math.inf)
         middle, slow, fast = parts().staging_rate
         return size / min(middle, limit), size / min(fast, limit), size / min(slow, limit)
