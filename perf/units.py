@@ -14,8 +14,8 @@ UNITS = {
     "a share": {"": 1.0},
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9},
 }
-"""By dimension, the units of it and what one is in bytes, bytes/s, FLOP/s, seconds or nothing. Prefixes are decimal,
-those with an i binary."""
+"""By dimension, the units of it and what one is in bytes, bytes/s, FLOP/s, seconds or nothing. Prefixes are
+decimal, those with an i binary."""
 _EXAMPLE = {
     "bytes": "16 GB",
     "bytes/s": "900 GB/s",

@@ -25,7 +25,7 @@ def test_every_part_stands_beside_its_prediction_with_the_ratio(tmp_path: Path) 
         assert "Training steps" in text and "no model" in text
         assert "limits" in text
     found = beside(read(run), machine("dgx-a100"))
-    assert [part.label for part in found.parts][0] == "Staging"
+    assert found.parts[0].label == "Staging"
     measured = sum(part.measured or 0 for part in found.parts)
     assert measured == pytest.approx(93.246, abs=0.01)
     step = next(part for part in found.parts if part.label == "Training steps")
