@@ -26,6 +26,7 @@ FLOORS = (
     {"cosmoflow/synthetic", "deepcam/synthetic", "resnet50/synthetic"},
     {"cosmoflow/tf", "cosmoflow", "deepcam", "resnet50"},
     {"perf/networks"},
+    {"perf/accelerator"},
     {"perf"},
     {"submission/logs", "submission/system"},
     {"submission/score"},

@@ -12,7 +12,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.deepcam import metric
 from mlhpc.deepcam.model import build_model as build_deepcam
 from mlhpc.deepcam.optim.optimizer import make_optimizer as deepcam_optimizer
-from mlhpc.perf.memory import STATES, memory_of, step_memory
+from mlhpc.perf.accelerator.memory import STATES, memory_of, step_memory
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.resnet50 import model as resnet50_model
 from mlhpc.resnet50.metric import cross_entropy

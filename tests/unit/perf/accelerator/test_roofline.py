@@ -3,11 +3,18 @@
 import pytest
 
 from mlhpc.benchmarks.load import load
-from mlhpc.perf.memory import PAPER_RULES, paper_activations
+from mlhpc.perf.accelerator.memory import PAPER_RULES, paper_activations
+from mlhpc.perf.accelerator.paper000 import RESNET50_HBM_PRINTED_GIB, TABLE_II
+from mlhpc.perf.accelerator.roofline import (
+    V100,
+    Ceilings,
+    hbm_limit,
+    least_seconds,
+    padded_training_flops,
+    points,
+)
 from mlhpc.perf.networks import cosmoflow
 from mlhpc.perf.networks.registry import network_of
-from mlhpc.perf.paper000 import RESNET50_HBM_PRINTED_GIB, TABLE_II
-from mlhpc.perf.roofline import V100, Ceilings, hbm_limit, least_seconds, padded_training_flops, points
 
 GIB = 2**30
 BENCHMARKS = tuple(TABLE_II)
@@ -74,8 +81,8 @@ def test_sample_sizes_of_table_2(benchmark, bytes_per_element, mib):
     assert closed(benchmark).input_elements * bytes_per_element / 2**20 == pytest.approx(mib, rel=1e-3)
 
 
-# What the networks themselves give. Measured FLOPs are more (the paper: "roughly twice"); docs/performance_models.md
-# says which part is explained.
+# What the networks themselves give. Measured FLOPs are more (the paper: "roughly twice");
+# docs/performance_models.md says which part is explained.
 @pytest.mark.parametrize(
     ("benchmark", "gif", "measured_to_model"),
     [("cosmoflow", 178.9, 1.38), ("deepcam", 1829.1, 1.58), ("resnet50", 22.6, 1.37)],
@@ -87,7 +94,7 @@ def test_training_flops_of_a_sample(benchmark, gif, measured_to_model):
 
 
 def test_round_0_7s_kernel_2_is_too_small_for_the_measured_flops():
-    """Paper 000 uses that round's data set; its 247 GiF are 1.4 times the later network's, 4.7 times that one's."""
+    """Paper 000 uses that round's data set; its 247 GiF are 4.7 times the network's with kernel 2."""
     counted = network_of(load("cosmoflow", "v07")).training_flops / GIB
     assert TABLE_II["cosmoflow"].gif / counted == pytest.approx(4.7, abs=0.05)
 

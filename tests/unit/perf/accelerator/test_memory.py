@@ -4,7 +4,7 @@ import pytest
 
 from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
-from mlhpc.perf.memory import (
+from mlhpc.perf.accelerator.memory import (
     PAPER_ACTIVATIONS_GIB,
     PAPER_RULES,
     largest_batch,
