@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
+from mlhpc.perf.accelerator.memory import memory_of
 from mlhpc.perf.calibration import (
     Calibration,
     Efficiency,
@@ -31,7 +32,6 @@ from mlhpc.perf.scaling import Estimate, Triple
 from mlhpc.perf.spatial import halo, splits_of
 from mlhpc.perf.units import written
 
-_OPTIMIZER_STATES = {"sgd": 1, "lars": 1}
 _MOST_PARTS = 16
 """Accelerators on one sample beyond which nothing is published (paper 001: 4 and 16)."""
 
@@ -294,7 +294,7 @@ class Model:
         capacity = self.machine.figures["accelerator.memory"]
         if self.memory(local, together) <= capacity:
             return
-        fits = max((n for n in range(1, local) if self.memory(n, together) <= capacity), default=0)
+        fits = next((n for n in range(local - 1, 0, -1) if self.memory(n, together) <= capacity), 0)
         largest = f"the largest that fits is {fits}" if fits else "not even one sample fits"
         raise UserError(
             f"{self.machine.at('accelerator.memory')}: a local batch of {local} needs "
@@ -303,11 +303,10 @@ class Model:
         )
 
     def memory(self, local: int, together: int) -> float:
-        """Bytes: weights, gradients and optimizer state in float32, input, and what is kept for the backward
-        pass."""
-        states = _OPTIMIZER_STATES.get(str(getattr(self.run.hyperparameters, "opt_name", "adam")).lower(), 2)
-        saved = self.network.saved_bytes(self.run.training.precision, local)
-        return 4.0 * self.network.parameters * (2 + states) + (saved + local * self.bytes.received) / together
+        """Peak bytes of a step. Accelerators that share a sample share all but weights and optimizer state."""
+        needed = memory_of(self.run, local)
+        weights = needed.parameters + needed.copies + needed.optimizer
+        return weights + (needed.peak - weights) / together
 
 
 def divide(batch: int, accelerators: int) -> tuple[int, int]:
