@@ -52,7 +52,7 @@ def write(out: Path, machine: Machine, run: Run, nodes: int | None) -> None:
 def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     """The whole HTML text; ``nodes`` None: the detailed prediction is that of the shortest time to train."""
     found = list(over_nodes(machine, run))
-    chosen = predict(machine, run, nodes) if nodes or not found else min(found, key=_seconds)
+    chosen = min(found, key=_seconds) if found and nodes is None else predict(machine, run, nodes or 1)
     sections = [
         _terms(chosen),
         _time(found),
@@ -272,6 +272,7 @@ def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figur
         x_axis=charts.log_axis([row["x"] for row in rows], x, base=2, room=1.2),
         y_axis=charts.log_axis(ends, y, room=1.3),
         series=names,
+        loose=["published"],
         tooltip=[("series", "series"), ("what", "what"), ("value", y)],
         title=title,
     )

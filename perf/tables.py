@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.benchmarks.schema import Run
+from mlhpc.errors import count
 from mlhpc.perf.against import Compared, Summary, summary
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.prediction import Prediction
@@ -58,7 +59,7 @@ def terms(p: Prediction) -> dict[str, Triple]:
 def configuration(p: Prediction) -> str:
     each = f"a sample on {p.parts} accelerators" if p.parts > 1 else f"local batch {p.local_batch}"
     return (
-        f"{p.nodes} nodes, {p.accelerators} accelerators, global batch {p.batch}, {each}, "
+        f"{count(p.nodes, 'node')}, {count(p.accelerators, 'accelerator')}, global batch {p.batch}, {each}, "
         f"{p.run.training.precision}"
     )
 
