@@ -14,7 +14,6 @@ from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
 from mlhpc.perf.calibration import (
-    PRECISION,
     Calibration,
     calibration,
     communication,
@@ -83,7 +82,7 @@ def rate_of(row: Published, machine: Machine, calibrated: Calibration) -> tuple[
     """Predicted samples/s of one accelerator, and where the efficiency is from."""
     net = network(row.benchmark, row.preset)
     efficiency = calibrated.efficiency(machine.family, kind_of(net), row.generation)
-    bound = roofline(net, machine, PRECISION) * max(1.0, row.local_batch)
+    bound = roofline(net, machine, efficiency.precision) * max(1.0, row.local_batch)
     reduce = communication(machine, 4 * net.parameters, row.accelerators)
     step = step_seconds(bound, efficiency.value, len(net.layers), calibrated.launch, reduce)
     if row.spatial > 1:

@@ -28,40 +28,45 @@ from mlhpc.perf.published import Published, machine_of, published
 SPEEDUP_OF_FOUR = 1.98
 """Training throughput of 4 accelerators a sample against 1, at the same batch (paper 001, section 4.2.1: Fugaku,
 16 384 processors, against an extrapolation of 512 to batch 4096)."""
-PRECISION: Precision = "mixed_float16"
-"""That of published sets; where the hardware has no faster unit for it, the machine's peak is float32's."""
 _UNKNOWN_FACTOR = 3.0
 """Where no set can be left out, because each is alone in its group."""
 _LAUNCHES = [0.0, *(1e-5 * 1.25**n for n in range(20))]
 
+Group = tuple[str, str, str]
+"""Accelerator family, framework generation and kind of layer."""
 Kind = str
 """Layer kind that the efficiency is of: ``3-D convolution`` or ``2-D convolution``."""
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """``value``: of the roofline. ``group``: the family and generation that it is from; ``exact``: whether they
-    are those asked for. ``sets``: how many published sets it is the median of."""
+    """``value``: of the roofline. ``group``: the family and generation that it is from. ``sets``: how many
+    published sets it is the median of, ``precision`` that of these. ``exact``: whether family and generation are
+    those asked for."""
 
     value: float
     group: tuple[str, str]
     sets: int
+    precision: Precision
     exact: bool
 
     @property
     def how(self) -> str:
         family, generation = self.group
+        if not self.sets:
+            return f"{family}, {generation}"
         count = f"{self.sets} published set{'s' * (self.sets != 1)}"
         return f"{family}, {generation} ({count})" + ("" if self.exact else "; not this accelerator's own")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """``efficiencies`` by (family, generation, kind), with the number of sets; ``launch`` in seconds a layer;
-    ``undivided``: share of a step that several accelerators on one sample do not divide; ``factor``: within which
-    measured and predicted step times lie for nine of ten ``fit`` sets, each left out in turn, and of how many."""
+    """``efficiencies`` by group: the value, the number of sets and their precision. ``launch``: seconds a layer.
+    ``undivided``: share of a step that several accelerators on one sample do not divide. ``factor``: within which
+    measured and predicted step times lie for nine of ten of the ``left_out`` ``fit`` sets, each left out in turn.
+    """
 
-    efficiencies: dict[tuple[str, str, Kind], tuple[float, int]]
+    efficiencies: dict[Group, tuple[float, int, Precision]]
     launch: float
     undivided: float
     factor: float
@@ -80,11 +85,12 @@ class Calibration:
                 g for g in own if generation and g.rpartition(" ")[0] == generation.rpartition(" ")[0]
             ] or own
             best = min(same, key=lambda g: (g != generation, abs(_year(g) - wanted), "NGC" not in g))
-            value, sets = groups[family, best]
-            return Efficiency(value, (family, best), sets, generation in (None, best))
+            return Efficiency(groups[family, best][0], (family, best), *groups[family, best][1:],
+                              exact=generation in (None, best))  # fmt: skip
         newest = max(_year(g) for _, g in groups)
-        values = [e for (_, g), (e, _) in groups.items() if _year(g) == newest]
-        return Efficiency(statistics.median(values), ("all families", f"{newest}"), len(values), exact=False)
+        found = sorted(e for (_, g), e in groups.items() if _year(g) == newest)
+        value, _, precision = found[len(found) // 2]
+        return Efficiency(value, ("all families", f"{newest}"), len(found), precision, exact=False)
 
 
 def kind_of(network: Network) -> Kind:
@@ -118,7 +124,8 @@ def network(benchmark: str, preset: str) -> Network:
 class _Row:
     """What the fit needs of a set, in seconds: its step, the roofline of its local batch, its all-reduce."""
 
-    group: tuple[str, str, Kind]
+    group: Group
+    precision: Precision
     step: float
     bound: float
     layers: int
@@ -137,26 +144,29 @@ def _of(row: Published) -> _Row:
     machine, net = machine_of(row), network(row.benchmark, row.preset)
     kind = kind_of(net)
     reduce = communication(machine, 4 * net.parameters, row.accelerators)
-    bound = roofline(net, machine, PRECISION)
+    bound = roofline(net, machine, row.precision)
     step = row.step_s
     if row.spatial == 1:
         bound *= row.local_batch
     else:
         # The batch's step on a quarter of the accelerators, by the speed-up; other divisions are not fitted to.
         step = row.batch / (row.accelerators * row.samples_per_s) * SPEEDUP_OF_FOUR
-    return _Row((machine.family, row.generation, kind), step, bound, len(net.layers), reduce)
+    return _Row((machine.family, row.generation, kind), row.precision, step, bound, len(net.layers), reduce)
 
 
 def step_seconds(bound: float, efficiency: float, layers: int, launch: float, reduce: float) -> float:
     return bound / efficiency + layers * launch + reduce
 
 
-def _efficiencies(rows: Sequence[_Row], launch: float) -> dict[tuple[str, str, Kind], tuple[float, int]]:
-    groups: dict[tuple[str, str, Kind], list[float]] = {}
+def _efficiencies(rows: Sequence[_Row], launch: float) -> dict[Group, tuple[float, int, Precision]]:
+    groups: dict[Group, list[float]] = {}
+    precision = {row.group: row.precision for row in rows}
     for row in rows:
         left = max(row.step - row.layers * launch - row.reduce, 0.1 * row.step)
         groups.setdefault(row.group, []).append(min(1.0, row.bound / left))
-    return {group: (statistics.median(found), len(found)) for group, found in groups.items()}
+    return {
+        group: (statistics.median(found), len(found), precision[group]) for group, found in groups.items()
+    }
 
 
 def _error(rows: Sequence[_Row], launch: float) -> float:

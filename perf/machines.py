@@ -52,6 +52,10 @@ _FIGURES: dict[str, dict[str, _Field]] = {
         "latency": _Field("s", False, 1e-8, 1e-1),
         "allreduce": _Field("bytes/s", False, 1e6, 1e13),
     },
+    "efficiency": {
+        "convolution_2d": _Field("a share", False, 1e-4, 1.0),
+        "convolution_3d": _Field("a share", False, 1e-4, 1.0),
+    },
     "storage": {
         "local": _Field("bytes", False, 1e8, 1e16),
         "local_read": _Field("bytes/s", False, 1e5, 1e13),
@@ -67,6 +71,7 @@ _PLAIN: dict[str, dict[str, type]] = {
     "host": {"processor": str, "cores": int},
     "links": {},
     "network": {"nics": int},
+    "efficiency": {},
     "storage": {},
 }
 _REQUIRED = {("", "title"), ("accelerator", "model"), ("accelerator", "family"), ("accelerator", "per_node")}

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
+from mlhpc.perf.accelerator.memory import memory_of
 from mlhpc.perf.calibration import (
-    PRECISION,
     Calibration,
     Efficiency,
     calibration,
@@ -32,7 +32,6 @@ from mlhpc.perf.scaling import Estimate, Triple
 from mlhpc.perf.spatial import halo, splits_of
 from mlhpc.perf.units import written
 
-_OPTIMIZER_STATES = {"sgd": 1, "lars": 1}
 _MOST_PARTS = 16
 """Accelerators on one sample beyond which nothing is published (paper 001: 4 and 16)."""
 
@@ -132,27 +131,48 @@ class Prediction:
         return f"{self.bound} limits: {share:.0%} of a step"
 
 
-def predict(machine: Machine, run: Run, nodes: int, *, generation: str | None = None,
-            calibrated: Calibration | None = None) -> Prediction:  # fmt: skip
-    """Raises UserError where the run cannot be on that machine: too many nodes, a batch that cannot be divided or
-    does not fit, a data set larger than every tier, a figure that the machine file lacks."""
-    return _Model(machine, run, calibrated or calibration(), generation).at(nodes)
+def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
+    """``run`` staged to ``nodes`` of ``machine``. Raises UserError where it cannot be there: too many nodes, a
+    batch that cannot be divided or does not fit, a data set larger than every tier, a figure that the file lacks.
+    """
+    return Model(machine, run).at(nodes)
 
 
-class _Model:
-    """What predictions of one run on one machine share."""
+class Model:
+    """What predictions of one run on one machine share. ``staged`` False: training data that memory does not hold
+    is read from the shared file system in every epoch. ``generation``: of the framework, the newest if None."""
 
-    def __init__(self, machine: Machine, run: Run, calibrated: Calibration, generation: str | None) -> None:
-        self.machine, self.run, self.calibrated = machine, run, calibrated
+    def __init__(
+        self,
+        machine: Machine,
+        run: Run,
+        *,
+        staged: bool = True,
+        generation: str | None = None,
+        calibrated: Calibration | None = None,
+    ) -> None:
+        calibrated = calibrated or calibration()
+        self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
         self.network: Network = network_of(run)
         self.bytes: SampleBytes = sample_bytes(run)
         self.kind = kind_of(self.network)
-        self.efficiency = calibrated.efficiency(machine.family, self.kind, generation)
+        self.efficiency = self.own_efficiency() or calibrated.efficiency(
+            machine.family, self.kind, generation
+        )
         self.roofline = roofline(self.network, machine, run.training.precision)
-        self.published_roofline = roofline(self.network, machine, PRECISION)
+        self.published_roofline = roofline(self.network, machine, self.efficiency.precision)
         self.epochs = _epochs(run)
 
+    def own_efficiency(self) -> Efficiency | None:
+        """What the machine file says of this kind of layer, in the run's precision."""
+        key = f"efficiency.convolution_{self.kind[0]}d"
+        if (share := self.machine.get(key)) is None:
+            return None
+        group = self.machine.name, self.machine.sources[key]
+        return Efficiency(share, group, 0, self.run.training.precision, exact=True)
+
     def at(self, nodes: int) -> Prediction:
+        """Raises UserError as :func:`predict`."""
         machine, run = self.machine, self.run
         if machine.nodes is not None and nodes > machine.nodes:
             raise UserError(
@@ -162,7 +182,7 @@ class _Model:
         together, local = divide(batch, accelerators)
         self.require_fits(local, together)
         size = self.bytes.stored * run.data.train_samples
-        tier = tier_of(machine, size * together, nodes)
+        tier = tier_of(machine, size * together, nodes, staged=self.staged)
         step = self.step(nodes, together, local, tier)
         step_s, notes = self.interval(step)
         steps = max(1, run.data.train_samples // batch)
@@ -181,7 +201,8 @@ class _Model:
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
         machine, net = self.machine, self.network
         compute = local * self.roofline / self.efficiency.value
-        launch = len(net.layers) * self.calibrated.launch
+        # An efficiency measured on the machine itself has its launches in it.
+        launch = len(net.layers) * self.calibrated.launch if self.efficiency.sets else 0.0
         if together > 1:
             divided = (1 - self.calibrated.undivided) / together + self.calibrated.undivided
             compute, launch = compute * divided, launch * divided
@@ -219,22 +240,25 @@ class _Model:
         return max(times)
 
     def staging(self, nodes: int, together: int, tier: Tier, notes: list[str]) -> Triple:
-        """The data set once out of the shared file system: at what published sets reached a node, within what the
-        machine's figures allow."""
-        if tier.name == "shared file system":
-            notes.append(
-                "the data set fits neither memory nor node-local storage: it is read anew in each epoch"
-            )
+        if tier.name == "shared file system" or not self.staged:
+            if self.staged:
+                notes.append(
+                    "the data set fits neither memory nor node-local storage: every epoch reads it anew"
+                )
             return 0.0, 0.0, 0.0
-        run, machine = self.run, self.machine
-        if machine.get("storage.shared_read") is None and machine.nodes == 1:
-            return 0.0, 0.0, 0.0  # the data set lies there already
+        run = self.run
         size = self.bytes.stored * (run.data.train_samples + run.data.eval_samples) * together / nodes
-        limits = [machine.get("storage.shared_read_node")]
-        if shared := machine.get("storage.shared_read"):
-            limits.append(shared / nodes)
+        return self.copying(size, nodes, tier)
+
+    def copying(self, size: float, nodes: int, tier: Tier) -> Triple:
+        """Seconds in which each of ``nodes`` copies ``size`` bytes out of the shared file system: at what
+        published sets reached a node, within what the machine's figures allow."""
+        shared = self.machine.get("storage.shared_read")
+        if shared is None and self.machine.nodes == 1:
+            return 0.0, 0.0, 0.0  # the data set lies there already
+        limits = [self.machine.get("storage.shared_read_node"), shared and shared / nodes]
         if tier.name == "node-local storage":
-            limits.append(machine.get("storage.local_write"))
+            limits.append(self.machine.get("storage.local_write"))
         limit = min((rate for rate in limits if rate), default=math.inf)
         middle, slow, fast = parts().staging_rate
         return size / min(middle, limit), size / min(fast, limit), size / min(slow, limit)
@@ -248,11 +272,12 @@ class _Model:
             notes.append(f"no published set on {self.machine.family}: the efficiency is that of all families, and "
                          "the interval is wider")  # fmt: skip
         low, high = max(step.busy / half, self.roofline_step(step)), step.busy * half
-        if self.roofline > 1.05 * self.published_roofline:
-            notes.append(f"{self.run.training.precision} is extrapolated: published sets ran mixed precision")
-            low = max(
-                min(low, step.busy * self.published_roofline / self.roofline / half), self.roofline_step(step)
-            )
+        change = self.published_roofline / self.roofline
+        if abs(change - 1) > 0.05:
+            mine, theirs = self.run.training.precision, self.efficiency.precision
+            notes.append(f"{mine} is extrapolated by the roofline: those published sets ran {theirs}")
+            low = max(min(low, step.busy * change / half), self.roofline_step(step))
+            high = max(high, step.busy * change * half)
         if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
             notes.append(
                 "no published set of ResNet-50 at hand: the efficiency of 2-D convolutions is DeepCAM's"
@@ -269,7 +294,7 @@ class _Model:
         capacity = self.machine.figures["accelerator.memory"]
         if self.memory(local, together) <= capacity:
             return
-        fits = max((n for n in range(1, local) if self.memory(n, together) <= capacity), default=0)
+        fits = next((n for n in range(local - 1, 0, -1) if self.memory(n, together) <= capacity), 0)
         largest = f"the largest that fits is {fits}" if fits else "not even one sample fits"
         raise UserError(
             f"{self.machine.at('accelerator.memory')}: a local batch of {local} needs "
@@ -278,11 +303,10 @@ class _Model:
         )
 
     def memory(self, local: int, together: int) -> float:
-        """Bytes: weights, gradients and optimizer state in float32, input, and what is kept for the backward
-        pass."""
-        states = _OPTIMIZER_STATES.get(str(getattr(self.run.hyperparameters, "opt_name", "adam")).lower(), 2)
-        saved = self.network.saved_bytes(self.run.training.precision, local)
-        return 4.0 * self.network.parameters * (2 + states) + (saved + local * self.bytes.received) / together
+        """Peak bytes of a step. Accelerators that share a sample share all but weights and optimizer state."""
+        needed = memory_of(self.run, local)
+        weights = needed.parameters + needed.copies + needed.optimizer
+        return weights + (needed.peak - weights) / together
 
 
 def divide(batch: int, accelerators: int) -> tuple[int, int]:
@@ -303,15 +327,30 @@ def divide(batch: int, accelerators: int) -> tuple[int, int]:
     return together, 1
 
 
-def over_nodes(machine: Machine, run: Run, *, most: int | None = None) -> Iterator[Prediction]:
+def over_nodes(
+    machine: Machine, run: Run, *, most: int | None = None, staged: bool = True
+) -> Iterator[Prediction]:
     """Predictions at 1, 2, 4, … nodes, as far as the machine goes and the batch can be divided; those that cannot
     be are left out."""
-    model = _Model(machine, run, calibration(), None)
+    model = Model(machine, run, staged=staged)
     nodes, last = 1, most or machine.nodes or 2**17
     while nodes <= last:
         with suppress(UserError):
             yield model.at(nodes)
         nodes *= 2
+
+
+def weak(machine: Machine, run: Run, local_batch: int, nodes: Iterable[int]) -> Iterator[Prediction]:
+    """Weak scaling: the same local batch on more and more nodes, so that the global batch grows."""
+    for count in nodes:
+        with suppress(UserError):
+            yield predict(machine, with_batch(run, local_batch * count * machine.per_node), count)
+
+
+def with_batch(run: Run, batch: int) -> Run:
+    """``run`` with another global batch size."""
+    hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
+    return run.model_copy(update={"hyperparameters": hyperparameters})
 
 
 def best(machine: Machine, runs: Iterable[Run]) -> Prediction | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine, known, machine
+from mlhpc.perf.networks.layer import Precision
 
 SOURCE = "MLPerf HPC 0.7, 1.0 and 2.0, computed from the published logs"
 _FRAMEWORKS = {"torch": "PyTorch", "mxnet": "MXNet", "tensorflow": "TensorFlow"}
@@ -69,6 +70,12 @@ class Published:
         """Framework, kind of build and year: what decides how fast the same network runs on the same hardware."""
         build = " NGC" if "NVIDIA Release" in self.software else " Mesh" if "Mesh" in self.software else ""
         return f"{self.framework}{build} {self.year}"
+
+    @property
+    def precision(self) -> Precision:
+        """The logs do not say. The TensorFlow reference trains CosmoFlow in float32 unless it is asked otherwise,
+        and the submissions' scripts do not ask; MXNet and PyTorch submissions use automatic mixed precision."""
+        return "float32" if self.framework == "TensorFlow" else "mixed_float16"
 
     @property
     def year(self) -> int:

@@ -82,6 +82,7 @@ def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: P
     """``shortest``: the best of all batch sizes with published convergence."""
     console = Console(highlight=False)
     console.print(f"[bold]{heading(machine, run)}[/]", soft_wrap=True)
+    console.width = max(console.width, _WIDE)
     batch = run.hyperparameters.global_batch_size
     console.print(f"{PREDICTED}. Global batch {batch}, {run.training.precision}", soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
