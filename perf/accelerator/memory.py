@@ -7,15 +7,14 @@ rule by which each of its three activation figures can be counted (no single rul
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
 from mlhpc.perf.networks.layer import Kind, Layer, Network, Precision, activation_bytes
 from mlhpc.perf.networks.registry import network_of
 
-Optimizer = Literal["none", "sgd", "lars", "adam", "adamw", "lamb"]
-STATES: dict[Optimizer, int] = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
+STATES = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Float32 numbers that an optimizer keeps of a weight: momentum, or means of gradients and of their squares."""
 
 
@@ -44,7 +43,7 @@ class Memory:
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     """Of a step of ``run`` with ``batch`` samples at once on one accelerator."""
-    optimizer = getattr(run.hyperparameters, "opt_name", "none").lower()
+    optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     counts = run.benchmark == "cosmoflow"  # int16 goes to the device, its logarithm is the network's input
     extra = 2 if counts else 0
     return step_memory(network_of(run), batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu)
@@ -54,14 +53,14 @@ def step_memory(
     network: Network,
     batch: int,
     precision: Precision = "float32",
-    optimizer: Optimizer = "sgd",
+    optimizer: str = "sgd",
     *,
     extra_input: int = 0,
     gpu: bool = True,
 ) -> Memory:
-    """Of one training step with ``batch`` samples. ``extra_input``: bytes of an input's element beside the
-    float32 that the network gets. ``gpu``: LAMB updates all weights at once there, with two copies of them; on a
-    CPU in small parts.
+    """Of one training step with ``batch`` samples. ``optimizer``: one of ``STATES``. ``extra_input``: bytes of an
+    input's element beside the float32 that the network gets. ``gpu``: LAMB updates all weights at once there, with
+    two copies of them; on a CPU in small parts.
 
     Walks backward through the layers: in the backward pass of a layer there are the weights and the optimizer's
     state, what this layer and those before it keep, the weights' gradients of this layer and those after it, and
