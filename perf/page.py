@@ -52,7 +52,8 @@ def write(out: Path, machine: Machine, run: Run, nodes: int | None) -> None:
 def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     """The whole HTML text; ``nodes`` None: the detailed prediction is that of the shortest time to train."""
     found = list(over_nodes(machine, run))
-    chosen = min(found, key=_seconds) if found and nodes is None else predict(machine, run, nodes or 1)
+    whole = [p for p in found if p.parts == 1] or found
+    chosen = min(whole, key=_seconds) if whole and nodes is None else predict(machine, run, nodes or 1)
     sections = [
         _terms(chosen),
         _time(found),

@@ -188,6 +188,11 @@ class Model:
         tier = tier_of(machine, size * together, nodes, staged=self.staged)
         step = self.step(nodes, together, local, tier)
         step_s, notes = self.interval(step)
+        if together > 1:
+            notes.append(
+                "several accelerators on one sample: what they do not divide is Fugaku's share of a step; the "
+                "suite's own benchmarks keep a sample on one accelerator"
+            )
         steps = max(1, run.data.train_samples // batch)
         train_s = _scaled(step_s.ends, steps)
         spent = parts()

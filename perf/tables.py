@@ -91,10 +91,10 @@ def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: P
         table.add_column(title, justify="right", no_wrap=True)
     for title in ("longest part", "data in"):
         table.add_column(title, no_wrap=True)
-    totals = [p.total_s[0] for p in found if p.total_s]
+    totals = [p.total_s[0] for p in found if p.total_s and p.parts == 1]
     for p in found:
         total = p.total_s
-        fastest = total is not None and total[0] == min(totals)
+        fastest = total is not None and p.parts == 1 and total[0] == min(totals)
         table.add_row(
             str(p.nodes),
             f"1/{p.parts}" if p.parts > 1 else str(p.local_batch),
@@ -116,7 +116,7 @@ def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: P
         console.print(
             f"shortest of all batch sizes with published convergence: {took}, {where}", soft_wrap=True
         )
-    for note in found[0].notes:
+    for note in dict.fromkeys(note for p in found for note in p.notes):
         console.print(f"note: {note}", soft_wrap=True)
 
 
