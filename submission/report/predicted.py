@@ -70,10 +70,19 @@ def _predicted(model: Model, found: Prediction, result: Result) -> dict[str, Tri
     predicted = {
         "step": _times(found.step.busy * trained, spread),
         "data_wait": _times(found.step.wait * trained, (1, 1, 1)),
+        "training": _times(
+            found.step_s.value * trained, spread
+        ),  # of an aborted run: steps and waits together
         "evaluation": _times(1.0, [evaluations * end for end in found.eval_s]),
     }
     if result.staging:
-        predicted["staging"] = model.copying(result.staging.bytes / found.nodes, found.nodes, found.tier)
+        size = result.staging.bytes / found.nodes
+        predicted["staging"] = model.copying(size, found.nodes, found.tier)
+        rates = [model.machine.get(f"storage.local_{way}") for way in ("read", "write")]
+        if predicted["staging"][0] == 0 and (
+            known := [r for r in rates if r]
+        ):  # from one local folder to another
+            predicted["staging"] = _times(size / min(known), (1, 1, 1))
     return predicted
 
 
@@ -85,6 +94,8 @@ def _measured_words(run: RunDirectory) -> str:
     seconds = {part.key: part.seconds or 0.0 for part in parts(run)}
     step, wait = seconds.get("step", 0.0), seconds.get("data_wait", 0.0)
     samples = sum(e.samples or 0 for e in run.result.epochs) if run.result else 0
+    if not step:
+        return "not known: the run has no times of steps and waits"
     if samples and step > 0 and wait / (step + wait) >= _SLOWED:
         return f"the input path limits: {rate(samples / (step + wait))} of {rate(samples / step)} samples/s"
     return "the training step limits: the input path keeps up"

@@ -9,7 +9,7 @@ from helpers.page import Page
 from rich.console import Console
 
 from mlhpc.errors import UserError
-from mlhpc.perf.machines import machine
+from mlhpc.perf.machines import machine, parse
 from mlhpc.submission.logs.run_directory import read
 from mlhpc.submission.report.predicted import beside
 from mlhpc.submission.report.report import report, report_on
@@ -63,3 +63,31 @@ def test_a_run_that_did_not_end_has_no_prediction_and_leaves_no_page(tmp_path: P
     with pytest.raises(UserError, match=r"--machine needs a run with epochs"):
         report(run, Console(file=StringIO()), machine="dgx-a100")
     assert not (run / "report.html").exists()
+
+
+def test_an_aborted_run_has_its_training_beside_it_and_no_word_on_what_limited_it(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path / "run", status="aborted", result=lambda r: r.update(breakdown_s=None)))
+    found = beside(run, machine("dgx-a100"))
+    training = next(part for part in found.parts if part.label == "Training")
+    assert training.ratio and training.ratio > 0
+    assert found.measured.startswith("not known")
+
+
+def test_staging_on_one_machine_is_predicted_by_its_disk(tmp_path: Path) -> None:
+    figures = "\n".join(f'{key} = {{ value = "{value}", source = "x" }}' for key, value in (
+        ("local", "1 TB"), ("local_read", "2 GB/s"), ("local_write", "1 GB/s")))  # fmt: skip
+    text = f"""title = "mine"
+nodes = 1
+[accelerator]
+model = "X"
+family = "X"
+per_node = 1
+float32 = {{ value = "1 TFLOP/s", source = "x" }}
+memory = {{ value = "64 GB", source = "x" }}
+bandwidth = {{ value = "50 GB/s", source = "x" }}
+[storage]
+{figures}
+"""
+    run = read(make_run(tmp_path / "run"))
+    staging = beside(run, parse(text, "mine.toml", "mine")).parts[0]
+    assert staging.predicted[0] == pytest.approx(run.result.staging.bytes / 1e9)
