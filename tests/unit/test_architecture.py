@@ -28,6 +28,7 @@ FLOORS = (
     {"perf/networks"},
     {"perf/accelerator"},
     {"perf"},
+    {"perf/profile"},
     {"submission/logs", "submission/system"},
     {"submission/score"},
     {"submission/check"},

@@ -32,6 +32,9 @@ OPTIONS = {
     "score": ["--ruleset"],
     "report": ["--out", "--predict"],
     "doctor": ["--data", "--stage", "--out", "--ranks", "--site", "--system", "--set"],
+    "profile": [
+        *("--preset", "--set", "--batch", "--steps", "--machine", "--trace", "--json", "--out"),
+    ],
     "pack": ["--org", "--system", "--out", "--ruleset", "--weak", "--prune", "--despite-errors"],
     "unpack": [],
     "presets": [],
