@@ -52,7 +52,8 @@ def write(out: Path, machine: Machine, run: Run, nodes: int | None) -> None:
 def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     """The whole HTML text; ``nodes`` None: the detailed prediction is that of the shortest time to train."""
     found = list(over_nodes(machine, run))
-    chosen = predict(machine, run, nodes) if nodes or not found else min(found, key=_seconds)
+    whole = [p for p in found if p.parts == 1] or found
+    chosen = min(whole, key=_seconds) if whole and nodes is None else predict(machine, run, nodes or 1)
     sections = [
         _terms(chosen),
         _time(found),
@@ -272,6 +273,7 @@ def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figur
         x_axis=charts.log_axis([row["x"] for row in rows], x, base=2, room=1.2),
         y_axis=charts.log_axis(ends, y, room=1.3),
         series=names,
+        loose=["published"],
         tooltip=[("series", "series"), ("what", "what"), ("value", y)],
         title=title,
     )

@@ -6,9 +6,11 @@ it. Each node keeps its share of the training set, in the fastest tier that hold
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
@@ -162,6 +164,7 @@ class Model:
         self.roofline = roofline(self.network, machine, run.training.precision)
         self.published_roofline = roofline(self.network, machine, self.efficiency.precision)
         self.epochs = _epochs(run)
+        self._memory = cache(lambda local: memory_of(run, local))
 
     def own_efficiency(self) -> Efficiency | None:
         """What the machine file says of this kind of layer, in the run's precision."""
@@ -185,6 +188,11 @@ class Model:
         tier = tier_of(machine, size * together, nodes, staged=self.staged)
         step = self.step(nodes, together, local, tier)
         step_s, notes = self.interval(step)
+        if together > 1:
+            notes.append(
+                "several accelerators on one sample: what they do not divide is Fugaku's share of a step; the "
+                "suite's own benchmarks keep a sample on one accelerator"
+            )
         steps = max(1, run.data.train_samples // batch)
         train_s = _scaled(step_s.ends, steps)
         spent = parts()
@@ -294,7 +302,8 @@ class Model:
         capacity = self.machine.figures["accelerator.memory"]
         if self.memory(local, together) <= capacity:
             return
-        fits = next((n for n in range(local - 1, 0, -1) if self.memory(n, together) <= capacity), 0)
+        needs = range(1, local)  # a larger batch never needs less, so the first that is too large is bisected
+        fits = bisect_right(needs, capacity, key=lambda n: self.memory(n, together))
         largest = f"the largest that fits is {fits}" if fits else "not even one sample fits"
         raise UserError(
             f"{self.machine.at('accelerator.memory')}: a local batch of {local} needs "
@@ -304,7 +313,7 @@ class Model:
 
     def memory(self, local: int, together: int) -> float:
         """Peak bytes of a step. Accelerators that share a sample share all but weights and optimizer state."""
-        needed = memory_of(self.run, local)
+        needed = self._memory(local)
         weights = needed.parameters + needed.copies + needed.optimizer
         return weights + (needed.peak - weights) / together
 

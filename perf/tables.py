@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.benchmarks.schema import Run
+from mlhpc.errors import count
 from mlhpc.perf.against import Compared, Summary, summary
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.prediction import Prediction
@@ -58,7 +59,7 @@ def terms(p: Prediction) -> dict[str, Triple]:
 def configuration(p: Prediction) -> str:
     each = f"a sample on {p.parts} accelerators" if p.parts > 1 else f"local batch {p.local_batch}"
     return (
-        f"{p.nodes} nodes, {p.accelerators} accelerators, global batch {p.batch}, {each}, "
+        f"{count(p.nodes, 'node')}, {count(p.accelerators, 'accelerator')}, global batch {p.batch}, {each}, "
         f"{p.run.training.precision}"
     )
 
@@ -90,10 +91,10 @@ def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: P
         table.add_column(title, justify="right", no_wrap=True)
     for title in ("longest part", "data in"):
         table.add_column(title, no_wrap=True)
-    totals = [p.total_s[0] for p in found if p.total_s]
+    totals = [p.total_s[0] for p in found if p.total_s and p.parts == 1]
     for p in found:
         total = p.total_s
-        fastest = total is not None and total[0] == min(totals)
+        fastest = total is not None and p.parts == 1 and total[0] == min(totals)
         table.add_row(
             str(p.nodes),
             f"1/{p.parts}" if p.parts > 1 else str(p.local_batch),
@@ -115,7 +116,7 @@ def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: P
         console.print(
             f"shortest of all batch sizes with published convergence: {took}, {where}", soft_wrap=True
         )
-    for note in found[0].notes:
+    for note in dict.fromkeys(note for p in found for note in p.notes):
         console.print(f"note: {note}", soft_wrap=True)
 
 

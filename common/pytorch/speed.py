@@ -49,7 +49,7 @@ def _seconds(work: Callable[[], object], repeats: int = 20) -> float:
     """The shortest of ``repeats``, by events in the GPU's queue."""
     for _ in range(3):
         work()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
