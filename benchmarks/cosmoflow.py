@@ -85,6 +85,14 @@ class Training(schema.Training):
         True, description="on a CPU, this suite's own convolutions in place of the framework's; same function"
     )
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="PyTorch only; auto: the GPU where there is one"
+    )
+    channels_last: bool = Field(
+        True, description="PyTorch only; memory layout of activations and weights; same results"
+    )
+    compile: bool = Field(False, description="PyTorch only; torch.compile the network")
+    cuda_graphs: bool = Field(False, description="PyTorch only; replay the training step as a CUDA graph")
 
 
 class CosmoFlow(schema.Run):
@@ -92,3 +100,15 @@ class CosmoFlow(schema.Run):
     network: Network
     hyperparameters: Hyperparameters
     training: Training
+
+    @model_validator(mode="after")
+    def _options_suit_the_framework(self) -> "CosmoFlow":
+        if self.training.framework == "pytorch":
+            return self
+        for name in ("device", "channels_last", "compile", "cuda_graphs"):
+            if getattr(self.training, name) != Training.model_fields[name].default:
+                raise ValueError(
+                    f"training.{name} is an option of PyTorch; set training.framework=pytorch as well, or leave "
+                    "it out"
+                )
+        return self
