@@ -1,7 +1,7 @@
 """The network's weights outside of any framework, and as either framework has them.
 
-The neutral form is the reference's: one array per weight in the order of the layers (kernel, then bias), kernels of
-convolutions [depth, height, width, in, out], kernels of dense layers [in, out].
+The neutral form is the reference's: one array per weight in the order of the layers (kernel, then bias), kernels
+of convolutions [depth, height, width, in, out], kernels of dense layers [in, out].
 """
 
 from collections.abc import Mapping, Sequence

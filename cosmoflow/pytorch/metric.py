@@ -7,8 +7,8 @@ from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 
 
 def training_loss(predicted: Tensor, y: Tensor, *, model: CosmoFlowNet, weight_decay: float) -> Tensor:
-    """The mean square error over batch and targets, plus ``weight_decay`` times the sum of squares of the decayed
-    weights (Keras's L2 regulariser, whose gradient is 2 · weight_decay · w). ``predicted``, ``y``: [b, targets]."""
+    """The mean square error over batch and targets, ``[b, targets]`` both, plus ``weight_decay`` times the sum of
+    squares of the decayed weights (Keras's L2 regulariser, whose gradient is 2 · weight_decay · w)."""
     loss = torch.mean((predicted - y) ** 2)
     if weight_decay:
         loss = loss + weight_decay * torch.stack([(w**2).sum() for w in model.decayed_weights()]).sum()
