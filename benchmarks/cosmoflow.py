@@ -1,10 +1,12 @@
 """What a run of CosmoFlow is made of; ``cosmoflow.toml`` gives the values."""
 
+from math import prod
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks import schema
+from mlhpc.errors import UserError, count
 
 
 class Simulation(schema.FrozenModel):
@@ -93,6 +95,16 @@ class Training(schema.Training):
     )
     compile: bool = Field(False, description="PyTorch only; torch.compile the network")
     cuda_graphs: bool = Field(False, description="PyTorch only; replay the training step as a CUDA graph")
+    spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+        (1, 1, 1),
+        description="PyTorch only; parts along each axis into which a group of ranks cuts every sample (paper "
+        "001, section 4.2.1); same results",
+    )
+
+    @property
+    def spatial_size(self) -> int:
+        """Ranks that work on one sample."""
+        return prod(self.spatial)
 
 
 class CosmoFlow(schema.Run):
@@ -105,10 +117,24 @@ class CosmoFlow(schema.Run):
     def _options_suit_the_framework(self) -> "CosmoFlow":
         if self.training.framework == "pytorch":
             return self
-        for name in ("device", "channels_last", "compile", "cuda_graphs"):
+        for name in ("device", "channels_last", "compile", "cuda_graphs", "spatial"):
             if getattr(self.training, name) != Training.model_fields[name].default:
                 raise ValueError(
                     f"training.{name} is an option of PyTorch; set training.framework=pytorch as well, or leave "
                     "it out"
                 )
         return self
+
+    def require_startable(self, ranks: int, *, staged: bool) -> None:
+        group, cut = self.training.spatial_size, list(self.training.spatial)
+        if ranks % group:
+            raise UserError(
+                f"training.spatial={cut} needs groups of {group} ranks, which {count(ranks, 'rank')} cannot form; "
+                f"start a multiple of {group} ranks"
+            )
+        if group > 1 and (self.training.compile or self.training.cuda_graphs):
+            raise UserError(
+                f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA graphs "
+                "cannot take in; set training.compile and training.cuda_graphs to false"
+            )
+        super().require_startable(ranks // group, staged=staged)

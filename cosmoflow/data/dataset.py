@@ -33,8 +33,10 @@ def open_loader(
     world: World,
     *,
     gpu: bool,
+    spatial_size: int = 1,
 ) -> Loader:
-    """The loader of this rank's samples: of ``staged``, or of the data set where it is None."""
+    """The loader of this rank's samples, which it shares with the ``spatial_size`` ranks of its group: of
+    ``staged``, or of the data set where it is None."""
     samples = assign_samples(
         dataset,
         staged,
@@ -42,6 +44,7 @@ def open_loader(
         world,
         train_samples=run.data.train_samples,
         eval_samples=run.data.eval_samples,
+        spatial_size=spatial_size,
     )
     return Loader(
         samples,

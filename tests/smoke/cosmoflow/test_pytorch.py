@@ -33,6 +33,25 @@ def test_two_ranks_train_on_the_same_trajectory(one_rank, tiny_data, tmp_path):
     assert trace(tmp_path / "out") == pytest.approx(trace(one_rank), rel=2e-3)
 
 
+def test_two_ranks_that_share_every_sample_train_on_the_same_trajectory(one_rank, tiny_data, tmp_path):
+    words = ["--data", tiny_data, "--out", tmp_path / "out", "--seed", 4, "--ranks", 2]
+    spatial = "training.spatial=[1,2,1]"
+    done = mlhpc("run", "cosmoflow", *words, *settings(PYTORCH, "training.checkpoint_epochs=1", spatial))
+    assert done.returncode == 1, done.stderr
+    assert trace(tmp_path / "out") == pytest.approx(trace(one_rank), rel=2e-3)
+    ours, theirs = (result(out)["epochs"] for out in (tmp_path / "out", one_rank))
+    assert [epoch["bytes"] for epoch in ours] == [epoch["bytes"] for epoch in theirs]  # read once, not twice
+    # 24 samples trained and 7 evaluated, of 32³ x 4 voxels of two bytes and four targets: a half of each is sent.
+    assert {epoch["slab_bytes"] for epoch in ours} == {(24 + 7) * (32**3 * 4 * 2 // 2 + 4 * 4)}
+    # Blocks of 2, 4, 8, 16 filters on cubes of 32, 16, 8, 4: two planes of inputs, of four bytes, per sample; in
+    # the backward pass all but the first block's. Then the halves of the last block are put together.
+    planes = [2 * side**2 * channels * 4 for side, channels in ((32, 4), (16, 2), (8, 4), (4, 8))]
+    halves = 2**3 * 16 * 4
+    assert {epoch["halo_bytes"] for epoch in ours} == {
+        (24 + 7) * (sum(planes) + halves) + 24 * sum(planes[1:])
+    }
+
+
 def test_a_killed_run_resumes_on_the_same_trajectory(tiny_data, tmp_path):
     words = ["run", "cosmoflow", "--data", tiny_data, *settings(PYTORCH, "hyperparameters.dropout=0.5")]
     resumed_after_a_kill(tmp_path, *words, rel=1e-6)
@@ -53,6 +72,8 @@ def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, t
         ([PYTORCH, "training.device=cuda"], "training.device=cuda needs a GPU"),
         ([PYTORCH, "training.precision=mixed_float16"], "mixed_float16 needs a GPU"),
         ([PYTORCH, "network.conv_layers=6"], "multiples of 64"),
+        ([PYTORCH, "training.spatial=[2,1,1]"], "needs groups of 2 ranks, which 1 rank cannot form"),
+        (["training.spatial=[2,1,1]"], "training.framework=pytorch"),
     ],
 )
 def test_what_cannot_run_is_one_line(wrong, named, tiny_data, tmp_path):
