@@ -63,7 +63,7 @@ def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
     except OSError as error:
         raise UserError(f"--data {data}: {error.strerror}; give the data set's folder, or {make}") from None
     if not has_files:
-        raise UserError(f"--data {data}: holds no file; give the data set's folder, or {make}")
+        raise UserError(f"--data {data}: contains no files; give the data set's folder, or {make}")
     return None
 
 

@@ -26,8 +26,8 @@ def srun_options(campaign: Campaign, slot: int, env: Mapping[str, str]) -> list[
 
 
 def max_ranks(campaign: Campaign, tasks: int) -> int:
-    """Ranks that each instance can have when all run at the same time in a job of ``tasks`` tasks, which has as
-    many tasks on every node; 0: they do not fit."""
+    """Ranks that each instance can have when all run at the same time in a job of ``tasks`` tasks, spread evenly
+    over its nodes; 0 if they do not fit."""
     if campaign.instances <= campaign.nodes:
         return tasks * (campaign.nodes // campaign.instances) // campaign.nodes
     instances_per_node = -(-campaign.instances // campaign.nodes)
@@ -55,7 +55,7 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
             "number that divides the nodes"
         )
     if campaign.instances == 1 and not env.get("SLURM_NTASKS"):
-        return  # srun itself refuses what the nodes have no processors for
+        return  # srun itself refuses more ranks than the nodes have processors
     tasks = allocated_tasks(env, campaign.nodes)
     limit = max_ranks(campaign, tasks)
     if limit == 0 or campaign.ranks > limit:

@@ -32,8 +32,8 @@ State = Literal["converged", "missed", "aborted", "running", "to do"]
 @dataclass(frozen=True)
 class Campaign:
     """``runs`` runs of ``run`` in ``out``, ``instances`` of them at a time, with ``ranks`` ranks each (0: one, or
-    in a Slurm job its tasks divided by the instances), on ``nodes`` nodes in all. ``arguments``: the options that
-    every run gets."""
+    in a Slurm job its tasks divided by the instances), on ``nodes`` nodes in all. ``arguments``: the options
+    passed to every run."""
 
     run: Run
     arguments: tuple[str, ...]
@@ -77,8 +77,8 @@ def attempts(out: Path, name: str) -> int:
 
 
 def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
-    """The state of a run, from its directory; ``running``: a process is working on it, so that what is missing
-    may still come. A run whose loss diverged has missed its target: running it again would be cherry-picking."""
+    """The state of a run, from its directory; ``running``: a process is working on it, so that missing
+    records may still appear. A run whose loss diverged has missed its target: to repeat it is cherry-picking."""
     folder = campaign.out / name
     aborted = attempts(campaign.out, name)
     if running and not (folder / "result.json").exists():

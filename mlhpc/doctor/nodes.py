@@ -1,4 +1,4 @@
-"""All nodes of a launch: their facts, sent to rank 0 over TCP, and how far their clocks are apart."""
+"""All nodes of a launch: their facts, sent to rank 0 over TCP, and how far apart their clocks are."""
 
 import hmac
 import secrets
@@ -14,12 +14,12 @@ from mlhpc.doctor.node import EXAMINE_S
 from mlhpc.errors import UserError
 
 GREETING_S = 3.0
-"""Seconds that a new connection has to say its token; ranks send it at once."""
+"""Seconds that a new connection has to send its token; ranks send it at once."""
 
 
 def find_rank_info(env: Mapping[str, str]) -> RankInfo:
-    """This rank, with the address of rank 0 as far as it can be known (under mpirun from Slurm's variables or
-    MLHPC_LEADER, or because all ranks are on this node). Raises UserError as ``identify``."""
+    """This rank, with the address of rank 0 if it can be determined (under mpirun from Slurm's variables or
+    MLHPC_LEADER, or because all ranks are on this node). Raises UserError like ``identify``."""
     rank_info = environment.identify(env)
     if rank_info.size == 1 or rank_info.leader:
         return rank_info

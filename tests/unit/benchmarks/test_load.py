@@ -72,8 +72,8 @@ def test_set_changes_one_key_and_leaves_the_rest():
         ("smoke", ["hyperparameters.dropout=1.5"], "hyperparameters.dropout"),
         ("smoke", ["hyperparameters.global_batch_size=many"], "hyperparameters.global_batch_size"),
         ("smoke", ["hyperparameters.opt_learning_rate_warmup_factor=0"], "greater than 0"),
-        ("closed", ["hyperparameters.opt_learning_rate_decay_boundary_epochs=[64,32]"], "must grow"),
-        ("closed", ["hyperparameters.opt_learning_rate_decay_factor=[0.5]"], "one factor a boundary"),
+        ("closed", ["hyperparameters.opt_learning_rate_decay_boundary_epochs=[64,32]"], "must be increasing"),
+        ("closed", ["hyperparameters.opt_learning_rate_decay_factor=[0.5]"], "one factor per boundary"),
     ],
 )
 def test_a_wrong_word_is_one_line_that_helps(preset, settings, said):

@@ -32,7 +32,7 @@ def test_one_with_a_name_that_is_taken_is_refused(entry):
 
 def test_what_is_no_benchmark_is_refused(entry):
     entry({"name": "thing"})
-    with pytest.raises(UserError, match="other_package:THING is no mlhpc Benchmark"):
+    with pytest.raises(UserError, match="other_package:THING is not an mlhpc Benchmark"):
         registry.find("deepcam")
 
 

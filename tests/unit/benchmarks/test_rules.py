@@ -51,7 +51,7 @@ def edited(benchmark, key):
 
 
 @pytest.mark.parametrize(("benchmark", "preset"), CLOSED)
-def test_nothing_speaks_against_a_closed_preset(benchmark, preset):
+def test_a_closed_preset_violates_no_rule(benchmark, preset):
     assert of(benchmark, preset=preset) == []
 
 
@@ -256,7 +256,7 @@ def test_every_rule_says_what_it_asks_and_where_it_stands():
     every = [rule for group in rules.RULES.values() for rule in group]
     assert len({rules.name_of(rule) for rule in every}) == len(every) > 20
     for rule in every:
-        assert rules.asks(rule).endswith("."), rule
+        assert rules.requirement(rule).endswith("."), rule
         assert re.search(r'mlperf-logging, \S+\.yaml|rules.*, ".+"', rules.source(rule)), rule
 
 

@@ -54,7 +54,7 @@ def test_settings_that_exclude_each_other(benchmark, settings, message):
             "4 ranks in 2 backward passes each; use a multiple of 8",
         ),
         ("deepcam", ["hyperparameters.batchnorm_group_size=4"], 2, "batchnorm_group_size 4 does not divide"),
-        ("resnet50", ["staging.pack=true"], 1, "staging.pack is for data that is staged; give --stage"),
+        ("resnet50", ["staging.pack=true"], 1, "staging.pack needs staged data; give --stage"),
     ],
 )
 def test_settings_that_these_ranks_cannot_run(benchmark, settings, ranks, message):

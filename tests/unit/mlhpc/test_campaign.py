@@ -309,7 +309,7 @@ def samples(count):
     ("spoil", "message"),
     [
         (lambda data: data.rename(data.parent / "elsewhere"), "mlhpc data make cosmoflow"),
-        (lambda data: (data / "train").rmdir(), "holds no file"),
+        (lambda data: (data / "train").rmdir(), "contains no files"),
         (lambda data: (data / "manifest.json").write_text("{"), "manifest.json"),
         (lambda data: (data / "manifest.json").write_text(samples(5)), "5 samples, but 2048 are needed"),
     ],
