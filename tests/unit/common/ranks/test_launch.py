@@ -240,7 +240,7 @@ def test_ctrl_c_and_sigterm_end_every_rank(number, tmp_path):
 def test_ranks_inside_another_launcher_are_refused(monkeypatch):
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="leave out --ranks"):
+    with pytest.raises(UserError, match="omit --ranks"):
         run_local(2, python(""))
 
 
