@@ -15,7 +15,7 @@ _FINDINGS_SHOWN = 5
 
 
 def text(value: object, style: str = "") -> Text:
-    """Text from a log or a file as it is: no markup, no terminal escapes."""
+    """Text from a log or a file, without markup or terminal escapes."""
     return Text(printable(value), style=style)
 
 

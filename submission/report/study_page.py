@@ -18,7 +18,7 @@ from mlhpc.submission.report.study import Cell as StudyCell
 from mlhpc.submission.report.summary import plain
 
 PANELS = 12
-"""Figures of one section at most; the table has what they leave out."""
+"""Maximum number of figures per section; the table has the rest."""
 TITLE = {
     "batch": "Local batch size",
     GLOBAL_BATCH: "Global batch size",
@@ -67,8 +67,8 @@ def _meta(study: Study) -> str:
 
 
 def _section(study: Study, axis: str) -> Section | None:
-    """The figures of one setting: curves over numbers, bars over words; all else equal in each. All have the same
-    scale."""
+    """The figures of one setting: curves over numbers, bars over words; all else is equal within a figure. All
+    have the same scale."""
     others = [other for other in study.axes if other != axis]
     numeric = is_numeric(study.values(axis))
     series, same = (others[:1], others[1:]) if numeric else ([], others)
@@ -284,7 +284,7 @@ def _measurements(study: Study, cell: StudyCell, scaled: bool) -> list[Cell]:
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float]:
     """Throughput over that of the cell with the fewest ranks and the same other settings, and the ratio of their
-    ranks; None where there is no other."""
+    ranks; None if there is no other."""
     others = [axis for axis in study.axes if axis not in ("ranks", GLOBAL_BATCH)]
     alike = [
         c for c in study.cells if c.runs and all(c.settings.get(a) == cell.settings.get(a) for a in others)
@@ -305,8 +305,7 @@ def _caption(study: Study, same: Sequence[str], fixed: Sequence[Value | None]) -
 
 
 def _machines(study: Study) -> str:
-    """Where and from which commit it was measured; more than one are all named, since cells then differ in that
-    too."""
+    """The machines and commits of the measurements; all are listed, since cells may differ in them."""
     environments = [run.environment for cell in study.cells for run in cell.runs if run.environment]
     texts = []
     for describe in (_machine, _commit):
@@ -337,9 +336,9 @@ def _commit(environment: object) -> str:
 
 
 def _spread(cell: StudyCell) -> Spread:
-    found = cell.samples_per_s
-    assert found is not None  # only measured cells are drawn
-    return found
+    measured = cell.samples_per_s
+    assert measured is not None  # only measured cells are drawn
+    return measured
 
 
 def _rate(spread: Spread) -> str:
