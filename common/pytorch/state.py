@@ -63,7 +63,7 @@ def restore(
     saved = checkpoint.load(directory)
     if len(saved.of_rank) != world.size:
         raise UserError(
-            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with as many, not "
+            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with the same number, not "
             f"{world.size}"
         )
     with checkpoint.reading(directory / "checkpoint.npz"):

@@ -12,7 +12,7 @@ from mlhpc.resnet50.optim.lars import Lars
 
 Group = dict[str, Any]
 
-_KERAS_EPSILON = 1e-7  # what the reference takes for an epsilon of 0, which it logs and the rules ask for
+_KERAS_EPSILON = 1e-7  # what the reference uses for an epsilon of 0, which it logs and the rules require
 
 
 def make_optimizer(
@@ -20,12 +20,12 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer of ``opt_name`` over ``model``.
 
-    LARS and SGD of ``sgd`` "pytorch" (v = momentum v + g, w = w - lr v) leave weight decay, and LARS its trust
-    ratio, to weights of more than one dimension: not biases, nor batch norm's factors and summands.
+    LARS and SGD of ``sgd`` "pytorch" (v = momentum v + g, w = w - lr v) apply weight decay, and LARS its trust
+    ratio, only to weights of more than one dimension: neither to biases nor to batch norm's parameters.
 
     SGD of ``sgd`` "mlperf" is the reference's (mlcommons/training, image_classification/tensorflow2): v =
-    momentum v + lr g, w = w - v, and a loss of weight_decay · w² of all weights but batch norm's, the dense
-    layer's bias included; so the gradient of weight decay is 2 · weight_decay · w.
+    momentum v + lr g, w = w - v, and a loss of weight_decay · w² over all weights except batch norm's, with
+    the dense layer's bias; so the gradient of weight decay is 2 · weight_decay · w.
     """
     facts = hyperparameters
     parameters = list(model.parameters())

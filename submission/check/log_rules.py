@@ -80,7 +80,9 @@ def _unique_keys(log: Log) -> Iterator[Finding]:
     if log.repeated:
         lines = ", ".join(map(str, log.repeated[:4]))
         actual = f"{len(log.repeated)} with a key twice"
-        remedy = "which value counts depends on the reader: fix the program that writes the log, and run again"
+        remedy = (
+            "which value counts depends on the reader: fix the program that writes the log, and run again"
+        )
         yield _finding("repeated", "error", log, lines, "every key of a record once", actual, remedy)
 
 

@@ -16,7 +16,7 @@ from mlhpc.common.pytorch.step import (
     wrap_ddp,
 )
 from mlhpc.common.ranks import launch
-from mlhpc.resnet50.metric import cross_entropy, right_answers
+from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
 
 
@@ -50,7 +50,7 @@ def main() -> None:
         assert all(
             m.num_batches_tracked == updates for m in trained.modules() if isinstance(m, nn.BatchNorm2d)
         )
-        make_eval_step(trained, right_answers)(x[mine].float(), y[mine])
+        make_eval_step(trained, count_correct)(x[mine].float(), y[mine])
 
     # Running statistics differ, until they are averaged.
     alone = build_model(Network(classes=7, width=0.125, blocks=(1, 1, 1, 1)))

@@ -25,7 +25,7 @@ from mlhpc.common.pytorch.step import (
 )
 from mlhpc.common.training.schedules import polynomial_learning_rate
 from mlhpc.errors import UserError
-from mlhpc.resnet50.metric import cross_entropy, right_answers
+from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optim.lars import Lars
 from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
@@ -201,11 +201,11 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
         torch.testing.assert_close(start - after, gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_the_evaluation_counts_right_answers_whatever_the_batches():
+def test_evaluation_counts_correct_predictions_for_any_batch_size():
     torch.manual_seed(6)
     model = build_model(TINY)
     x, y = batch(23)
-    step = make_eval_step(model, right_answers)
+    step = make_eval_step(model, count_correct)
     right = int((model.eval()(x).argmax(1) == y).sum())
     for size in (1, 5, 23):
         assert sum(int(step(a, b)) for a, b in zip(x.split(size), y.split(size), strict=True)) == right
@@ -237,7 +237,7 @@ def test_nothing_in_a_step_waits_for_the_device():
     for _ in range(4):
         set_rate(optimizer, 0.1)
         loss = step(x, y)
-    for result in (loss, make_eval_step(model, right_answers)(x, y)):
+    for result in (loss, make_eval_step(model, count_correct)(x, y)):
         with pytest.raises(RuntimeError, match="meta"):
             float(result)
 
@@ -252,7 +252,7 @@ def test_warm_up_leaves_no_trace(name):
         model = build_model(TINY)
         optimizer = make_optimizer(hyperparameters(f"opt_name={name}"), model)
         step = make_train_step(model, cross_entropy, optimizer, NONE)
-        evaluate = make_eval_step(model, right_answers)
+        evaluate = make_eval_step(model, count_correct)
         if warm:
             with preserve_state(model, optimizer, NONE):
                 step(x, y), evaluate(x, y), torch.randn(3)

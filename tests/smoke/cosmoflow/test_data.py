@@ -134,7 +134,7 @@ def test_a_folder_is_listed_by_name_and_cut_to_the_number_wanted(folder):
 
 
 def test_missing_samples_are_the_users_error(folder, tmp_path):
-    with pytest.raises(UserError, match=rf"{folder}: 12 .* are needed, it has 11"):
+    with pytest.raises(UserError, match=rf"{folder}: 12 .* are needed, but it has 11"):
         list_samples(folder, 12)
     with pytest.raises(UserError, match=r"nowhere: no such directory"):
         list_samples(tmp_path / "nowhere")

@@ -374,7 +374,7 @@ def count(root):
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_another_number_of_classes_is_refused(sets, kind):
-    with pytest.raises(UserError, match=r"3 classes, and the network has 7; set network\.classes=3"):
+    with pytest.raises(UserError, match=r"3 classes, but the network has 7; set network\.classes=3"):
         opened(sets[kind], classes=7)
 
 

@@ -229,7 +229,7 @@ def test_files_that_another_run_staged_and_uses_are_left_to_it(pictures, target)
     words = [sys.executable, "-c", STAGER, str(pictures), str(target)]
     one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     said(one, "staged")
-    with pytest.raises(UserError, match="another run uses this data set there, not packed"):
+    with pytest.raises(UserError, match="another run uses this data set there unpacked"):
         packed(pictures, target)
     assert len(list(target.rglob("*.JPEG"))) == IMAGES
     end(one)
@@ -316,12 +316,12 @@ def test_another_data_set_that_was_staged_is_refused_and_kept(pictures, own, tar
 @pytest.mark.parametrize("kind", ["tfrecord", "lmdb", "raw"])
 def test_what_is_packed_is_not_packed_again(pictures, target, tmp_path, kind):
     convert(pictures, tmp_path / kind, kind, Solo(), 1)
-    with pytest.raises(UserError, match=r"is packed already; leave out staging\.pack"):
+    with pytest.raises(UserError, match=r"is packed already; omit staging\.pack"):
         packed(tmp_path / kind, target)
     assert not target.exists()
 
 
 def test_another_number_of_classes_is_refused_before_anything_is_written(pictures, target):
-    with pytest.raises(UserError, match="3 classes, and the network has 4"):
+    with pytest.raises(UserError, match="3 classes, but the network has 4"):
         pack(described(pictures), target, Solo(), 4, 1)
     assert not target.exists()

@@ -123,10 +123,10 @@ DEFECTS = {
     "no labels": (without_labels, "has no dataset climate/labels_0"),
     "a group": (a_group_for_an_array, "has no dataset climate/data"),
     "not written": (not_written, "climate/data was never written"),
-    "channels": (lambda p: write_sample(p, 1, fields(1)[..., :15]), "15 channels, 16 are expected"),
+    "channels": (lambda p: write_sample(p, 1, fields(1)[..., :15]), "15 channels, expected 16"),
     "rows": (
         lambda p: write_sample(p, 1, fields(1)[:31], mask(1)[:31]),
-        r"float32 \[31, 48, 16\], floating point \[32, 48, 16\] is expected; .*data.sample_shape",
+        r"float32 \[31, 48, 16\], expected floating point \[32, 48, 16\]; .*data.sample_shape",
     ),
     "rows of labels": (lambda p: write_sample(p, 1, None, mask(1)[:31]), r"labels_0 is int64 \[31, 48\]"),
     "axes": (lambda p: write_sample(p, 1, fields(1)[None]), r"data is float32 \[1, 32, 48, 16\]"),
@@ -213,7 +213,7 @@ one = np.ones(16, np.float32)
         (lambda p: write_statistics(p, 2 * one, one), r"channel 0 \(TMQ\) goes from 2\.0 to 1\.0"),
         (lambda p: write_statistics(p, one, one * np.nan), r"channel 0 \(TMQ\) goes from 1\.0 to nan"),
         (lambda p: write_statistics(p, -one * np.inf, one), r"channel 0 \(TMQ\) goes from -inf"),
-        (lambda p: write_statistics(p, 0 * one, one * 1e-45), "cannot be normalised"),
+        (lambda p: write_statistics(p, 0 * one, one * 1e-45), "useless for normalisation"),
     ],
 )
 def test_statistics_that_normalise_nothing_are_refused(tmp_path, make, words):

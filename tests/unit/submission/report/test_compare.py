@@ -569,7 +569,7 @@ def test_an_empty_folder_is_a_finding(tmp_path: Path) -> None:
 # Aborted runs, copies, staging in and outside the clock.
 
 
-def test_an_aborted_run_is_in_no_mean(tmp_path: Path) -> None:
+def test_an_aborted_run_is_excluded_from_all_means(tmp_path: Path) -> None:
     def abort(lines: Records) -> None:
         lines[-1]["metadata"]["status"] = "aborted"
         lines[-1]["time_ms"] -= 60_000
@@ -580,7 +580,7 @@ def test_an_aborted_run_is_in_no_mean(tmp_path: Path) -> None:
     (entry,) = comparison.entries
     assert entry.over == OVER_ENDED and len(entry.runs) == 2 and entry.aborted == 1
     assert entry.time_s and entry.time_s.sd == pytest.approx(0)
-    assert "1 of 3 runs aborted or without run_stop, in no mean" in Page(page(comparison)).text
+    assert "1 of 3 runs aborted or without run_stop, excluded from all means" in Page(page(comparison)).text
 
 
 def test_whole_batches_of_the_official_samples_are_the_official_data(tmp_path: Path) -> None:
