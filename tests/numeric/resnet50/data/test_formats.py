@@ -345,7 +345,7 @@ def spoil_pixel_index(root):
         ("tfrecord", spoil_truncated_shard, r"train-00003-of-00016: truncated at byte \d+ in record 1"),
         ("tfrecord", spoil_cut_between_header_and_end, r"train-00003-of-00016: not a plain TFRecord"),
         ("tfrecord", spoil_shard_by_another_file, r"train-00003-of-00016: not a plain TFRecord"),
-        ("lmdb", spoil_lmdb_version, r"train/data\.mdb: of version 999 of LMDB's format"),
+        ("lmdb", spoil_lmdb_version, r"train/data\.mdb: version 999 of LMDB's format"),
         ("lmdb", spoil_lmdb, r"train/data\.mdb: not a readable LMDB data file"),
         ("lmdb", shorten_lmdb, r"train/data\.mdb: truncated, \d+ bytes of \d+"),
         ("raw", spoil_pixels, r"pixels\.raw: \d+ bytes, \d+ are expected"),
