@@ -89,7 +89,7 @@ def test_every_layer_of_the_reference_network_is_accounted_for():
 
 
 @pytest.mark.parametrize("rows, columns", [(32, 32), (48, 80), (64, 96)])
-def test_any_sides_divisible_by_sixteen_come_back_as_logits_of_the_same_sides(rows, columns):
+def test_logits_have_the_sides_of_the_input_for_any_multiple_of_sixteen(rows, columns):
     model = build_model(SMALL, 5)
     assert model(torch.randn(2, 5, rows, columns)).shape == (2, 3, rows, columns)
 
@@ -151,7 +151,7 @@ def functional(weights, x, middle_blocks):
     return double(x)
 
 
-def test_outputs_and_gradients_are_those_of_the_layers_written_out():
+def test_outputs_and_gradients_equal_an_explicit_implementation():
     torch.manual_seed(1)
     model = build_model(SMALL, 4).double().to(memory_format=torch.channels_last)
     use_cpu_kernels(model)
@@ -189,7 +189,7 @@ def test_outputs_and_gradients_are_those_of_the_layers_written_out():
         "dense, dilated, odd side",
     ],
 )
-def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype, tolerance):
+def test_a_convolution_and_its_gradients_equal_pytorchs_in_float64(case, dtype, tolerance):
     torch.manual_seed(2)
     rows, columns = (7, 10) if "odd" in case else (6, 10)
     stride, dilation = (2 if "stride 2" in case else 1), (2 if "dilated" in case else 1)
@@ -224,7 +224,7 @@ def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True), (True, False, False)], ids=str)
-def test_what_a_separable_convolution_does_not_keep_it_computes_again(dilation, wanted):
+def test_a_separable_convolution_recomputes_its_intermediate_tensor(dilation, wanted):
     torch.manual_seed(6)
     layer = CpuSeparable(24, 16, dilation=dilation).double()
     x = torch.randn(2, 24, 6, 10, dtype=torch.float64)
@@ -245,7 +245,7 @@ def test_what_a_separable_convolution_does_not_keep_it_computes_again(dilation, 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=["nhwc", "nchw"])
 @pytest.mark.parametrize("batch, rows, columns", [(1, 16, 20), (2, 13, 18), (2, 13, 502)])
-def test_minimal_filtering_is_the_convolution_and_its_gradients(batch, rows, columns, layout):
+def test_minimal_filtering_equals_the_convolution_and_its_gradients(batch, rows, columns, layout):
     torch.manual_seed(4)
     x = torch.randn(batch, 11, rows, columns, dtype=torch.float64).contiguous(memory_format=layout)
     weight = torch.randn(7, 11, 3, 3, dtype=torch.float64).contiguous(memory_format=layout)
@@ -310,7 +310,7 @@ def test_the_cpu_kernels_compute_the_plain_network():
     torch.testing.assert_close(*results, rtol=1e-7, atol=1e-9)
 
 
-def test_weights_of_version_0_1_have_a_place_in_the_network():
+def test_weights_of_version_0_1_checkpoints_map_to_the_network():
     """Their names as they were in checkpoints then."""
     old = [
         "stem.0.weight", "fine.layers.0.0.weight", "fine.shortcut.1.running_mean",

@@ -54,7 +54,7 @@ def test_networks_have_the_published_number_of_parameters(name, count):
         assert parameters(build_model(Network(name=name))) == count
 
 
-def test_the_network_is_torchvisions():
+def test_the_network_equals_torchvisions():
     """Version 1.5: the same weights give the same logits."""
     model, plain = build_model(Network()), torchvision.models.resnet50()
     plain.load_state_dict(model.state_dict())
@@ -65,7 +65,7 @@ def test_the_network_is_torchvisions():
 
 
 @pytest.mark.parametrize("name", ["lenet", "alexnet"])
-def test_the_other_networks_learn_from_every_weight(name):
+def test_all_weights_of_the_other_networks_get_gradients(name):
     model = build_model(Network(name=name, classes=7))
     logits = model(torch.randn(2, 3, 96, 96))
     assert logits.shape == (2, 7)
@@ -73,7 +73,7 @@ def test_the_other_networks_learn_from_every_weight(name):
     assert all(torch.isfinite(p.grad).all() and p.grad.abs().max() > 0 for p in model.parameters())
 
 
-def test_initial_weights_are_distributed_as_keras_does():
+def test_initial_weights_have_keras_distribution():
     """The reference is Keras': he_normal and RandomNormal(0.01)."""
     torch.manual_seed(0)
     model = build_model(Network())
@@ -104,7 +104,7 @@ def textbook_lars(weights, gradients, rates, momentum, decay, trust, adapt):
 
 @pytest.mark.parametrize("adapt", [True, False])
 @pytest.mark.parametrize("special", ["", "zero weights", "zero gradients"])
-def test_lars_is_the_papers_while_the_rate_changes(adapt, special):
+def test_lars_equals_the_papers_algorithm_at_changing_rates(adapt, special):
     rng = np.random.default_rng(3)
     w, rates = rng.normal(size=20), [0.0, 3.0, 6.0, 2.0, 0.5]
     gradients = rng.normal(size=(5, 20)) * 0.1
@@ -123,7 +123,7 @@ def test_lars_is_the_papers_while_the_rate_changes(adapt, special):
         np.testing.assert_allclose(ours.detach(), theirs, rtol=1e-12)
 
 
-def test_lars_is_timms_step_by_step_at_a_constant_rate():
+def test_lars_equals_timms_step_by_step_at_a_constant_rate():
     """Timm multiplies with the rate after the momentum, which is the same as long as it is constant."""
     torch.manual_seed(1)
     model, theirs = build_model(TINY), build_model(TINY)
@@ -142,7 +142,7 @@ def test_lars_is_timms_step_by_step_at_a_constant_rate():
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
-def test_weight_decay_is_for_weights_alone(name):
+def test_weight_decay_applies_only_to_weight_matrices(name):
     model = build_model(TINY)
     before = {key: value.clone() for key, value in model.named_parameters()}
     optimizer = make_optimizer(hyperparameters(f"opt_name={name}", f"{name}_opt_weight_decay=0.1"), model)
@@ -153,7 +153,7 @@ def test_weight_decay_is_for_weights_alone(name):
     assert shrunk == {key for key in before if "conv" in key or key == "fc.weight" or "downsample.0" in key}
 
 
-def test_the_schedule_is_keras_polynomial_after_a_straight_warm_up():
+def test_the_schedule_is_keras_polynomial_after_a_linear_warm_up():
     decay = keras.optimizers.schedules.PolynomialDecay(10.0, 40, end_learning_rate=0.001, power=2.0)
     for step in range(70):
         ours = polynomial_learning_rate(step, base=10.0, end=0.001, warmup_steps=16, decay_steps=40)
@@ -211,7 +211,7 @@ def test_evaluation_counts_correct_predictions_for_any_batch_size():
         assert sum(int(step(a, b)) for a, b in zip(x.split(size), y.split(size), strict=True)) == right
 
 
-def test_bfloat16_trains_much_as_float32_does():
+def test_bfloat16_trains_nearly_like_float32():
     torch.manual_seed(4)
     x, y = batch(16)
     losses = {}
@@ -243,7 +243,7 @@ def test_nothing_in_a_step_waits_for_the_device():
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
-def test_warm_up_leaves_no_trace(name):
+def test_warm_up_restores_the_state_bit_for_bit(name):
     """Training after steps that were taken back is training without them, bit for bit."""
     x, y = batch()
 
@@ -264,7 +264,7 @@ def test_warm_up_leaves_no_trace(name):
         assert torch.equal(a, b)
 
 
-def test_what_a_machine_does_not_have_is_said():
+def test_missing_hardware_is_reported():
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="sees none"):
             pick_device("cuda", 0)
@@ -281,7 +281,7 @@ sys.exit(run_local(2, [sys.executable, sys.argv[1]]))
 """
 
 
-def test_two_ranks_make_the_gradients_of_one_with_both_batches():
+def test_gradients_of_two_ranks_equal_those_of_one_with_both_batches():
     command = [sys.executable, "-c", LOCAL, PROGRAM]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

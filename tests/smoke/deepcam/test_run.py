@@ -194,7 +194,9 @@ def of_another_benchmark(data):
         ),
     ],
 )
-def test_bad_input_is_one_line_status_2_and_an_aborted_log(damage, more, message, climate, tmp_path):
+def test_invalid_input_is_a_one_line_error_with_status_2_and_an_aborted_log(
+    damage, more, message, climate, tmp_path
+):
     data, stage, out = tmp_path / "data", tmp_path / "stage", tmp_path / "out"
     shutil.copytree(climate, data)
     damage(data)

@@ -193,7 +193,9 @@ def break_an_image(data, split="train"):
         (lambda d: None, ["training.eval_offset_epochs=1"], "eval_offset_epochs 1 must be less"),
     ],
 )
-def test_bad_input_is_one_line_status_2_and_an_aborted_log(damage, more, message, pictures, tmp_path):
+def test_invalid_input_is_a_one_line_error_with_status_2_and_an_aborted_log(
+    damage, more, message, pictures, tmp_path
+):
     data, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(pictures, data)
     damage(data)

@@ -39,7 +39,7 @@ def points(*sets: Measured) -> list[Point]:
     return [Point(m.batch, m.epochs, m.name) for m in sets]
 
 
-def test_between_measurements_a_power_law_is_found_again() -> None:
+def test_interpolation_reproduces_a_power_law() -> None:
     small, truth, large = law(64, 128), law(256, 512), law(1024, 2048)
     said = predict(256, 512, [small, large], points(small, large))
     assert said is not None
@@ -49,7 +49,7 @@ def test_between_measurements_a_power_law_is_found_again() -> None:
     assert "interpolated between units 64 (64) and 1\xa0024 (1024)" in said.seconds.how
 
 
-def test_beyond_measurements_the_slope_goes_on_within_the_limits() -> None:
+def test_extrapolation_follows_the_slope_within_the_limits() -> None:
     small, large, truth = law(64, 128), law(256, 512), law(1024, 2048)
     said = predict(1024, 2048, [small, large], points(small, large))
     assert said is not None
@@ -89,7 +89,7 @@ def test_another_share_of_the_batch_lies_between_the_same_throughput_and_the_sam
     assert (fewer.epoch_s.low, fewer.epoch_s.high) == (one.epoch_s[0], pytest.approx(2 * one.epoch_s[0]))
 
 
-def test_sets_with_the_asked_share_tell_and_not_the_others() -> None:
+def test_only_sets_with_the_requested_share_are_used() -> None:
     alike, other = law(256, 512), Measured("o", 512, 512, *[exact(1e6)] * 4)
     said = predict(1024, 2048, [alike, other], points(alike))
     assert said is not None
@@ -113,7 +113,7 @@ def test_the_value_lies_in_its_range(number: int, law_of: tuple[float, tuple[flo
         assert said_again == said  # whatever the order
 
 
-def test_nothing_measured_is_nothing_said() -> None:
+def test_without_measurements_there_is_no_prediction() -> None:
     assert predict(4, 4, [], points(law(2, 2))) is None
     assert predict(4, 4, [law(2, 2)], []) is None
 

@@ -37,7 +37,7 @@ def test_residency_counts_pages(on_disk: Path) -> None:
     assert 2 / 41 <= resident_fraction(on_disk) < 1
 
 
-def test_an_empty_file_has_nothing_resident(tmp_path: Path) -> None:
+def test_an_empty_file_has_no_resident_pages(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     evict([tmp_path / "empty"])
     assert resident_fraction(tmp_path / "empty") == 0
