@@ -41,7 +41,7 @@ def main() -> None:
     for (name, ours), theirs in zip(part.named_parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
-    # An evaluation between two steps leaves training what it was.
+    # An evaluation between two steps does not change training.
     trained = build_model(Network(classes=7, width=0.125, blocks=(1, 1, 1, 1)))
     sgd = torch.optim.SGD(trained.parameters(), 0.1)
     step = make_train_step(wrap_ddp(trained, world), cross_entropy, sgd, scaler)

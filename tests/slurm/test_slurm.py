@@ -1,4 +1,4 @@
-"""Ranks under a real Slurm of two nodes: who they are, what they do together, and how a lost one is named."""
+"""Ranks under a real Slurm of two nodes: their numbers, their collectives, and how a lost one is named."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def test_the_system_is_described_from_both_nodes(slurm, tmp_path):
     out = tmp_path / "system.json"
     doctor = ["srun", "-N2", "-n2", sys.executable, "-m", "mlhpc", "doctor", "--system"]
     done = slurm.run(*doctor, "--out", out)
-    assert done.returncode == 1, done.stderr  # it asks for what no machine knows
+    assert done.returncode == 1, done.stderr  # some fields cannot be detected on any machine
     assert "required: --set" in done.stderr and "Traceback" not in done.stderr
     assert not out.exists()
     assert json.loads(slurm.run(*doctor).stdout)["number_of_nodes"] == "2"

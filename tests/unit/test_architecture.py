@@ -1,4 +1,4 @@
-"""What docs/architecture.md promises: which way imports point, where frameworks are used, what is packaged."""
+"""The promises of docs/architecture.md: direction of imports, use of frameworks, packaging."""
 
 import ast
 import re

@@ -41,7 +41,7 @@ def source_of(module: str) -> Path | None:
 
 
 def way_to_a_framework(path: Path) -> list[str]:
-    """The chain of imports from ``path`` to a framework, empty where there is none."""
+    """The chain of imports from ``path`` to a framework, empty if there is none."""
     ways: list[tuple[Path, list[str]]] = [(path, [str(path.relative_to(ROOT))])]
     seen = {path}
     while ways:

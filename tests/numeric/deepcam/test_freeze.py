@@ -1,4 +1,4 @@
-"""Gradient skipping: what is frozen stays, what is not is trained as before."""
+"""Gradient skipping: frozen blocks do not change, the others are trained as before."""
 
 import copy
 import math
@@ -41,7 +41,7 @@ def test_converged_blocks_are_counted_up_to_the_first_that_moved(model):
 
 
 def test_freezing_changes_no_gradients_of_the_other_blocks(model):
-    """Batch norm of the frozen blocks is in evaluation mode: compare with a network whose it is too."""
+    """Batch norm of the frozen blocks is in evaluation mode: compare with a network in which it is too."""
     whole = copy.deepcopy(model)
     for block in blocks(whole)[:3]:
         block.eval()

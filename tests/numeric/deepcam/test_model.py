@@ -157,7 +157,7 @@ def test_outputs_and_gradients_equal_an_explicit_implementation():
     use_cpu_kernels(model)
     for norm in model.modules():
         if isinstance(norm, torch.nn.BatchNorm2d):
-            torch.nn.init.normal_(norm.bias, std=0.5)  # or what a shift does could not be seen
+            torch.nn.init.normal_(norm.bias, std=0.5)  # otherwise the effect of a shift would be invisible
     x = torch.randn(2, 4, 64, 96, dtype=torch.float64)
     copies = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in model.state_dict().values()]
     expected = functional(copies, x, middle_blocks=2)
@@ -238,7 +238,7 @@ def test_a_separable_convolution_recomputes_its_intermediate_tensor(dilation, wa
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
         layer(x)
-    assert (2, 24, 6, 10) in kept and len(kept) == 3  # what came in and the weights, and nothing between
+    assert (2, 24, 6, 10) in kept and len(kept) == 3  # the input and the weights, and nothing between
     expected = torch.autograd.grad(exact, inputs, target)
     torch.testing.assert_close(torch.autograd.grad(y, inputs, target), expected)
 
@@ -260,7 +260,7 @@ def test_minimal_filtering_equals_the_convolution_and_its_gradients(batch, rows,
 
 
 def test_minimal_filtering_in_float32_rounds_a_few_times_as_much_as_the_direct_sum():
-    """And it is what a decoder layer of the real network is computed by."""
+    """And a decoder layer of the real network uses it."""
     torch.manual_seed(5)
     layer = CpuConv3x3(128, 128).to(memory_format=torch.channels_last)
     x = torch.rand(1, 48, 72, 128).permute(0, 3, 1, 2).requires_grad_()

@@ -1,4 +1,4 @@
-"""DeepCAM's network, loss and metric, against what the MLPerf HPC reference gave when it was run."""
+"""DeepCAM's network, loss and metric, against recorded results of the MLPerf HPC reference."""
 
 import json
 import math

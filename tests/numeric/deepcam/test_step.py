@@ -1,4 +1,4 @@
-"""The training and the evaluation step: what they compute, and what they leave behind."""
+"""The training and the evaluation step: their results and side effects."""
 
 import copy
 import platform
@@ -33,7 +33,7 @@ NO_SCALE = make_scaler("float32", CPU)
 
 
 def batch_of(samples, seed=0):
-    """Fields, and masks that can be told from them."""
+    """Fields, and masks that can be inferred from them."""
     torch.manual_seed(seed)
     x = torch.randn(samples, 32, 48, 16).permute(0, 3, 1, 2)
     return x, (x[:, 0] > 0.5).to(torch.uint8) + (x[:, 0] > 1.2).to(torch.uint8)
@@ -61,7 +61,7 @@ def test_a_step_is_forward_loss_backward_and_update():
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
-    """Without batch norm, which sees its own part of the batch alone."""
+    """Without batch norm, whose statistics are of part of the batch only."""
 
     def network():
         torch.manual_seed(2)
@@ -151,7 +151,8 @@ def test_the_network_compiles_without_graph_breaks():
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_nothing_in_a_step_waits_for_the_device(scaled):
-    """On PyTorch's meta device, where tensors have no values: who asks for one, and so waits on a GPU, is told."""
+    """On PyTorch's meta device, where tensors have no values: reading one, which would wait for a GPU, is an
+    error."""
     with torch.device("meta"):
         model = build_model(NETWORK, 16)
     facts = Hyperparameters(global_batch_size=4, opt_name="LAMB", opt_lr=0.01)
@@ -173,7 +174,7 @@ def test_nothing_in_a_step_waits_for_the_device(scaled):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
 def test_freed_memory_is_kept_for_the_next_step():
-    """In a process of its own: it is for good."""
+    """In a separate process, since the setting is permanent."""
     program = """
 import resource, sys, torch
 from mlhpc.common.host.malloc import keep_memory
@@ -204,7 +205,7 @@ def test_missing_hardware_is_a_one_line_error(monkeypatch):
 
 
 def test_compiled_code_sees_a_single_batch_size(monkeypatch):
-    """A rank's last samples are often fewer: they are filled up, and count for what they are."""
+    """A rank's last batch is often smaller: it is padded, and only the samples count."""
     sizes = set()
 
     def compile_for(model, **options):

@@ -1,4 +1,4 @@
-"""What ``mlhpc doctor`` reports of the frameworks is what is installed here."""
+"""``mlhpc doctor`` reports the frameworks that are installed here."""
 
 from importlib import metadata
 

@@ -79,7 +79,7 @@ def test_initial_weights_have_keras_distribution():
     model = build_model(Network())
     drawn = np.sort(model.layer3[1].conv2.weight.detach().numpy().ravel())
     theirs = np.sort(np.asarray(keras.initializers.HeNormal(seed=1)((3, 3, 256, 256))).ravel())
-    # Quantiles to three decimals of the deviation: a normal that is not cut off differs in the tails.
+    # Quantiles to three decimals of the deviation: an untruncated normal distribution differs in the tails.
     at = np.linspace(0, drawn.size - 1, 201).astype(int)
     np.testing.assert_allclose(drawn[at], theirs[at], atol=0.05 * theirs.std())
     assert model.fc.weight.std().item() == pytest.approx(0.01, rel=0.01) and not model.fc.bias.any()
@@ -124,7 +124,7 @@ def test_lars_equals_the_papers_algorithm_at_changing_rates(adapt, special):
 
 
 def test_lars_equals_timms_step_by_step_at_a_constant_rate():
-    """Timm multiplies with the rate after the momentum, which is the same as long as it is constant."""
+    """Timm multiplies with the rate after the momentum, which is equal as long as the rate is constant."""
     torch.manual_seed(1)
     model, theirs = build_model(TINY), build_model(TINY)
     theirs.load_state_dict(model.state_dict())
@@ -187,7 +187,7 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels():
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
-    """With a network without batch norm, whose statistics are of a part."""
+    """Without batch norm, whose statistics are of part of the batch only."""
     torch.manual_seed(2)
     model = build_model(Network(name="lenet", classes=5)).double()
     x, y = batch(8, dtype=torch.float64)
@@ -228,7 +228,8 @@ def test_bfloat16_trains_nearly_like_float32():
 
 
 def test_nothing_in_a_step_waits_for_the_device():
-    """On PyTorch's meta device, where tensors have no values: who asks for one, and so waits on a GPU, is told."""
+    """On PyTorch's meta device, where tensors have no values: reading one, which would wait for a GPU, is an
+    error."""
     with torch.device("meta"):
         model = build_model(TINY)
     optimizer = make_optimizer(hyperparameters("opt_name=lars"), model)
@@ -244,7 +245,7 @@ def test_nothing_in_a_step_waits_for_the_device():
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
 def test_warm_up_restores_the_state_bit_for_bit(name):
-    """Training after steps that were taken back is training without them, bit for bit."""
+    """Training after warm-up equals training without it, bit for bit."""
     x, y = batch()
 
     def trained(warm):

@@ -1,4 +1,4 @@
-"""ResNet-50's schedule, optimizers, loss and network, against what the MLPerf reference gave when it was run."""
+"""ResNet-50's schedule, optimizers, loss and network, against recorded results of the MLPerf reference."""
 
 import json
 import zlib
@@ -101,8 +101,8 @@ def test_the_loss_equals_the_references(case):
 
 
 def padded_at_the_end(model):
-    """TensorFlow's "same" padding: where a stride of 2 needs an odd number of zeros, they come after, not before
-    and after as in torchvision. It is the one way in which the networks differ."""
+    """TensorFlow's "same" padding: if a stride of 2 needs an odd number of zeros, the last one comes after, not
+    before and after as in torchvision. It is the one way in which the networks differ."""
 
     def after(module, x):
         (image,) = x

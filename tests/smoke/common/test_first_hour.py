@@ -1,4 +1,4 @@
-"""The first-hour script on a machine without a GPU: it says so, and its runs' settings exist."""
+"""The first-hour script on a machine without a GPU: it reports that, and its runs' settings exist."""
 
 import importlib.util
 import itertools

@@ -1,4 +1,4 @@
-"""The loader on files in the official layout: what it hands out, in which order, and what bad files do."""
+"""The loader on files in the official layout: its batches, their order, and errors for damaged files."""
 
 import itertools
 import threading
@@ -19,7 +19,7 @@ SHAPE = (6, 6, 6, 4)
 
 
 def sample(index):
-    """A sample that is known by its index: ``y[0]`` and ``x[0, 0, 0, 0]`` hold it."""
+    """A sample that is recognisable by its index, stored in ``y[0]`` and ``x[0, 0, 0, 0]``."""
     rng = np.random.default_rng(index)
     x = rng.integers(0, 32767, SHAPE).astype(np.int16)
     x[0, 0, 0, 0] = index
@@ -220,7 +220,7 @@ def test_a_symmetry_keeps_the_distances_between_voxels_and_their_channels():
     rng = np.random.default_rng(1)
     pairs = rng.integers(0, 4, (20, 2, 3))
     for symmetry in range(48):
-        image = apply_symmetry(places, symmetry)  # each voxel holds where it came from
+        image = apply_symmetry(places, symmetry)  # each voxel holds its original position
         for a, b in pairs:
             before = np.linalg.norm(image[tuple(a)] - image[tuple(b)])
             assert before == pytest.approx(np.linalg.norm(a - b))

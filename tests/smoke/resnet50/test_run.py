@@ -93,7 +93,7 @@ def test_the_official_checker_objects_only_to_the_target(optimizer, one_rank, pi
     text = done.stdout + done.stderr
     assert "Failed checks for eval_accuracy" in text, text
     assert text.count("Failed checks") + text.count("Required ") + text.count("CHECK for") == 1, text
-    # Ours, of the log as it was written: the open division asks for no target of its own.
+    # Our own checks of the log as written: the open division does not require the official target.
     assert mlhpc("check", out).returncode == 0
 
 

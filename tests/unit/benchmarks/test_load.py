@@ -1,4 +1,4 @@
-"""Presets, settings, and what is said about wrong ones."""
+"""Presets and settings, and the errors for invalid ones."""
 
 import json
 import tomllib
@@ -41,7 +41,7 @@ def test_cosmoflow_has_a_closed_preset_for_every_reference_convergence_point(rul
         before_warm_up = point["global_batch_size"] in (32, 512)
         point["opt_base_learning_rate"] *= point["opt_learning_rate_warmup_factor"] if before_warm_up else 1
         point["opt_name"] = point["opt_name"].lower()
-        # The reference logs the largest factor of 0.25 and 0.125 alone.
+        # The reference logs only the larger one of the factors 0.25 and 0.125.
         if (factor := point["opt_learning_rate_decay_factor"]) == 0.25:
             point["opt_learning_rate_decay_factor"] = [factor, factor / 2]
         assert {key: ours[key] for key in point} == point

@@ -1,4 +1,4 @@
-"""Rules before the run: what may be called closed, held against the official checker's own conditions."""
+"""Rules before the run: what may be called closed, compared with the official checker's conditions."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ NAMED = ("submission.org=Lab", "submission.platform=cluster")
 
 
 def of(benchmark, settings=(), preset="closed", **known):
-    """The names of the rules that speak against a run."""
+    """The names of the rules that a run violates."""
     run = load.load(benchmark, preset, (*NAMED, *settings))
     return [f.rule.removeprefix("rules/") for f in rules.findings(rules.RunContext(run, **known))]
 

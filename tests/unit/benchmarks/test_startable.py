@@ -1,4 +1,4 @@
-"""Settings that cannot work are refused before a run has a folder: alone, or with the ranks that there are."""
+"""Settings that cannot work, on their own or with the number of ranks, are refused before a run has a folder."""
 
 import pytest
 

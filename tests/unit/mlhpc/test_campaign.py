@@ -500,7 +500,7 @@ def test_a_launch_wrapper_goes_between_srun_and_mlhpc_in_the_container(site, mon
 
 
 def test_the_table_of_a_batch_job_keeps_every_digit(site, capsys, monkeypatch):
-    """The output of a job is no terminal, and rich takes it to be 80 columns wide."""
+    """The output of a job is not a terminal, and rich assumes 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     site.will(run_02="missed-8")
     site.run("--runs", "2")
@@ -512,7 +512,7 @@ def test_the_table_of_a_batch_job_keeps_every_digit(site, capsys, monkeypatch):
 
 
 def test_aborted_attempts_are_not_scored(site, capsys):
-    """Nothing else in the folder of a campaign is taken for a set of runs."""
+    """Nothing else in the folder of a campaign counts as a set of runs."""
     site.will(run_02="aborted")
     site.run("--runs", "3")
     site.will()

@@ -1,5 +1,5 @@
-"""Studies: what is planned, run and measured. A stand-in takes the place of ``mlhpc run``: it leaves the record of
-a run whose steps took as long as the test chose."""
+"""Studies: what is planned, run and measured. A stand-in replaces ``mlhpc run``: it writes the record of a run
+with step times chosen by the test."""
 
 import json
 import os
@@ -83,7 +83,7 @@ class Site:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def settings(self):
-        """Of each call: what it was given by --set, and its options."""
+        """Settings (--set) and options of each call."""
         calls = []
         for words in self.calls():
             given = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--set")
@@ -279,7 +279,7 @@ def test_a_killed_run_is_reported_as_killed(site):
 
 
 def test_a_run_with_fewer_steps_than_its_cell_is_not_measured(site):
-    """Its time is not that of so many steps."""
+    """Its time is not that of the expected number of steps."""
     site.takes(run1=[2.0, 0.5, 7])
     assert site.study("--vary", "batch=4", "--repeats", "1", "--steps", "20", "--warmup", "3") == 1
     (cell,) = read(site.out).cells
@@ -329,7 +329,7 @@ def test_a_damaged_cell_is_reported_before_anything_runs(site, capsys):
 
 
 def test_a_run_that_found_staged_files_has_no_staging_time(site):
-    """The second repeat found files that an interrupted run had left."""
+    """The second repeat found files of an interrupted run."""
     assert site.study("--vary", "batch=4", "--repeats", "2", "--stage", site.folder / "stage") == 0
     assert [run.staging_s for run in read(site.out).cells[0].runs] == [0.4, None]
 
@@ -478,7 +478,7 @@ def test_small_numbers_keep_their_digits_on_an_axis(site):
 
 
 def test_cells_may_differ_in_settings_that_only_some_have(site):
-    """Of two presets one has no simulation to vary; curves and names then keep apart what is apart."""
+    """One of two presets has no simulation to vary; curves and names still distinguish the cells."""
     for preset in ("smoke", "closed"):
         assert (
             site.study("--preset", preset, "--vary", "batch=4,8", "--repeats", "1", benchmark="resnet50") == 0

@@ -1,7 +1,7 @@
 """The scripts of run_scripts/: short, sound, and every benchmark, preset, command and option they name
 exists.
 
-Batch systems are stood in for by programs that write down what they were asked to start; the command line
+Batch systems are replaced by programs that record what they were asked to start; the command line
 that they were given is then read by the real parser.
 """
 
@@ -46,7 +46,7 @@ def test_shellcheck_finds_nothing():
 
 
 def named(text):
-    """Pairs of benchmark and preset that a text names; None where it names one of the two alone."""
+    """Pairs of benchmark and preset that a text names; None where it names only one of the two."""
     for match in re.finditer(
         r"mlhpc (?:run|data make|doctor|presets) ([a-z]\w+)(?: --preset (\w[\w-]*))?", text
     ):
@@ -121,7 +121,7 @@ def run(tmp_path):
 
 
 def understood(call):
-    """The options of the mlhpc command in ``call``, as the command line understands them: no unknown one."""
+    """The options of the mlhpc command in ``call``, as the command line parses them; unknown ones are errors."""
     words = call[call.index("mlhpc") + 1 :]
     options, unknown = cli._parser().parse_known_args(words)
     assert not unknown, unknown

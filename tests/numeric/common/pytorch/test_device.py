@@ -1,4 +1,4 @@
-"""The device of a rank: what is said when there is none, or when it is too small."""
+"""The device of a rank: errors for a missing GPU, and for too little memory."""
 
 import pytest
 import torch

@@ -177,7 +177,7 @@ def reference_model(precision):
     return keras.Sequential([*stack, layers.Dense(4, activation="tanh"), layers.Rescaling(1.2)])
 
 
-def test_bfloat16_casts_no_more_often_than_in_keras_layers():
+def test_bfloat16_errors_are_no_larger_than_with_keras_layers():
     x, y = batch_of(8, SMALL_SHAPE)
     exact = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0)
     ours = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0, precision="mixed_bfloat16")

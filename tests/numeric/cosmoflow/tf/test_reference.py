@@ -1,4 +1,4 @@
-"""CosmoFlow's network, loss, optimizer and metric, against what the MLPerf HPC reference gave when it was run."""
+"""CosmoFlow's network, loss, optimizer and metric, against recorded results of the MLPerf HPC reference."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is made again for the backward pass: the same gradients, and memory that is really given up."""
+"""Recomputation in the backward pass: the same gradients, and memory that is really freed."""
 
 import copy
 import gc

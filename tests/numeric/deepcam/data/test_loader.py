@@ -147,7 +147,7 @@ def test_every_sample_is_evaluated_once_for_any_number_of_ranks(data_set, ranks)
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_returned_tensors_are_not_overwritten(data_set, loader):
-    """Even where all that is kept is a view of a batch whose memory might be used again."""
+    """Even if only a view of a batch is kept whose memory might be reused."""
     made = open_loader(data_set, loader, batch=1, batches_ahead=1)
     kept = [(x[:, 3:5, 4], y[0]) for epoch in range(3) for x, y in made.train_epoch(epoch)]
     gc.collect()
@@ -295,8 +295,8 @@ def test_a_killed_worker_is_reported(data_set, read_ahead):
     next(batches)
     (worker,) = {child.pid for child in multiprocessing.active_children()} - before
     if read_ahead:
-        time.sleep(1)  # what it has read then waits for a process that is gone
-    Path(f"/dev/shm/torch_{worker}_1_1").touch()  # as one that is killed before it can take the name away
+        time.sleep(1)  # so that a batch it has read waits for a process that is gone
+    Path(f"/dev/shm/torch_{worker}_1_1").touch()  # as left by a worker killed before it can remove the name
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(UserError, match="a worker process was lost") as raised:
         list(batches)
@@ -309,7 +309,7 @@ def test_a_killed_worker_is_reported(data_set, read_ahead):
 
 
 def test_workers_end_when_the_run_that_reads_from_them_is_killed(data_set):
-    """As when the loss of another rank ends a rank at once. What they inherit of it, its output, closes then."""
+    """As when the loss of another rank ends a rank. The output that the workers inherit from it closes then."""
     program = f"""
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})

@@ -26,7 +26,7 @@ CASES = [
 
 
 def weights_and_gradients(seed=0):
-    """Weights, one tensor of them zero, and gradients whose norm is now above and now below 1."""
+    """Weights, one tensor of them zero, and gradients with norms above and below 1."""
     torch.manual_seed(seed)
     weights = [torch.randn(shape) for shape in SHAPES[:-1]] + [torch.zeros(SHAPES[-1])]
     gradients = [[torch.randn(shape) * 10.0 ** (step % 4 - 3) for shape in SHAPES] for step in range(STEPS)]

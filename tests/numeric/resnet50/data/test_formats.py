@@ -1,4 +1,4 @@
-"""ResNet-50's data sets: drawn as promised, packed without loss, and what is wrong said in one line."""
+"""ResNet-50's data sets: synthetic images, lossless packing, and one-line errors."""
 
 import io
 import json
@@ -51,7 +51,7 @@ def sets(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture
 def own(sets, tmp_path):
-    """A data set to spoil, in the format asked for."""
+    """A data set to damage, in the given format."""
 
     def copy(kind="jpeg"):
         return Path(shutil.copytree(sets[kind], tmp_path / kind))
@@ -166,7 +166,7 @@ def test_labels_count_the_folders_in_order_of_name(sets):
         assert Path(files.name(index)).parent.name == f"class{files.read(index)[1]:04d}"
 
 
-def test_shards_are_readable_by_tensorflow_and_balanced(sets):
+def test_shards_have_tensorflows_layout_and_balanced_sizes(sets):
     shards = sorted((sets["tfrecord"] / "train").iterdir())
     assert [path.name for path in shards] == [f"train-{n:05d}-of-00016" for n in range(16)]
     sizes = [len(list(tfrecord.read_records(path))) for path in shards]
@@ -366,7 +366,7 @@ def test_every_defect_of_a_data_set_is_a_one_line_error(own, kind, spoil, messag
 
 
 def count(root):
-    """What a run is told of a spoilt set of files, so that it gets past the counting."""
+    """Settings of a run that match a damaged set of files, so that it passes the counting."""
     names = [p for split in ("train", "validation") for p in (root / split).rglob("*.*")]
     counts = Counter(p.relative_to(root).parts[0] for p in names)
     return {"train_samples": counts["train"], "eval_samples": counts["validation"]}
@@ -380,7 +380,7 @@ def test_another_number_of_classes_is_refused(sets, kind):
 
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_label_outside_the_classes_is_named(own, kind):
-    """Data of elsewhere, without our manifest: the labels alone say how many classes there are."""
+    """Foreign data without our manifest: only the labels tell the number of classes."""
     root = without_manifest(own(kind))
     with pytest.raises(UserError, match=r"(train-\d|data\.mdb|pixels).*(label|is 3)"):
         images_of(opened(root, classes=2).train)

@@ -1,4 +1,4 @@
-"""Images from others: what a header claims is compared with what the bytes can hold."""
+"""Foreign images: the size in the header is compared with what the bytes can encode."""
 
 import io
 
@@ -20,7 +20,7 @@ def array(data):
 
 
 def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_encode_is_refused():
-    """Memory for all of them would be taken before the decoder finds out."""
+    """Otherwise memory for all of them would be allocated before the decoder notices."""
     data = jpeg(16, 16)
     at = next(i for i in range(len(data)) if data[i] == 0xFF and data[i + 1] == 0xC0)
     data[at + 5 : at + 9] = (20000).to_bytes(2) + (20000).to_bytes(2)

@@ -109,7 +109,7 @@ def test_dali_gives_nearly_the_same_tensors(sets, kind):
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_the_references_preprocessing_is_equal_for_every_loader_and_format(sets, loader, kind):
-    """Bit for bit, but for DALI's decoder: of raw pixels it differs by the rounding of where it samples."""
+    """Bit for bit, except with DALI, which for raw pixels differs by the rounding of its sampling points."""
     x, y = epoch_of(open_loader(sets["jpeg"], preprocessing="mlperf"))
     other_x, other_y = epoch_of(open_loader(sets[kind], loader, preprocessing="mlperf"))
     assert torch.equal(y, other_y)
@@ -236,7 +236,7 @@ def test_dalis_own_readers_find_the_same_images_and_labels_in_both_formats(sets,
 
     shards = sorted((sets["tfrecord"] / "train").iterdir())
     indices = []
-    for shard in shards:  # DALI wants offset and size of each framed record
+    for shard in shards:  # DALI needs offset and size of each framed record
         lines, at, data = [], 0, shard.read_bytes()
         while at < len(data):
             size = int.from_bytes(data[at : at + 8], "little") + 16
@@ -328,7 +328,7 @@ def test_broken_images_are_skipped_on_request(own, sets, loader, capsys):
         x, y = epoch_of(one, epoch)
         expected_x, expected_y = epoch_of(whole, epoch)
         assert len(x) == TRAIN + EVALUATION - 1
-        # In training the next image stands where the broken one would, seen as in its own place.
+        # In training the next image replaces the broken one, with the same view as at its own index.
         order = [Path(n).name for step in range(TRAIN // 4) for n in whole.files_of(epoch, step)]
         gap, following = order.index(names[0]), order.index(Path(whole.samples.train.name(3)).name)
         assert torch.equal(x[gap], expected_x[following]) and y[gap] == expected_y[following]

@@ -1,4 +1,4 @@
-"""Images packed while they are staged: every byte arrives, nothing is left behind, nobody else's is touched."""
+"""Images packed while staging: every byte arrives, no files are left behind, foreign files are not touched."""
 
 import os
 import shutil
@@ -267,7 +267,7 @@ def test_a_damaged_image_is_named_and_no_files_are_left(own, target, spoil, word
 
 
 def test_a_full_disk_is_a_one_line_error_and_no_files_are_left(pictures, target, monkeypatch):
-    """On a tmpfs of 32 KiB; where one may be mounted."""
+    """On a tmpfs of 32 KiB, if one may be mounted."""
     target.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=32k,mode=700", "tmpfs", str(target)]
     if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:

@@ -1,4 +1,4 @@
-"""Preprocessing of closed runs, against what the MLPerf reference gave when it was run on the same pictures."""
+"""Preprocessing of closed runs, against recorded results of the MLPerf reference on the same images."""
 
 import base64
 import hashlib

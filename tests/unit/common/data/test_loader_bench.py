@@ -1,4 +1,4 @@
-"""Loaders side by side: one that gives other samples, another order or other numbers is told so."""
+"""Comparing loaders: different samples, order or values are reported."""
 
 import io
 from dataclasses import dataclass

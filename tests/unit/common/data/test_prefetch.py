@@ -1,4 +1,4 @@
-"""Batches that are read ahead: in order, not too far, and by nobody once nobody asks."""
+"""Batches read ahead: in order, within the limit, and no longer once the iterator is closed."""
 
 import threading
 

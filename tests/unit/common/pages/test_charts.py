@@ -1,4 +1,4 @@
-"""The palette for colour-blind readers, the axes, and what a figure is made of."""
+"""The palette for colour-blind readers, the axes, and the content of a figure."""
 
 import itertools
 import json

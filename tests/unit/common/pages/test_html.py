@@ -1,4 +1,4 @@
-"""Pages: all text is escaped, scripts are those of the page, tables can be taken away."""
+"""Pages: all text is escaped, scripts are those of the page, tables can be saved."""
 
 import csv
 import io

@@ -204,7 +204,7 @@ def test_ranks_that_ignore_termination_are_killed(impatient, capfd):
     assert "mlhpc: rank 1 exited with status 7" in capfd.readouterr().err
 
 
-def test_a_user_error_is_printed_only_by_the_rank(capfd):
+def test_the_local_launcher_adds_nothing_to_a_user_error(capfd):
     assert run_local(2, python("print('mlhpc: no such file', file=sys.stderr); sys.exit(2)")) == 2
     lines = capfd.readouterr().err.splitlines()
     assert sorted(lines) == ["[rank 1] mlhpc: no such file", "mlhpc: no such file"]
@@ -245,7 +245,7 @@ def test_ranks_inside_another_launcher_are_refused(monkeypatch):
 
 
 def test_a_rank_lost_while_others_leave_is_reported_by_the_roll_call(monkeypatch):
-    """The roll call ends the process with one line; left alone, the error of the collective is a traceback."""
+    """The roll call ends the process with one line; otherwise the error of the collective is a traceback."""
 
     class Leaving(Solo):
         def close(self):

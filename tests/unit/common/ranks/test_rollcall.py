@@ -1,4 +1,4 @@
-"""Who is present and who is lost: with threads where all goes well, with processes where a rank dies."""
+"""Who is present and who is lost: with threads for successful cases, with processes if a rank dies."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def rendezvous():
 
 
 def call(rendezvous, ranks, size, timeout_s=20.0, hosts=()):
-    """The roll call on each of ``ranks`` at once: its ``RollCall``, or what it raised."""
+    """The roll call on each of ``ranks`` concurrently: its ``RollCall``, or its exception."""
 
     def one(rank):
         me = Peer(rank, f"n{rank}", 0, os.getpid())
@@ -118,7 +118,7 @@ STRANGERS = {
     "a list": b"[]\n",
     "another token": b'{"token": "wrong"}\n',
     "no token": b'{"size": 2}\n',
-    "a peer that is none": b'{"token": 1, "peer": 2}\n',
+    "an invalid peer": b'{"token": 1, "peer": 2}\n',
     "nothing": b"",
     "deep JSON": b"[" * 4000 + b"\n",
     "a line without end": b"x" * 100_000,
@@ -144,7 +144,7 @@ def test_unauthenticated_peers_are_disconnected_and_the_ranks_connect(rendezvous
 
 def test_idle_and_slow_connections_do_not_delay_ranks(rendezvous, monkeypatch):
     """Each was served in turn, for seconds: a few of them made a rank count as lost."""
-    monkeypatch.setattr(rendezvous_module, "GREETING_S", 60.0)  # nobody is given up during the test
+    monkeypatch.setattr(rendezvous_module, "GREETING_S", 60.0)  # longer than the test
     done = threading.Event()
     with ThreadPoolExecutor(3) as pool:
         zero = pool.submit(call, rendezvous, [0], 2, 30.0)
@@ -211,7 +211,7 @@ def test_a_rank_that_said_goodbye_is_not_reported_lost(rendezvous):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit
 def test_every_surviving_rank_cleans_up_and_one_reports(rendezvous, monkeypatch):
-    """What a run left on a node can only be removed from there."""
+    """Files of a run on a node can only be removed from there."""
     ended, cleaned, reported = threading.Semaphore(0), [], []
     monkeypatch.setattr(rollcall, "PRINTED_S", 0)
     monkeypatch.setattr(rollcall.os, "_exit", lambda status: ended.release() or sys.exit(status))

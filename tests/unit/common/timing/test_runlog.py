@@ -1,4 +1,4 @@
-"""The record of a run: spans, MLLOG lines, and what is left when something breaks."""
+"""The record of a run: spans, MLLOG lines, and the record after failures."""
 
 import json
 import os
@@ -190,7 +190,7 @@ def test_a_record_that_cannot_be_written_ends_the_run_with_a_one_line_error(tmp_
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, request, number):
-    """mlperf-logging catches every exception while it writes a record, and goes on."""
+    """mlperf-logging catches every exception while it writes a record, and continues."""
     encode, sent = mllog_module._encode_log, []
 
     def signalled(*words):

@@ -15,7 +15,7 @@ class Machine:
 
     def __init__(self, step_s: float, loader_s: float, launch_s: float = 0.001, prefetch: int = 4) -> None:
         self.now = 0.0  # seconds, of the host
-        self.free = 0.0  # when the device has finished all that is queued
+        self.free = 0.0  # when the device has finished all queued work
         self.step_s, self.loader_s, self.launch_s, self.prefetch = step_s, loader_s, launch_s, prefetch
         self.finished: list[float] = []  # when the device finishes each step
         self.in_flight: list[int] = []  # steps launched and not finished, at each launch
@@ -59,7 +59,7 @@ class Event:
         self.machine.now = max(self.machine.now, self.reached)
 
     def seconds_since(self, earlier: "Event") -> float:
-        assert self.reached <= self.machine.now, "read before the device has come to it"
+        assert self.reached <= self.machine.now, "read before the device has reached it"
         return self.reached - earlier.reached
 
 
@@ -74,7 +74,7 @@ def test_a_loader_slightly_faster_than_the_device_causes_no_data_wait():
     timer = on_device(machine, 200)
     assert sum(timer.waits[1:]) == pytest.approx(0.0, abs=1e-9)
     assert timer.steps[1:] == pytest.approx([0.100] * 199)
-    # What host time made of the same machine: nearly all is data wait.
+    # By host time, nearly all would be data wait on the same machine.
     naive = Machine(step_s=0.100, loader_s=0.098)
     host = StepTimer(None, naive.clock)
     naive.train(200, host)
@@ -96,7 +96,7 @@ def test_with_a_slow_loader_data_wait_is_the_idle_time_of_the_device():
 
 
 def test_a_slow_launch_is_step_time():
-    """The device stands idle, but not for want of data."""
+    """The device is idle, but not for lack of data."""
     machine = Machine(step_s=0.010, loader_s=0.001, launch_s=0.050)
     timer = on_device(machine, 20)
     assert sum(timer.waits[1:]) == pytest.approx(0.0, abs=1e-9)

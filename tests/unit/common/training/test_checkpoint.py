@@ -82,7 +82,7 @@ def test_a_checkpoint_of_version_0_1_which_does_not_count_its_arrays_loads(tmp_p
 
 
 def test_any_damage_is_a_one_line_error_or_harmless(tmp_path):
-    """Bytes changed, cut off, repeated, at random: what loads nonetheless is what was saved."""
+    """Bytes changed, truncated or repeated at random: a checkpoint that still loads equals the saved one."""
     path = saved(tmp_path)
     whole, expected = path.read_bytes(), checkpoint.load(tmp_path)
     rng, refused = random.Random(16), 0

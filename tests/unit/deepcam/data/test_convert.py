@@ -122,7 +122,7 @@ def test_a_full_disk_is_a_one_line_error_with_the_path(source, tmp_path, monkeyp
 
 
 def test_float16_samples_never_mix_two_statistics(source, tmp_path):
-    """As when a conversion is cut off, the statistics are made again, and it is started again."""
+    """As when a conversion is interrupted, the statistics are recomputed, and it is restarted."""
     out = tmp_path / "out"
     bad = source / "validation" / "data-0104.h5"
     good = bad.read_bytes()

@@ -58,12 +58,12 @@ def test_a_layout_is_located_once_and_never_used_for_another(tmp_path, monkeypat
     locate = hdf5.locate
     monkeypatch.setattr(hdf5, "locate", lambda path: looked_up.append(path.name) or locate(path))
     files = {f"same{i}": write_sample(tmp_path / f"same{i}.h5", i) for i in range(3)}
-    files["swapped"] = tmp_path / "swapped.h5"  # the arrays the other way round
+    files["swapped"] = tmp_path / "swapped.h5"  # the arrays in reverse order
     with h5py.File(files["swapped"], "w") as file:
         file["climate/labels_0"], file["climate/data"] = mask(7), fields(7)
     files["big"] = write_sample(tmp_path / "big.h5", 8, fields(8).astype(">f4"))  # and of another byte order
     for path in files.values():
-        os.truncate(path, 120_000)  # size alone must not tell them apart
+        os.truncate(path, 120_000)  # so that they do not differ in size
     reader = Reader(SHAPE, None)
     for name in ("same0", "same1", "swapped", "same2", "same0", "big", "same1"):
         x, y, _ = read(files[name], reader)
@@ -165,7 +165,7 @@ def test_a_defect_is_a_one_line_error_with_the_path(tmp_path, make, words):
     path = tmp_path / "data-2.h5"
     make(path)
     reader = Reader(SHAPE, None)
-    read(write_sample(tmp_path / "data-1.h5", 1), reader)  # a sound one before it, whose layout is known
+    read(write_sample(tmp_path / "data-1.h5", 1), reader)  # a good one before it, whose layout is then known
     with pytest.raises(UserError, match=words) as raised:
         read(path, reader)
     assert str(raised.value).startswith(f"{path}: ") and "\n" not in str(raised.value)
@@ -300,7 +300,7 @@ def test_the_shape_of_a_sample_is_read_from_its_file(tmp_path):
 
 
 def linked(folder, target):
-    """A sample whose field is a link into another file, where it is at another offset."""
+    """A sample whose field is a link into another file, at another offset."""
     path = write_sample(folder / "data-0.h5", seed=1)
     with h5py.File(path, "a") as file:
         del file["climate/data"]

@@ -59,7 +59,7 @@ def all_evaluations_at(value: str) -> Callable[[Lines], Lines]:
     return edit
 
 
-# One broken log a rule: what is done to good.log, the rule that must find it, and the line it must point at.
+# One broken log per rule: the change to good.log, the rule that must find it, and the line it must report.
 BROKEN: dict[str, tuple[Callable[[Lines], Lines], str, str]] = {
     "no run_stop": (without("run_stop"), "hpc_2.0.0/run_stop", ""),
     "no cache_clear": (without("cache_clear"), "hpc_2.0.0/cache_clear", ""),
@@ -99,7 +99,7 @@ def written(tmp_path: Path, edit: Callable[[Lines], Lines]) -> Path:
 
 
 def official_verdict(log: Path, ruleset: str) -> bool:
-    """What mlperf-logging's command line says, in a process and folder of its own."""
+    """The verdict of mlperf-logging's command line, in a separate process and folder."""
     scratch = log.parent / "official"
     scratch.mkdir(exist_ok=True)
     command = [
@@ -222,7 +222,7 @@ def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("ruleset", RULESETS)
 def test_a_small_preset_has_the_one_expected_finding_and_passes(ruleset: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    assert not official_verdict(run / "run.log", ruleset)  # it knows 0.124 alone
+    assert not official_verdict(run / "run.log", ruleset)  # it knows only 0.124
     (finding,) = check(run, ruleset)
     assert (finding.severity, finding.rule) == ("expected", f"hpc_{ruleset}/eval_error")
     assert "own target 0.3" in finding.remedy and "not a closed-division result" in finding.remedy
@@ -280,7 +280,7 @@ def shifted(key: str, by: float) -> Callable[[dict[str, Any]], None]:
 
 
 def breakdown_times(factor: float) -> Callable[[dict[str, Any]], None]:
-    """The parts together become ``factor`` of what they were."""
+    """The sum of the parts is scaled by ``factor``."""
 
     def edit(result: dict[str, Any]) -> None:
         result["breakdown_s"]["step"] += (factor - 1) * result["time_to_train_s"]

@@ -77,7 +77,7 @@ def test_a_good_set_passes_here_and_officially(benchmark: str, level: str | None
     assert "FOUND NO ERRORS" in package_checker(tmp_path / "org", *usage)
 
 
-# What package_checker rejects, and with what rule we say so; the finding of ours that stands beside it.
+# Rejections of package_checker, the rule that reports them, and our own finding beside it.
 Make = Callable[[Path], object]
 REJECTED: dict[str, tuple[Make, set[str]]] = {
     "four runs": (lambda tree: make_set(tree, "deepcam", [10.0, 11, 12, 13]), {"package/runs"}),
@@ -261,7 +261,7 @@ def test_a_finding_shared_by_many_logs_is_reported_once(tmp_path: Path) -> None:
 
 
 def test_every_ruleset_can_be_checked(tmp_path: Path) -> None:
-    """Staging before the run passes 3.0.0 alone; ResNet-50 has its own ruleset whichever is given."""
+    """Staging before the run passes only 3.0.0; ResNet-50 always has its own ruleset."""
 
     def staged_before(number: int, made: Records) -> None:
         staging = [made.pop(made.index(key(made, name))) for name in ("staging_start", "staging_stop")]
@@ -283,7 +283,7 @@ def test_a_campaign_of_a_small_preset_is_checked_run_by_run(tmp_path: Path) -> N
                  result=lambda result, n=n: result.update(seed=n))  # fmt: skip
     checked = only(tmp_path)
     assert checked.passes and rules(checked, "expected") == {"hpc_2.0.0/eval_error"}
-    assert rules(checked, "warning") == {"set/runs"}  # three are no score
+    assert rules(checked, "warning") == {"set/runs"}  # three runs are not enough for a score
     (tmp_path / "run-1" / "env.json").unlink()
     assert ("run/files", "run-1/env.json") in {(f.rule, f.where) for f in check(tmp_path)}
 
@@ -296,7 +296,7 @@ def clock_back(text: str) -> str:
     return "".join([*lines[:-3], lines[4], *lines[-3:]])
 
 
-# What is done to a log, and what is said against it; None: odd, but no fault by any rule.
+# The change to a log, and the finding; None: odd, but no violation of a rule.
 DAMAGE: dict[str, tuple[Callable[[str], str], str | None]] = {
     "cut in the middle of a line": (lambda text: text[: text.rindex("epoch_num")], "hpc_2.0.0/line"),
     "two runs in one file": (lambda text: text + text, "log/one-run"),
@@ -324,7 +324,7 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str | None]] = {
 def test_damage_gives_findings_and_modifies_no_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In a tree, in a bare folder, and alone; nothing of the official tools' talk reaches the terminal."""
+    """In a tree, in a bare folder, and alone; no output of the official tools reaches the terminal."""
     damage, rule = DAMAGE[name]
     folder = make_set(tmp_path / "org", "deepcam")
     damaged = folder / "result_1.txt"
@@ -383,7 +383,7 @@ def test_damage_to_a_log_never_causes_a_traceback(
     path.write_bytes(data[:cut] + junk + data[cut + skip :])
     (results,) = result_sets(path)
     checked = check_set(results)
-    assert checked.score.minutes is None  # one run is no score
+    assert checked.score.minutes is None  # one run is not enough for a score
     assert print_score(path, "2.0.0", Console(file=StringIO())) == 1
 
 
@@ -441,7 +441,7 @@ def test_the_command_line_returns_the_verdict(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_runs_of_two_divisions_have_no_score(tmp_path: Path) -> None:
-    """Without a system description the logs alone say what they are."""
+    """Without a system description only the logs describe the set."""
     for n in range(1, 11):
         made = records(seed=n, minutes=9 + n, division="open" if n == 1 else "closed")
         write_log(tmp_path / f"result_{n}.txt", made)

@@ -130,7 +130,7 @@ def test_only_the_packages_own_rule_files_are_read(name: str) -> None:
 @pytest.mark.parametrize("ruleset", ["1.0.0", "2.0.0", "3.0.0"])
 @pytest.mark.parametrize("division", ["open", "closed"])
 def test_rules_that_include_themselves_terminate(ruleset: str, division: str, tmp_path: Path) -> None:
-    """``closed_common.yaml`` asks for ``closed_<benchmark>.yaml``: a benchmark "common" is a circle."""
+    """``closed_common.yaml`` includes ``closed_<benchmark>.yaml``: a benchmark "common" is a cycle."""
     made = records(division=division)
     next(r for r in made if r["key"] == "submission_benchmark")["value"] = "common"
     findings = official_findings(parse(write_log(tmp_path / "a.txt", made)), ruleset)
@@ -153,7 +153,7 @@ def test_the_official_tools_are_called_in_one_file_and_only_under_guard() -> Non
             module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
             if any(tool in f"{module}.{name}" for name in names for tool in tools):
                 users.add(path.relative_to(ROOT).as_posix())
-    # rcp.py only asks where the package lies: it reads the reference points itself.
+    # rcp.py only locates the package: it reads the reference points itself.
     assert users == {
         "submission/check/official.py",
         "submission/check/official_guard.py",

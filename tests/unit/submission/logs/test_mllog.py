@@ -153,7 +153,7 @@ def test_an_unreadable_path_is_a_one_line_error(tmp_path: Path) -> None:
 def test_damaged_logs_are_parsed_like_in_the_official_parser(
     tmp_path_factory: pytest.TempPathFactory, cut: tuple[int, int], junk: bytes
 ) -> None:
-    """Bytes taken out and others put in: never an exception, and the official parser's records."""
+    """Bytes removed and inserted: never an exception, and the same records as the official parser."""
     data = GOOD.read_bytes()
     path = tmp_path_factory.mktemp("damage") / "a.log"
     path.write_bytes(data[: cut[0]] + junk + data[sum(cut) :])

@@ -168,7 +168,7 @@ def test_the_scale_of_a_system_is_its_accelerators_or_its_nodes(tmp_path: Path) 
 
 
 def test_only_logs_are_read(tmp_path: Path) -> None:
-    """A link in a circle, a folder that is called like a log, a link to nowhere."""
+    """A cyclic link, a folder named like a log, a dangling link."""
     folder = make_set(tmp_path / "org")
     (folder / "result_11.txt").mkdir()
     (folder / "result_12.txt").symlink_to("nowhere")

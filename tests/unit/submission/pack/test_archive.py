@@ -75,7 +75,7 @@ def test_a_file_that_is_not_an_archive_is_a_one_line_error(archive, tmp_path, co
 
 
 def test_every_damaged_byte_of_an_archive_is_detected(archive, tmp_path):
-    """A damaged header makes tarfile stop early without an error, and damaged checksums hid what was missing."""
+    """A damaged header makes tarfile stop early without an error, and damaged checksums hid missing files."""
     whole = gzip.decompress(archive.read_bytes())
     rng = random.Random(7)
     places = [*range(0, 1600, 7), *(rng.randrange(len(whole)) for _ in range(60))]

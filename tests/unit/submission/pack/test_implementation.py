@@ -19,7 +19,7 @@ printf '%s\\n' "$@" > "$RECORD"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """``implementations/`` with the environment that setup.sh makes, whose mlhpc notes its arguments."""
+    """``implementations/`` with the environment that setup.sh makes, whose mlhpc records its arguments."""
     program = tmp_path / "implementations" / implementation.name() / ".venv" / "bin" / "mlhpc"
     program.parent.mkdir(parents=True)
     program.write_text(RECORD)

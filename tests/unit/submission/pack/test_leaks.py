@@ -6,7 +6,7 @@ import pytest
 
 from mlhpc.submission.pack.leaks import LONGEST, PEOPLE, SECRETS, Names, leaks, pieces
 
-PEM = "-----BEGIN RSA " + "PRIVATE KEY-----"  # in two, so that nobody takes this file for a leak
+PEM = "-----BEGIN RSA " + "PRIVATE KEY-----"  # in two parts, so that scanners do not report this file
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def system_file(tmp_path):
 
 
 def golden(out, number, *, seed=None, minutes=0, **options):
-    """A run of the closed preset with a seed of its own, started ``minutes`` after the first."""
+    """A run of the closed preset with its own seed, started ``minutes`` after the first."""
     seed = 1000 + number if seed is None else seed
 
     def log(lines):
@@ -247,7 +247,7 @@ def test_instances_that_do_not_count_are_pruned(closed_set, system_file, tmp_pat
     assert "pack/left-out" in rules(made.findings, "warning")
     assert len(list(folder.glob("result_*.txt"))) == 10
     assert "FOUND NO ERRORS" in official_package_checker(made.tree, tmp_path, "hpc", "2.0.0")
-    # TTTa, from the runs themselves: the last to stop minus the first to start, of those that are kept.
+    # TTTa, from the runs themselves: last stop minus first start, of those that count.
     ends = [
         number * 6 + number / 1e3 + json.loads((run / "result.json").read_text())["time_to_train_s"]
         for number, run in enumerate(runs[:10])

@@ -108,7 +108,8 @@ def test_epochs_may_be_counted_from_zero(first: int, tmp_path: Path) -> None:
 
 
 def test_evaluations_need_not_follow_epochs(tmp_path: Path) -> None:
-    """As DeepCAM of round 0.7: every so many steps, with checkpoints, the last epoch cut by the target."""
+    """As DeepCAM of round 0.7: after a fixed number of steps, with checkpoints, the last epoch cut short by the
+    target."""
     events: list[Any] = [(0.0, "staging_start"), (100.0, "staging_stop")]
     for n in range(4):
         steps = {"epoch_num": n + 1, "step_num": 50 * n}
@@ -537,7 +538,7 @@ def garbled(made: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, twice, emptied, garbled])
-def test_damaged_logs_are_skipped_in_a_comparison(damage: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_comparison_tolerates_damaged_logs(damage: Callable[[Path], None], tmp_path: Path) -> None:
     folder = make_set(tmp_path / "org")
     damage(folder / "result_4.txt")
     comparison = compare([tmp_path])

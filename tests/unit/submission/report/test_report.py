@@ -1,4 +1,4 @@
-"""The numbers of a report, what it says where there is no score, and its charts."""
+"""The numbers of a report, its text without a score, and its charts."""
 
 import fcntl
 import json
@@ -135,7 +135,7 @@ def test_a_missing_file_is_named_and_the_rest_is_shown(name: str, tmp_path: Path
 def test_a_killed_run_still_shows_its_learning_curve(tmp_path: Path) -> None:
     page, _ = report_of(unfinished(tmp_path / "run"))
     assert "No score: there is no readable result.json" in page.text
-    assert "The clock ran" not in page.text  # nobody knows how long
+    assert "The clock ran" not in page.text  # the duration is unknown
     assert len(curve(page)) == 8
 
 

@@ -1,4 +1,4 @@
-"""Scores against the official result_summarizer and scipy, and by hand where the official one gives none."""
+"""Scores against the official result_summarizer and scipy, and by hand where the official one has none."""
 
 import math
 import random
@@ -113,7 +113,7 @@ def test_convergence_depends_on_the_target_not_on_the_status(
     (-math.inf, False), (True, False), (None, False), ("0.1", False), ([0.1], False), (10**400, False),
 ])  # fmt: skip
 def test_values_that_meet_a_mean_absolute_error_of_0_124(value: Any, met: bool, tmp_path: Path) -> None:
-    """A published set logs every error a second time with its sign turned, which is no error at all."""
+    """A published set logs every error a second time with the sign flipped, which is not an error value."""
     made = records(epochs=1)
     key(made, "eval_error")["value"] = value
     assert score_run(log_of(tmp_path, made), COSMOFLOW).converged is met
@@ -127,7 +127,7 @@ def test_values_that_meet_an_iou_of_0_82(value: float, met: bool, tmp_path: Path
 
 
 def test_the_run_ends_at_the_first_run_stop(tmp_path: Path) -> None:
-    """Some systems go on training to measure their power."""
+    """Some systems continue training for a power measurement."""
     made = records(minutes=10, reached=False)
     later = [r for r in records(minutes=10, start_ms=key(made, "run_stop")["time_ms"]) if "_" in r["key"]]
     run = score_run(log_of(tmp_path, made + later), COSMOFLOW)
@@ -177,7 +177,7 @@ def test_a_clock_that_was_set_back_gives_no_score(tmp_path: Path) -> None:
 
 
 def test_without_staging_other_runs_are_dropped(tmp_path: Path) -> None:
-    """The slowest run is slow by its staging alone."""
+    """The slowest run is slow only because of its staging."""
     logs = [log_of(tmp_path, records(minutes=10.0 + n, staging_minutes=1, seed=n), f"{n}") for n in range(9)]
     logs.append(log_of(tmp_path, records(minutes=60, staging_minutes=55, seed=9), "9"))
     score = score_strong(logs, COSMOFLOW, RUNS)
@@ -257,7 +257,7 @@ def test_too_few_instances_or_different_scales_have_no_score(tmp_path: Path) -> 
 
 
 def test_targets_and_runs_are_those_of_the_official_package() -> None:
-    """The compliance checker's own test, and the number of files that package_checker wants."""
+    """The compliance checker's own test, and the number of files that package_checker requires."""
     from mlperf_logging import benchmark_meta, compliance_checker
 
     folder = Path(compliance_checker.__file__).parent
