@@ -20,7 +20,7 @@ GROUP = "mlhpc.benchmarks"
 class Framework:
     """One implementation of a benchmark.
 
-    ``trainer``: the module with ``check(run, staged, world)``, which raises UserError where a run cannot start,
+    ``trainer``: the module with ``check(run, staged, world)``, which raises UserError if a run cannot start,
     and ``train(run, data, staged, seed, resume, world, log)``, which trains to target. ``collectives``: what
     connects several ranks ("none": there can be only one). ``packages``: the distributions that it runs on, the
     one it is named after first.

@@ -35,7 +35,7 @@ def max_ranks(campaign: Campaign, tasks: int) -> int:
 
 
 def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, str]) -> None:
-    """Raises UserError where the instances cannot all run at the same time: srun would let some wait, and they
+    """Raises UserError if the instances cannot all run at the same time: srun would let some wait, and they
     would be scored as concurrent."""
     if in_slurm_job:
         _check_tasks(campaign, env)
@@ -67,7 +67,7 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
 
 
 def cores_of(campaign: Campaign, slot: int) -> set[int]:
-    """The cores of an instance on this machine; empty where there are too few to give each its own."""
+    """The cores of an instance on this machine; empty if there are too few to give each its own."""
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // campaign.instances
     return set(cores[slot * share : (slot + 1) * share]) if campaign.instances > 1 else set()

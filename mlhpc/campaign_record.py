@@ -111,7 +111,7 @@ def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
 def _outcome(
     result: Mapping[str, Any], events: Sequence[Mapping[str, Any]], ends: Mapping[str, Mapping[str, Any]]
 ) -> tuple[State, str]:
-    """How a run ended, and why where it did not converge."""
+    """How a run ended, and the reason if it did not converge."""
     if result.get("status") == "success":
         return "converged", ""
     if result.get("status") == "failed":
@@ -144,7 +144,7 @@ def score_of(campaign: Campaign, states: Sequence[RunState]) -> Strong | Weak:
 
 
 def _total_scale(campaign: Campaign, logs: Sequence[Log]) -> int | None:
-    """T, in the units of S (``instance_scale``): accelerators, or nodes where there are none. Instances that
+    """T, in the units of S (``instance_scale``): accelerators, or nodes if there are none. Instances that
     share nodes without accelerators use these nodes and no more."""
     scales = {instance_scale(log) for log in logs}
     if len(scales) != 1 or (scale := scales.pop()) is None:

@@ -30,12 +30,12 @@ def in_slurm(env: Mapping[str, str]) -> bool:
 
 
 def allocated_tasks(env: Mapping[str, str], nodes: int) -> int:
-    """Tasks of this Slurm job; one per node where it was submitted without a number of tasks."""
+    """Tasks of this Slurm job; one per node if it was submitted without a number of tasks."""
     return int(env.get("SLURM_NTASKS") or nodes)
 
 
 def require_one_process(command: str) -> None:
-    """Raises UserError where a launcher started this command on several ranks."""
+    """Raises UserError if a launcher started this command on several ranks."""
     rank_info = identify(os.environ)
     if rank_info.size > 1:
         raise UserError(
@@ -137,7 +137,7 @@ def report_lock(out: Path) -> Iterator[None]:
 
 def is_locked(out: Path, name: str) -> bool:
     """Whether a task of a job array, or a run it started, is working on run ``name`` in ``out``. True for this
-    process's own lock as well; False where the file system has no locks."""
+    process's own lock as well; False if the file system has no locks."""
     try:
         fd = os.open(_lock_path(out, name), os.O_RDWR)
     except OSError:

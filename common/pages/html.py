@@ -203,7 +203,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _contents(blocks: Sequence[Any]) -> list[tuple[str, str, int]]:
-    """(title, anchor, depth) of chapters and sections; empty where there are few."""
+    """(title, anchor, depth) of chapters and sections; empty if there are few."""
     found = []
     for block in blocks:
         found.append((block.title, _slug(block.title), 0))

@@ -221,7 +221,7 @@ def curves(
     height: int = 260,
     **caption: Any,
 ) -> Figure:
-    """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``, and where the mean
+    """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``, and if the mean
     has an interval ``low`` and ``high``. ``levels``: see ``level_lines``."""
     colour, shape, dash = charts.series_scales(series)
     legend = alt.Legend() if len(series) > 1 else None

@@ -138,7 +138,7 @@ def _end_with_run(worker: int) -> None:
 
 
 def _require_shared_memory(batch_bytes: int, batches: int) -> None:
-    """Raise UserError where a worker would die of a bus error, for lack of shared memory."""
+    """Raise UserError if a worker would die of a bus error, for lack of shared memory."""
     free = filesystem_of(SHARED).free_bytes
     if batches * batch_bytes > free:
         raise UserError(

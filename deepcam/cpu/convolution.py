@@ -232,7 +232,7 @@ def _taps(x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
 
 def _bordered(pixels: Tensor, below: int, right: int) -> Tensor:
     """[b, h, w, c] with one row and one column of zeros: at the end where ``below`` or ``right`` is 1, at the
-    beginning where it is 0."""
+    beginning if it is 0."""
     batch, rows, columns, channels = pixels.shape
     bordered = pixels.new_empty(batch, rows + 1, columns + 1, channels)
     bordered[:, rows if below else 0] = 0

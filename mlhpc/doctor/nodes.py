@@ -33,7 +33,7 @@ def gather_nodes(
     rank_info: RankInfo, examine: Callable[[], dict[str, Any]], env: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """On rank 0 the facts of every node, examined by its first rank, and ``offset_s``: seconds by which its clock
-    is ahead of rank 0's. Only this node where the ranks cannot connect (``find_rank_info``). An empty list on
+    is ahead of rank 0's. Only this node if the ranks cannot connect (``find_rank_info``). An empty list on
     other ranks. Raises UserError on every rank when a rank does not connect, naming it."""
     if rank_info.size == 1 or not rank_info.leader:
         return [examine() | {"offset_s": 0.0}] if rank_info.rank == 0 else []

@@ -148,7 +148,7 @@ def _type(folder: str) -> str | None:
 
 
 def _interface(root: Path) -> str | None:
-    """The fastest interface that is up, with InfiniBand and Slingshot first; None where there is only one."""
+    """The fastest interface that is up, with InfiniBand and Slingshot first; None if there is only one."""
     speeds: dict[str, tuple[bool, int]] = {}
     for folder in sorted(root.glob("sys/class/net/*")):
         virtual = re.match(r"(lo|docker|veth|virbr|br-|cni|tun|tap|bond_slave)", folder.name)

@@ -174,7 +174,7 @@ def summary(results: ResultSet, ruleset: str) -> float | None:
             else:
                 minutes = strong[results.benchmark].iloc[0]
             return None if minutes is None or minutes != minutes else float(minutes)
-        except Exception:  # it raises where a field of the description or a benchmark is missing
+        except Exception:  # it raises if a field of the description or a benchmark is missing
             return None
 
 

@@ -69,7 +69,7 @@ class Strong:
 class Weak:
     """Throughput: the tuple (T, S, M', TTTa) of MLPerf HPC training rules 3.0, "Throughput".
 
-    ``T`` and ``S``: compute units (accelerators, or nodes where there are none) in total and of one instance: S
+    ``T`` and ``S``: compute units (accelerators, or nodes if there are none) in total and of one instance: S
     is taken from the logs, but at most T divided by the number of instances running at the same time; ``M``: the
     instances that count (M'); ``minutes``: TTTa; ``without_staging_minutes``: TTTa as if the clock of every
     instance started after staging. ``runs``: every instance, including pruned ones. ``why``: why there is no
