@@ -198,10 +198,10 @@ def benchmarks() -> dict[str, Benchmark]:
 
 def find(name: str) -> Benchmark:
     """The benchmark called ``name``. Raises UserError, suggesting the nearest name, when there is none."""
-    known = benchmarks()
-    if name not in known:
-        raise UserError(f"no benchmark {name!r}; {did_you_mean(name, known)}")
-    return known[name]
+    by_name = benchmarks()
+    if name not in by_name:
+        raise UserError(f"no benchmark {name!r}; {did_you_mean(name, by_name)}")
+    return by_name[name]
 
 
 def find_logged(name: str) -> Benchmark | None:

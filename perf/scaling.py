@@ -167,10 +167,10 @@ def _by_size(points: Sequence[Point]) -> list[Point]:
     for point in points:
         sizes.setdefault(point.size, []).append(point)
     joined = []
-    for size, there in sorted(sizes.items()):
-        value = sum(p.value[0] for p in there) / len(there)
-        triple = value, min(p.value[1] for p in there), max(p.value[2] for p in there)
-        joined.append(Point(size, triple, ", ".join(p.name for p in there)))
+    for size, points_there in sorted(sizes.items()):
+        value = sum(p.value[0] for p in points_there) / len(points_there)
+        triple = value, min(p.value[1] for p in points_there), max(p.value[2] for p in points_there)
+        joined.append(Point(size, triple, ", ".join(p.name for p in points_there)))
     return joined
 
 
@@ -199,14 +199,14 @@ def neighbours(system: Sequence[Measured]) -> list[tuple[int, int]]:
     """Configurations worth a prediction: half and double the size of each set, with its share of the batch per
     unit, without those that were measured. (units, batch), sorted."""
     measured = {(m.units, m.batch) for m in system}
-    asked = set()
+    candidates = set()
     for m in system:
         if m.units % 2 == 0 and m.batch % 2 == 0:
-            asked.add((m.units // 2, m.batch // 2))
-        asked.add((m.units * 2, m.batch * 2))
+            candidates.add((m.units // 2, m.batch // 2))
+        candidates.add((m.units * 2, m.batch * 2))
     for a, b in pairwise(sorted(system, key=lambda m: m.units)):
         # Halfway between two measured sizes that have the same share.
         middle = round(math.sqrt(a.units * b.units))
         if a.units < middle < b.units and a.batch * b.units == b.batch * a.units:
-            asked.add((middle, middle * a.batch // a.units))
-    return sorted(asked - measured)
+            candidates.add((middle, middle * a.batch // a.units))
+    return sorted(candidates - measured)

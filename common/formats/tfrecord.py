@@ -180,12 +180,12 @@ def record_extents(path: Path) -> npt.NDArray[np.int64]:
         while at < end:
             header = os.pread(fd, 12, at)
             if len(header) < 12 or _masked(google_crc32c.value(header[:8])) != header[8:]:
-                what = (
+                problem = (
                     f"wrong header of record {len(extents)} at byte {at}: damaged, or truncated"
                     if extents
                     else "not a plain TFRecord file"
                 )
-                raise UserError(f"{path}: {what}; {_REMEDY}")
+                raise UserError(f"{path}: {problem}; {_REMEDY}")
             (length,) = struct.unpack("<Q", header[:8])
             extents.append((at + 12, length))
             at += length + RECORD_OVERHEAD

@@ -204,14 +204,14 @@ def _finalize(value: Any) -> Any:
 
 def _contents(blocks: Sequence[Any]) -> list[tuple[str, str, int]]:
     """(title, anchor, depth) of chapters and sections; empty if there are few."""
-    found = []
+    entries = []
     for block in blocks:
-        found.append((block.title, _slug(block.title), 0))
+        entries.append((block.title, _slug(block.title), 0))
         if block.kind == "chapter":
             prefix = _slug(block.title)
             sections = (part for part in block.blocks if part is not None and part.kind == "section")
-            found += [(part.title, f"{prefix}-{_slug(part.title)}", 1) for part in sections]
-    return found if len(found) > 3 else []
+            entries += [(part.title, f"{prefix}-{_slug(part.title)}", 1) for part in sections]
+    return entries if len(entries) > 3 else []
 
 
 def _figures(blocks: Sequence[Any]) -> Iterator[Figure]:

@@ -255,14 +255,14 @@ def level_lines(
 ) -> list[dict[str, Any]]:
     """Rows of the lines y = constant · x, for (constant, label) pairs, that cross a good part of the plane: at
     most ``most``. Each line is two rows, ``end`` false and true."""
-    found = []
+    lines = []
     for constant, label in constants:
         left, right = max(x_axis.low, y_axis.low / constant), min(x_axis.high, y_axis.high / constant)
         if left < right and x_axis.fraction(right) - x_axis.fraction(left) > 0.3:
             ends = ((left, False), (right, True))
-            found.append([{"x": x, "y": constant * x, "level": label, "end": end} for x, end in ends])
-    step = -(-len(found) // most) or 1
-    return [row for rows in found[::step] for row in rows]
+            lines.append([{"x": x, "y": constant * x, "level": label, "end": end} for x, end in ends])
+    step = -(-len(lines) // most) or 1
+    return [row for line_rows in lines[::step] for row in line_rows]
 
 
 def round_constants(x_axis: LogAxis, y_axis: LogAxis, unit: float = 1.0) -> list[float]:

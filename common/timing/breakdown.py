@@ -48,8 +48,8 @@ class Breakdown:
 
     @property
     def rest(self) -> float:
-        known = self.staging + (self.first_epoch_excess or 0.0) + self.data_wait + self.step + self.evaluation
-        return self.total - known
+        parts = self.staging + (self.first_epoch_excess or 0.0) + self.data_wait + self.step + self.evaluation
+        return self.total - parts
 
     @property
     def without_staging(self) -> float:

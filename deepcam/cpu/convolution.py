@@ -127,7 +127,7 @@ class _RecomputedSeparable(torch.autograd.Function):
         x, of_depth = x.detach().requires_grad_(wants_x), of_depth.detach().requires_grad_(wants_depth)
         with torch.enable_grad():
             between = _depthwise(x, of_depth, ctx.dilation)
-        wanted = [tensor for tensor in (x, of_depth) if tensor.requires_grad]
+        inputs = [tensor for tensor in (x, of_depth) if tensor.requires_grad]
         gradient, of_point, _ = torch.ops.aten.convolution_backward(
             gradient,
             between.detach(),
@@ -139,9 +139,9 @@ class _RecomputedSeparable(torch.autograd.Function):
             False,
             (0, 0),
             1,
-            (bool(wanted), wants_point, False),
+            (bool(inputs), wants_point, False),
         )
-        further = iter(torch.autograd.grad(between, wanted, gradient) if wanted else ())
+        further = iter(torch.autograd.grad(between, inputs, gradient) if inputs else ())
         return next(further) if wants_x else None, next(further) if wants_depth else None, of_point, None
 
 

@@ -139,8 +139,8 @@ def _convert_sample(
     data = out / folder / path.with_suffix(".npy").name
     mask = npy.label_path(data)
     modified_ns = path.stat().st_mtime_ns  # before reading, so that a later change is detected
-    whole = (data, npy.size(dtype, reader.shape)), (mask, npy.size(np.uint8, reader.shape[:2]))
-    if not all(_is_kept(made, size, modified_ns) for made, size in whole):
+    files = (data, npy.size(dtype, reader.shape)), (mask, npy.size(np.uint8, reader.shape[:2]))
+    if not all(_is_kept(file, size, modified_ns) for file, size in files):
         x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
         reader.read(path, x, y)
         try:
@@ -177,5 +177,5 @@ def _in_threads(
 
 
 def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as file, atomic.writing(target) as fd, open(fd, "wb", closefd=False) as made:
-        shutil.copyfileobj(file, made)
+    with source.open("rb") as file, atomic.writing(target) as fd, open(fd, "wb", closefd=False) as copy:
+        shutil.copyfileobj(file, copy)

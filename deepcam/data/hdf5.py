@@ -109,14 +109,14 @@ def read_statistics(root: Path, channels: int) -> Statistics:
     """
     path = find_statistics(root)
     with _opened(path) as file:
-        found = [_dataset(file, path, name)[...] for name in ("climate/minval", "climate/maxval")]
-    for name, values in zip(("minval", "maxval"), found, strict=True):
+        extremes = [_dataset(file, path, name)[...] for name in ("climate/minval", "climate/maxval")]
+    for name, values in zip(("minval", "maxval"), extremes, strict=True):
         if values.shape != (channels,) or values.dtype.kind != "f":
             raise UserError(
                 f"{path}: climate/{name} has shape {list(values.shape)} of {values.dtype}, expected {channels} "
                 "floating-point channels; use the file that belongs to this data set"
             )
-    minimum, maximum = found
+    minimum, maximum = extremes
     for channel, (low, high) in enumerate(zip(minimum, maximum, strict=True)):
         with np.errstate(all="ignore"):
             scale = np.float32(1 / (high - low))

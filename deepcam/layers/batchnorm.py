@@ -92,7 +92,7 @@ class _Trained(torch.autograd.Function):
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight, _, mean, var, count = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
+        needs_gradient = ctx.needs_input_grad[:3]
         if ctx.relu:
             output = recompute_output(ctx)
             # The output is no longer needed: its memory is reused for the gradient.
@@ -101,7 +101,7 @@ class _Trained(torch.autograd.Function):
         spread = (var + ctx.eps).rsqrt()
         if ctx.group is None:
             return *torch.ops.aten.native_batch_norm_backward(
-                gradient, x, weight, None, None, mean, spread, True, ctx.eps, wanted
+                gradient, x, weight, None, None, mean, spread, True, ctx.eps, needs_gradient
             ), None, None  # fmt: skip
         # The two sums over this rank's pixels: of gradient times normalised input, and of the gradient.
         # The GPU kernel requires the batch's statistics as saved ones, although it does not use them.

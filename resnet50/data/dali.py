@@ -168,11 +168,11 @@ def _take(reader: Reader, index: int) -> _Source:
         raise reader.named(index, error) from error
 
 
-def _as_user_error(reader: Reader, taken: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
+def _as_user_error(reader: Reader, batches: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
     """An error naming the image that DALI could not decode, if the own decoder fails on it too."""
-    for one in (one for sources in taken for one in sources):
+    for source in (source for sources in batches for source in sources):
         try:
-            decode(one.data)
+            decode(source.data)
         except BrokenImage as broken:
-            return reader.named(one.number, broken)
+            return reader.named(source.number, broken)
     return UserError(f"loading.loader=dali: {' '.join(str(error).split())[:300]}; set loading.loader=threads")

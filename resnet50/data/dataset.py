@@ -166,14 +166,14 @@ def open_splits(
     names = {split: files_of(dataset, split) for split in SPLITS}
     kinds = {split: format_of(dataset, names[split]) for split in SPLITS}
     of_folders = _classes(dataset, {split: names[split] for split in SPLITS if kinds[split] == "jpeg"})
-    known = of_folders or dataset.facts.get("classes")
-    if known and classes is not None and len(known) != classes:
+    class_names = of_folders or dataset.facts.get("classes")
+    if class_names and classes is not None and len(class_names) != classes:
         raise UserError(
-            f"{dataset.root}: {len(known)} classes, but the network has {classes}; set "
-            f"network.classes={len(known)}, or give another data set"
+            f"{dataset.root}: {len(class_names)} classes, but the network has {classes}; set "
+            f"network.classes={len(class_names)}, or give another data set"
         )
     number = {name: label for label, name in enumerate(of_folders)}
-    classes = classes or (len(known) if known else 1 << 30)
+    classes = classes or (len(class_names) if class_names else 1 << 30)
     root = root or dataset.root
     opened: dict[Split, Images] = {}
     for split in SPLITS:
@@ -191,7 +191,7 @@ def open_splits(
         else:
             open_one = partial(_open_one, kinds[split], Path(paths[0]).parent, classes)
             opened[split] = on_each_rank(world, open_one)
-    return opened, known
+    return opened, class_names
 
 
 def _open_one(kind: Format, folder: Path, classes: int) -> Images:
@@ -202,13 +202,13 @@ def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
     """The classes of folders of images, sorted; a label is an index into them. Each split must have images of
     each."""
     in_split = {split: {_class(name) for name in names[split]} for split in names}
-    known = set().union(dataset.facts.get("classes", ()) if in_split else (), *in_split.values())
+    class_names = set().union(dataset.facts.get("classes", ()) if in_split else (), *in_split.values())
     for split in in_split:
-        for name in sorted(known - in_split[split]):
+        for name in sorted(class_names - in_split[split]):
             raise UserError(
                 f"{dataset.root}: class {name} has no image in {split}; add some, or remove the class"
             )
-    return sorted(known)
+    return sorted(class_names)
 
 
 def _extents(paths: list[Path], mode: Mode, world: World) -> dict[Path, npt.NDArray[np.int64]]:

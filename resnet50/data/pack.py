@@ -100,8 +100,8 @@ def pack(
     of = identity(dataset) if team.leads else ""
 
     def need() -> Need:
-        wanted = 0 if ready else size + len(sources) * _RECORD_OVERHEAD
-        return Need(wanted, team.members[0], target, filesystem_of(target) if team.leads else None)
+        required = 0 if ready else size + len(sources) * _RECORD_OVERHEAD
+        return Need(required, team.members[0], target, filesystem_of(target) if team.leads else None)
 
     def write() -> tuple[int, int, int, int, float]:
         if not ready:
@@ -119,25 +119,25 @@ def pack(
             written, error = attempt(write)
             world.barrier()
             ended = True
-            done = gather_or_raise(world, written, error)
+            outcomes = gather_or_raise(world, written, error)
             on_all_ranks(world, lambda: _record(_measured(packed), of, team))
     except UserError:
         if ended and team.leads:  # earlier, other ranks of this node may still be writing
             remove(target)
         raise
     packed = on_rank0(world, lambda: manifests.load(target))
-    return packed, report_of(done, dataset, target, world, "replicate")
+    return packed, report_of(outcomes, dataset, target, world, "replicate")
 
 
 def _open(dataset: Manifest, world: World, classes: int) -> tuple[dict[Split, _Checked], list[str]]:
     """The images of both splits, and the names of the classes."""
     splits, names = open_splits(dataset, world, classes)
-    known = {f"{dataset.root}/{file.path}": file for file in dataset.files}
+    by_name = {f"{dataset.root}/{file.path}": file for file in dataset.files}
     opened = {}
     for split, images in splits.items():
         if not isinstance(images, Files):
             raise UserError(f"{dataset.root}: is packed already; omit staging.pack")
-        opened[split] = _Checked(images, [known[path] for path in images.paths], dataset.root)
+        opened[split] = _Checked(images, [by_name[path] for path in images.paths], dataset.root)
     assert names  # the names of the folders
     return opened, names
 

@@ -30,10 +30,10 @@ def make_optimizer(
     facts = hyperparameters
     parameters = list(model.parameters())
     decayed: Group = {"params": [p for p in parameters if p.ndim > 1]}
-    others: Group = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
+    rest: Group = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
     if facts.opt_name == "lars":
         return Lars(
-            [decayed, others | {"adapt": False}],
+            [decayed, rest | {"adapt": False}],
             facts.lars_opt_base_learning_rate,
             momentum=facts.lars_opt_momentum,
             weight_decay=facts.lars_opt_weight_decay,
@@ -42,14 +42,14 @@ def make_optimizer(
     rate, momentum = facts.sgd_opt_base_learning_rate, facts.sgd_opt_momentum
     if sgd == "mlperf":
         norms = [p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()]
-        known = set(map(id, norms))
-        decayed = {"params": [p for p in parameters if id(p) not in known]}
-        others = {"params": norms, "weight_decay": 0.0}
+        norm_ids = set(map(id, norms))
+        decayed = {"params": [p for p in parameters if id(p) not in norm_ids]}
+        rest = {"params": norms, "weight_decay": 0.0}
         # LARS without a trust ratio is that update.
         decay = 2 * facts.sgd_opt_weight_decay
-        return Lars([decayed, others], rate, momentum=momentum, weight_decay=decay, adapt=False)
+        return Lars([decayed, rest], rate, momentum=momentum, weight_decay=decay, adapt=False)
     decay = facts.sgd_opt_weight_decay
-    return torch.optim.SGD([decayed, others], rate, momentum=momentum, weight_decay=decay, fused=True)
+    return torch.optim.SGD([decayed, rest], rate, momentum=momentum, weight_decay=decay, fused=True)
 
 
 def rate_at(hyperparameters: Hyperparameters, update: int, updates_per_epoch: int) -> float:

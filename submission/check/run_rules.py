@@ -151,7 +151,7 @@ def _without_staging(log: Log) -> float | None:
 
 
 def _result_against_config(result: Result, config: Run) -> Iterator[Finding]:
-    for rule, what, claimed, configured in (
+    for rule, quantity, claimed, configured in (
         ("run/samples", "training samples", result.samples.train, config.data.train_samples),
         ("run/samples", "evaluation samples", result.samples.eval, config.data.eval_samples),
         ("run/samples", "sample shape", result.samples.shape, config.data.sample_shape),
@@ -164,7 +164,7 @@ def _result_against_config(result: Result, config: Run) -> Iterator[Finding]:
                 rule,
                 "error",
                 "result.json",
-                f"{what} {configured} as in config.toml",
+                f"{quantity} {configured} as in config.toml",
                 str(claimed),
                 "the run did not follow its configuration: check the data set, and run again",
             )

@@ -131,16 +131,16 @@ def phases(log: Log) -> Phases | None:
             left = name == "staging" and record is not staged
             open_[name] = max(0, open_.get(name, 0) - 1) if left else 0
     spent["rest"] += run.seconds - sum(spent.values())
-    done = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in epochs)
+    finished = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in epochs)
     # An evaluation within the last epoch may cut it short: it is then not comparable with the first.
-    whole = done[:-1] if len(done) > 1 and done[-1].samples != done[0].samples else done
+    whole = finished[:-1] if len(finished) > 1 and finished[-1].samples != finished[0].samples else finished
     excess = None
     if len(whole) >= 3:
         trained, evaluated = _excess([e.train_s for e in whole]), _excess(evaluations)
         spent["training"] -= trained
         spent["evaluation"] -= evaluated
         excess = trained + evaluated
-    return Phases(**spent, first_epoch_excess=excess, epochs=done, evaluations=tuple(evaluations))
+    return Phases(**spent, first_epoch_excess=excess, epochs=finished, evaluations=tuple(evaluations))
 
 
 @dataclass

@@ -115,18 +115,18 @@ def pack(
 def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
     """The sets to pack, one per benchmark and metric, of everything in ``paths`` and ``weak``."""
     groups: dict[tuple[str, Metric], list[ResultSet]] = {}
-    seen: dict[Path, Path] = {}
+    sources: dict[Path, Path] = {}
     for path in (*paths, *weak):
         for results in result_sets(path):
             if results.is_tree:
                 raise UserError(f"{path} is already a submission tree: check it with mlhpc check")
             for log in results.log_paths:
-                if earlier := seen.get(log.resolve()):
+                if earlier := sources.get(log.resolve()):
                     raise UserError(f"{log} is given twice ({earlier} and {path}); name every run once")
-                seen[log.resolve()] = path
+                sources[log.resolve()] = path
             metric: Metric = "weak" if path in weak else results.metric
             groups.setdefault((results.benchmark, metric), []).append(results)
-    if not seen:
+    if not sources:
         raise UserError(f"{', '.join(map(str, paths))}: no log to pack; give the --out folders of runs")
     return [_together(sets, metric) for (_, metric), sets in groups.items()]
 

@@ -143,8 +143,8 @@ def references(entry: Entry) -> list[Point]:
     if load.load(name, "closed").data.train_samples != entry.data_set[0]:
         return []
     points: dict[int, Point] = {}
-    known = reference_points(entry.benchmark, rules_of(entry.benchmark, "2.0.0"))
-    for point in sorted(pruned(known) if known else [], key=lambda p: -p.epochs):
+    official_points = reference_points(entry.benchmark, rules_of(entry.benchmark, "2.0.0"))
+    for point in sorted(pruned(official_points) if official_points else [], key=lambda p: -p.epochs):
         epochs = Spread(point.epochs, point.spread, point.counted).interval
         points[point.batch_size] = Point(point.batch_size, epochs, "reference")
     return sorted(points.values())

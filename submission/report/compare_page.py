@@ -272,7 +272,7 @@ def _scaling(shown: Sequence[Entry]) -> Section | None:
 def _speedup(entry: Entry, shown: Sequence[Entry]) -> tuple[float | None, float | None, str]:
     """Speed-up and efficiency relative to the smallest set of the same machine, division and metric; its
     letter."""
-    alike = [
+    same_line = [
         e
         for e in shown
         if (e.line, e.division, e.metric) == (entry.line, entry.division, entry.metric)
@@ -280,9 +280,9 @@ def _speedup(entry: Entry, shown: Sequence[Entry]) -> tuple[float | None, float 
         and e.time_s
         and e.over != OVER_ENDED
     ]
-    if entry not in alike or len({e.scale for e in alike}) < 2:
+    if entry not in same_line or len({e.scale for e in same_line}) < 2:
         return None, None, ""
-    base = min(alike, key=lambda e: e.scale or 0)
+    base = min(same_line, key=lambda e: e.scale or 0)
     assert base.time_s and entry.time_s and base.scale and entry.scale
     speedup = base.time_s.mean / entry.time_s.mean
     return speedup, speedup * base.scale / entry.scale, base.letter

@@ -96,9 +96,9 @@ def planes(group: Sequence[Entry]) -> Section | None:
 def _draw(plane: _Plane, shown: Sequence[Entry]) -> Figure:
     rows = [_row(plane, e, shown) for e in sorted(shown, key=lambda e: (e.scale or 0, e.batch or 0))]
     for p in plane.reference:
-        what = f"reference: {plain(p.value[0])} epochs at batch size {whole(p.size)}"
+        description = f"reference: {plain(p.value[0])} epochs at batch size {whole(p.size)}"
         rows.append({"x": p.value[0], "y": float(p.size), "line": _REFERENCE, "series": -1, "fill": CARD[0],
-                     "colour": SOFT[0], "shape": "circle", "letter": "ref", "set": what,
+                     "colour": SOFT[0], "shape": "circle", "letter": "ref", "set": description,
                      "values": ""})  # fmt: skip
     base = alt.Chart(data(rows)).encode(
         x=alt.X("x:Q", scale=plane.x_axis.scale, axis=plane.x_axis.axis),

@@ -39,10 +39,10 @@ def report_on(
     paths: Sequence[Path],
     console: Console,
     out: Path | None = None,
-    asked: Sequence[tuple[int, int | None]] = (),
+    configurations: Sequence[tuple[int, int | None]] = (),
 ) -> Path | None:
     """One run directory: :func:`report`. Otherwise a comparison of all sets of runs below ``paths``: printed, and
-    written to ``out`` if given. ``asked``: configurations to predict, (compute units, global batch size or None).
+    written to ``out`` if given. ``configurations``: what to predict, (compute units, global batch size or None).
 
     Returns the path of the page, None without one. The page is written before anything is printed, so that it
     exists even if the reader of the output is gone.
@@ -53,7 +53,7 @@ def report_on(
     """
     first = paths[0]
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
-        if asked:
+        if configurations:
             raise UserError(
                 "--predict is for a comparison: give the folder of several runs, or several paths"
             )
@@ -62,7 +62,7 @@ def report_on(
         _refuse_inside(out, paths)
         if out.exists():
             raise UserError(f"{out}: exists already; choose another --out FILE.html, or remove it first")
-    comparison = compare(paths, asked)
+    comparison = compare(paths, configurations)
     if out:
         _write(out, comparison_page(comparison))
     print_comparison(comparison, console)

@@ -112,7 +112,7 @@ def _curves(
         constants = [(c, f"{c:g} per rank") for c in plots.round_constants(x_axis, y_axis)]
         levels = plots.level_lines(x_axis, y_axis, constants)
     names = [str(value) for value in study.values(series[0])] if series else [""]
-    found = []
+    figures = []
     for caption, drawn in panels:
         rows = []
         for cell in sorted(drawn, key=lambda cell: float(cell.settings[axis])):
@@ -132,7 +132,7 @@ def _curves(
             )
         says = "; ".join(f"{row['cell']}: {row['rate']}" for row in rows)
         tooltip = [("cell", "cell"), ("rate", "throughput")]
-        found.append(
+        figures.append(
             plots.curves(
                 rows,
                 says,
@@ -144,7 +144,7 @@ def _curves(
                 title=caption,
             )
         )
-    return found
+    return figures
 
 
 def _bars(
@@ -286,11 +286,11 @@ def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float]:
     """Throughput over that of the cell with the fewest ranks and the same other settings, and the ratio of their
     ranks; None if there is no other."""
     others = [axis for axis in study.axes if axis not in ("ranks", GLOBAL_BATCH)]
-    alike = [
+    same_settings = [
         c for c in study.cells if c.runs and all(c.settings.get(a) == cell.settings.get(a) for a in others)
     ]
-    base = min(alike, key=lambda c: float(c.settings["ranks"]))
-    if len(alike) < 2:
+    base = min(same_settings, key=lambda c: float(c.settings["ranks"]))
+    if len(same_settings) < 2:
         return None, 1.0
     ratio = float(cell.settings["ranks"]) / float(base.settings["ranks"])
     return _spread(cell).mean / _spread(base).mean, ratio
