@@ -207,7 +207,7 @@ one = np.ones(16, np.float32)
         (lambda p: None, "missing, and not in train/ either"),
         (lambda p: p.write_bytes(b"x" * 600), "cannot be read"),
         (lambda p: write_statistics(p, names=("minval", "max")), "has no dataset climate/maxval"),
-        (lambda p: write_statistics(p, one[:4], 2 * one[:4]), r"shape \[4\] of float32, and 16"),
+        (lambda p: write_statistics(p, one[:4], 2 * one[:4]), r"shape \[4\] of float32, expected 16"),
         (lambda p: write_statistics(p, one.astype(int), 2 * one), r"minval has shape \[16\] of int64"),
         (lambda p: write_statistics(p, one, np.r_[2 * one[:9], one[9:]]), r"channel 9 \(T500\) goes from 1"),
         (lambda p: write_statistics(p, 2 * one, one), r"channel 0 \(TMQ\) goes from 2\.0 to 1\.0"),
