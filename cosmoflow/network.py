@@ -3,7 +3,7 @@
 from mlhpc.benchmarks.cosmoflow import Network
 from mlhpc.errors import UserError
 
-LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default that the reference has
+LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default, as in the reference
 SCALE = 1.2  # targets lie in [-1, 1]; tanh reaches ±1 only at infinity, 1.2·tanh does so at ±1.2
 
 
