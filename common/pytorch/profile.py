@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +33,8 @@ def profile_steps(
     """``steps`` calls of ``step``, which trains ``model``, after one that warms up.
 
     A forward operation belongs to the innermost module that was called around it; a backward one to that of the
-    forward operation with its sequence number. On a GPU an operation's time is that of its kernels. ``trace``: where
-    to write the trace for chrome://tracing and Perfetto.
+    forward operation with its sequence number. On a GPU an operation's time is that of its kernels. ``trace``:
+    where to write the trace for chrome://tracing and Perfetto.
     """
     gpu = device.type == "cuda"
     step()
@@ -57,7 +57,7 @@ def profile_steps(
 
 
 def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:
-    """Names of the modules that have weights of their own, in the order in which ``model`` calls them for ``x``."""
+    """Names of the modules that have weights of their own, in the order in which ``model`` calls them."""
     names: list[str] = []
     handles = []
     for name, module in model.named_modules():
@@ -97,9 +97,9 @@ def _named(model: nn.Module) -> Iterator[None]:
 
 
 def _work(events: Sequence[Any], steps: int, gpu: bool) -> Iterator[Work]:
-    seconds: Counter[tuple[Part, str, str]] = Counter()
+    seconds: defaultdict[tuple[Part, str, str], float] = defaultdict(float)
     calls: Counter[tuple[Part, str, str]] = Counter()
-    on_host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
+    on_host = [event for event in events if event.device_type.name == "CPU"]
     modules = {e.sequence_nr: _module(e) for e in on_host if e.sequence_nr >= 0 and not _root(e, _BACKWARD)}
     for event in on_host:
         own = event.self_device_time_total if gpu else event.self_cpu_time_total

@@ -4,7 +4,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,9 @@ def _traced(step: Callable[[], Any], steps: int, folder: Path) -> float:
 
 
 def _work(space: Any, layers: Sequence[str], steps: int) -> Iterator[Work]:
-    """Operations of the graph: on a GPU the kernels, by the operation that started them, else those of the host."""
+    """Operations of the graph: on a GPU the kernels, by the operation that started them, else on the host."""
     gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
-    seconds: Counter[tuple[Part, str, str]] = Counter()
+    seconds: defaultdict[tuple[Part, str, str], float] = defaultdict(float)
     calls: Counter[tuple[Part, str, str]] = Counter()
     for plane in gpus or [plane for plane in space.planes if plane.name == "/host:CPU"]:
         for line in plane.lines:
@@ -108,16 +108,17 @@ def _operation(event: Any, plane: Any) -> str:
 
 def _own_times(events: Sequence[Any], plane: Any) -> Iterator[tuple[Any, int]]:
     """Operations of one thread with their picoseconds, less those of operations within them."""
-    inside: list[list[Any]] = []
+    inside: list[tuple[Any, int]] = []
     for event in sorted(events, key=lambda e: (e.offset_ps, -e.duration_ps)):
         if not _operation(event, plane):
             continue
         while inside and inside[-1][0].offset_ps + inside[-1][0].duration_ps <= event.offset_ps:
-            yield tuple(inside.pop())  # type: ignore[misc]
+            yield inside.pop()
         if inside:
-            inside[-1][1] -= event.duration_ps
-        inside.append([event, event.duration_ps])
-    yield from (tuple(left) for left in reversed(inside))  # type: ignore[misc]
+            around, own = inside[-1]
+            inside[-1] = around, own - event.duration_ps
+        inside.append((event, event.duration_ps))
+    yield from reversed(inside)
 
 
 def _place(operation: str, layers: Sequence[str]) -> tuple[Part, str, str]:

@@ -1,8 +1,8 @@
-"""The command on performance models: predict."""
+"""The commands on performance models: predict, profile."""
 
 from pathlib import Path
 
-from mlhpc.commands.parser import NAMES, Commands, add_command
+from mlhpc.commands.parser import NAMES, Commands, add_benchmark, add_command
 
 
 def add(commands: Commands) -> None:
@@ -26,3 +26,17 @@ def add(commands: Commands) -> None:
     )
     predict.add_argument("--json", action="store_true", help="print JSON")
     predict.add_argument("--out", type=Path, metavar="FILE.html", help="write a page with charts")
+
+    profile = add_command(
+        commands,
+        "profile",
+        "mlhpc.perf.profile.command:profile",
+        "measure where a training step goes, by layer",
+    )
+    add_benchmark(profile)
+    profile.add_argument("--batch", type=int, help="samples a step (default: the preset's global batch)")
+    profile.add_argument("--steps", type=int, default=5, help="steps to measure, after one (default: 5)")
+    profile.add_argument("--machine", metavar="NAME|FILE", help="efficiency by the peaks of this machine")
+    profile.add_argument("--trace", type=Path, metavar="PATH", help="keep the framework's trace")
+    profile.add_argument("--json", action="store_true", help="print JSON")
+    profile.add_argument("--out", type=Path, metavar="FILE.html", help="write a page with charts")

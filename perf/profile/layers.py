@@ -1,11 +1,11 @@
 """What was measured of a step, by layers of the network instead of modules of a framework."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
-from mlhpc.common.timing.profile import Part, Profile, Work
+from mlhpc.common.timing.profile import Part, Profile
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.networks.layer import PRODUCTS, Layer, Network, Precision
@@ -14,7 +14,7 @@ Direction = Literal["forward", "backward"]
 
 
 class LayerTime(NamedTuple):
-    """Seconds a step of one direction of some layers, which a framework may compute together. ``flops`` and ``bytes``
+    """Seconds a step of one direction of some layers, which a framework may compute together. FLOPs and ``bytes``
     (lower limit) are those of the batch: 0 where no layer is known for the module."""
 
     name: str
@@ -27,7 +27,7 @@ class LayerTime(NamedTuple):
 
     def efficiency(self, ceilings: Ceilings) -> float:
         """The largest share of tensor cores, float32 units and memory bandwidth that it used (paper 000, section
-        V-B), from what it has to compute and move at the least. At most 1: a cache can make traffic less than that."""
+        V-B), from what it has to compute and move at the least. At most 1, though caches can save traffic."""
         if not self.seconds:
             return 0.0
         used = (
@@ -39,8 +39,8 @@ class LayerTime(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """Layers of a hardware efficiency of at least ``low``, below ``high``: their seconds, and those left if each used
-    all of what it used most (time · efficiency)."""
+    """Layers of a hardware efficiency of at least ``low``, below ``high``: their seconds, and those left if each
+    used all of what it used most (time · efficiency)."""
 
     low: float
     high: float
@@ -60,12 +60,11 @@ def by_part(profile: Profile) -> dict[str, float]:
 
 def by_operation(profile: Profile) -> list[tuple[str, float, float]]:
     """(name, seconds, calls) of each operation or kernel, the slowest first."""
-    seconds: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
+    found: dict[str, tuple[float, float]] = {}
     for work in profile.work:
-        seconds[work.name] += work.seconds  # type: ignore[assignment]
-        calls[work.name] += work.calls  # type: ignore[assignment]
-    return [(name, total, calls[name]) for name, total in seconds.most_common()]
+        seconds, calls = found.get(work.name, (0.0, 0.0))
+        found[work.name] = seconds + work.seconds, calls + work.calls
+    return sorted(((name, *both) for name, both in found.items()), key=lambda row: -row[1])
 
 
 def by_layer(profile: Profile, network: Network, precision: Precision) -> list[LayerTime]:
@@ -84,12 +83,14 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
     seconds: dict[tuple[str, Direction], float] = defaultdict(float)
     for work in profile.work:
         if work.part in ("forward", "backward") and work.module:
-            seconds[work.module, work.part] += work.seconds  # type: ignore[index]
+            seconds[work.module, work.part] += work.seconds
     measured = {module for module, _ in seconds}
     found = []
     for (module, direction), total in seconds.items():
         inside = _layers_of(module, known, measured)
-        found.append((_rank(module, known), _layer_time(module, inside, direction, total, precision, profile.batch)))
+        found.append(
+            (_rank(module, known), _layer_time(module, inside, direction, total, precision, profile.batch))
+        )
     return [time for _, time in sorted(found, key=lambda item: item[0])]
 
 
@@ -137,6 +138,19 @@ def _innermost(name: str, measured: set[str]) -> str:
     return name
 
 
+def _common_start(names: list[str]) -> str:
+    """``entry 1.2`` of ``entry 1.2 depthwise`` and ``entry 1.2 pointwise``; the first where nothing is common."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return "".join(letters[0] for letters in alike).strip(" .") or names[0]
+
+
+def _kind(products: list[Layer]) -> str:
+    kinds = list(dict.fromkeys(layer.kind for layer in products))
+    if kinds == ["depthwise convolution", "pointwise convolution"]:
+        return "separable convolution"
+    return " + ".join(kinds)
+
+
 def _rank(module: str, known: dict[str, list[Layer]]) -> int:
     order = list(known)
     inside = [n for n, name in enumerate(order) if name == module or name.startswith(f"{module}.")]
@@ -152,8 +166,8 @@ def _layer_time(
     passes = [part for layer in layers for part in layer.passes if (part.name == "forward") == forward]
     products = [layer for layer in layers if layer.kind in PRODUCTS]
     return LayerTime(
-        layers[0].name if len(products) < 2 else commonprefix([layer.name for layer in layers]).strip(" ."),
-        " + ".join(dict.fromkeys(layer.kind for layer in products)) or layers[0].kind,
+        layers[0].name if len(products) < 2 else _common_start([layer.name for layer in layers]),
+        _kind(products) or layers[0].kind,
         direction,
         seconds,
         batch * sum(part.flops for part in passes),

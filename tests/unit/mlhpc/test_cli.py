@@ -33,6 +33,7 @@ OPTIONS = {
     "report": ["--out", "--predict", "--machine"],
     "predict": ["--preset", "--set", "--machine", "--nodes", "--batch", "--against", "--json", "--out"],
     "doctor": ["--data", "--stage", "--out", "--ranks", "--site", "--calibrate", "--system", "--set"],
+    "profile": ["--preset", "--set", "--batch", "--steps", "--machine", "--trace", "--json", "--out"],
     "pack": ["--org", "--system", "--out", "--ruleset", "--weak", "--prune", "--despite-errors"],
     "unpack": [],
     "presets": [],
@@ -47,7 +48,7 @@ def commands(parser, prefix=""):
                 yield from nested or [(prefix + name, sub)]
 
 
-def test_the_options_are_these_and_no_more():
+def test_the_command_line_has_exactly_these_options():
     found = {
         name: [o for action in sub._actions for o in action.option_strings if o not in ("-h", "--help")]
         for name, sub in commands(cli._parser())
@@ -94,7 +95,7 @@ def test_the_options_are_these_and_no_more():
         (["data", "bench", "deepcam", "nowhere", "--batch", "0"], "--batch 0"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(argv, said, capsys, tmp_path, monkeypatch):
+def test_a_mistake_is_a_one_line_error_with_status_2(argv, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(argv) == 2
     error = capsys.readouterr().err
