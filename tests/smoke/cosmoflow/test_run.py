@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 from helpers.warm import run_warm
@@ -208,19 +206,13 @@ def test_results_are_never_overwritten(tiny_data, one_rank):
 
 
 def test_two_concurrent_runs_do_not_share_an_output_folder(tiny_data, tmp_path):
-    words = [
-        "run",
-        "cosmoflow",
-        "--data",
-        tiny_data,
-        "--out",
-        tmp_path / "o",
-        *settings("training.max_epochs=1"),
-    ]
-    command = [sys.executable, "-m", "mlhpc", *map(str, words)]
-    runs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    errors = [run.communicate(timeout=120)[1] for run in runs]
-    assert sorted(run.returncode for run in runs) == [1, 2], errors
+    program = """import subprocess, sys
+runs = [subprocess.Popen([sys.executable, "-m", "mlhpc", *sys.argv[1:]]) for _ in range(2)]
+print(sorted(run.wait() for run in runs))
+"""
+    words = ["--data", tiny_data, "--out", tmp_path / "o", *settings("training.max_epochs=1")]
+    done = run_warm(TENSORFLOW, ["-c", program, "run", "cosmoflow", *words], timeout=120)
+    assert done.stdout.splitlines()[-1] == "[1, 2]", done.stderr
     assert [r["key"] for r in mllog(tmp_path / "o")].count("run_stop") == 1
 
 

@@ -168,6 +168,11 @@ def test_one_rank_needs_nobody():
     assert launch.connect("horovod", TORCHRUN | alone | first) == Solo("torchrun")
 
 
+def test_horovodrun_cannot_start_torch():
+    with pytest.raises(UserError, match="horovodrun starts Horovod"):
+        launch.connect("torch", HOROVODRUN)
+
+
 def test_many_ranks_of_what_runs_as_one_are_refused():
     with pytest.raises(UserError, match="mlhpc started 2"):
         launch.connect("none", MLHPC)
