@@ -398,7 +398,7 @@ def test_marks_stand_where_the_measurements_are(whole: tuple[Comparison, str, st
 def test_a_legend_picks_out_the_machines_of_a_plane(machines: int, tmp_path: Path) -> None:
     """Every mark belongs to a name of the legend, and fades by the same selection. One machine needs no legend."""
     for org, nodes in (("first", 2), ("other", 8))[:machines]:
-        make_set(tmp_path / org, nodes=nodes)
+        make_set(tmp_path / org, minutes=[10.0 * nodes + n for n in range(10)], nodes=nodes)
     charts = Page(page(compare([tmp_path]))).charts
     planes = [chart for chart in charts if re.match(r"[abcd]\) ", chart["description"])]
     assert len(planes) == 4
