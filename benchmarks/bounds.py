@@ -17,8 +17,8 @@ _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "above": lambda value, limit: value > limit,
     "at_most": lambda value, limit: value <= limit,
     "below": lambda value, limit: value < limit,
-    "multiple_of": lambda value, unit: _whole(value / unit),
-    "power_of_two_times": lambda value, unit: value > 0 and _whole(math.log2(value / unit)),
+    "multiple_of": lambda value, unit: _is_whole(value / unit),
+    "power_of_two_times": lambda value, unit: value > 0 and _is_whole(math.log2(value / unit)),
     "one_of": lambda value, options: value in options,
 }
 
@@ -29,12 +29,12 @@ def within(value: Any, condition: Mapping[str, Any]) -> bool:
 
 
 def bounds(condition: Mapping[str, Any]) -> str:
-    """A condition of ``closed_free`` in words and signs."""
+    """A condition of ``closed_free`` in words and symbols."""
     if "one_of" in condition:
         return " or ".join(map(str, condition["one_of"]))
     return " and ".join(_SIGNS[name].format(limit) for name, limit in condition.items()) or "any value"
 
 
-def _whole(number: float) -> bool:
-    """Whether it is a whole number, but for the rounding of a division."""
+def _is_whole(number: float) -> bool:
+    """Whether ``number`` is whole, up to the rounding of a division."""
     return math.isclose(number, round(number), rel_tol=1e-9, abs_tol=1e-9)

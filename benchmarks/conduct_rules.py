@@ -11,7 +11,7 @@ from mlhpc.benchmarks.rule_context import OPEN, RunContext, violation
 INIT_LIMIT_S = 30 * 60
 """Training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml, init_stop."""
 _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-_OF_ONE_NODE = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
+_NODE_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
 
 
 # Before the run: where the data is.
@@ -28,17 +28,17 @@ def data_not_in_memory(context: RunContext) -> Iterator[Finding]:
 
 
 def staging_is_timed(context: RunContext) -> Iterator[Finding]:
-    """Up to ruleset 2.0.0 data starts on a shared file system, and its way to the nodes is inside the clock.
+    """Up to ruleset 2.0.0 data starts on a shared file system, and copying it to the nodes is timed.
 
     Source: HPC rules of rounds 0.7 to 2.0, "Data State at Start of Run"; lifted in 3.0.
     """
     if not context.staging_is_timed:
         return
     if context.staged_before:
-        remedy = "empty it: what an interrupted run left was not copied inside this run's clock"
+        remedy = "empty it: files of an interrupted run were not copied inside this run's clock"
         yield violation("--stage", "an empty staging target", "one with staged files", remedy)
-    if context.data_on in _OF_ONE_NODE:
-        remedy = "where that is storage of one node, start from the shared one and give --stage"
+    if context.data_on in _NODE_LOCAL:
+        remedy = "if that is node-local storage, start from shared storage and give --stage"
         yield violation("--data", "a shared file system", f"{context.data_on}", remedy, "warning")
 
 
@@ -56,32 +56,32 @@ def caches(context: RunContext) -> Iterator[Finding]:
 
 
 def data_of_benchmark(context: RunContext) -> Iterator[Finding]:
-    """The published data set, not one of simulations made here.
+    """The published data set, not a simulated one.
 
     Source: HPC rules, "Benchmarks" and "Data Set".
     """
     facts = context.facts or {}
     if facts.get("benchmark", context.run.benchmark) != context.run.benchmark:
         actual = f"of {facts['benchmark']}"
-        yield violation("manifest.json", "the published data set", actual, "give its --data")
+        yield violation("manifest.json", "the published data set", actual, "give the right --data")
     if facts.get("simulation"):
         actual = "made by mlhpc data make"
         yield violation("manifest.json", "the published data set", actual, f"or {OPEN}")
 
 
 def codec(context: RunContext) -> Iterator[Finding]:
-    """Samples hold the numbers that were published: another layout or a lossless codec is allowed, one that
-    rounds is not.
+    """Samples hold the numbers that were published: another layout or a lossless codec is allowed, a lossy
+    one is not.
 
     Source: training rules, "Data State at Start of Run" (reformatting may not change the information).
     """
     facts = context.facts or {}
-    remedy = f"convert it without loss, or {OPEN}"
+    remedy = f"convert it losslessly, or {OPEN}"
     for name, value in definition_of(context.run.benchmark).get("closed_data", {}).items():
         if facts.get(name, value) != value:
             yield violation("manifest.json", f"{name} {value}", f"{facts[name]}", remedy)
     if facts.get("lossy"):
-        yield violation("manifest.json", "data without loss", f"{facts.get('codec', 'lossy')}", remedy)
+        yield violation("manifest.json", "lossless data", f"{facts.get('codec', 'lossy')}", remedy)
 
 
 # After the run.
@@ -93,7 +93,9 @@ def init_time(context: RunContext) -> Iterator[Finding]:
     Source: training rules, "Run Results"; mlperf-logging, hpc_2.0.0/common.yaml, init_stop.
     """
     if context.init_s is not None and context.init_s >= INIT_LIMIT_S:
-        remedy = "the official checker rejects the log: less warm-up, or a compilation cache, and run again"
+        remedy = (
+            "the official checker rejects the log: shorten warm-up or use a compilation cache, and run again"
+        )
         yield violation(
             "init", f"less than {INIT_LIMIT_S // 60} min", f"{context.init_s / 60:.1f} min", remedy
         )
@@ -107,8 +109,8 @@ def seeds(context: RunContext) -> Iterator[Finding]:
 
     Source: training rules, "Random numbers"; HPC rules, "Throughput" (equal seeds are pruned).
     """
-    twice = [seed for seed, count in Counter(context.seeds or ()).items() if count > 1]
-    for seed in twice:
+    repeated = [seed for seed, count in Counter(context.seeds or ()).items() if count > 1]
+    for seed in repeated:
         actual = f"{seed} in {Counter(context.seeds)[seed]} runs"
         yield violation("seed", "a different seed for every run", actual, "repeat those runs")
 
@@ -120,5 +122,5 @@ def number_of_runs(context: RunContext) -> Iterator[Finding]:
     """
     needed = runs_of_a_score(context.run.benchmark)
     if context.runs is not None and context.runs < needed:
-        remedy = "a score needs them all; a second campaign with more --runs goes on from here"
+        remedy = "a score needs them all; a second campaign with more --runs continues from here"
         yield violation("--runs", f"{needed} runs", f"{context.runs}", remedy, "warning")

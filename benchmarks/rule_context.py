@@ -13,12 +13,12 @@ OPEN = "run with --set division=open"
 
 @dataclass(frozen=True)
 class RunContext:
-    """What is known of a run when the rules are checked. None: not known yet, and rules about it are skipped.
+    """What is known about a run when the rules are checked. None: not known yet, and rules about it are skipped.
 
-    ``ruleset``: None is the newest that times staging, the strictest. ``data_on``: type of the file system
-    that the data set lies on. ``staged_before``: the staging target holds files of an earlier run. ``facts``:
+    ``ruleset``: None means the newest that times staging, the strictest. ``data_on``: type of the file system
+    that holds the data set. ``staged_before``: the staging target holds files of an earlier run. ``facts``:
     those of the data set's manifest. ``evicted``: page caches dropped before the run. ``init_s``: seconds of
-    init. ``seeds`` and ``runs``: the seeds of a campaign's runs, and how many runs it is to make.
+    init. ``seeds`` and ``runs``: the seeds of a campaign's runs, and their planned number.
     """
 
     run: Run

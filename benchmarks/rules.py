@@ -1,11 +1,11 @@
 """The rules of the closed division, most of them checked before a run starts.
 
-The official checker reads logs: it reports when the machine's hours are spent, and never what no log records.
-The numbers stand in the benchmark's TOML file (``closed_fixes``, ``closed_free``, ``closed_data``,
-``closed_results``), the rules in ``setting_rules.py`` and ``conduct_rules.py``. ``docs/rules.md`` is made from
-these: the first paragraph of a docstring says what a rule asks, the line ``Source:`` where it is stated. "HPC
-rules" are the MLPerf HPC training rules 3.0, "training rules" the MLPerf training rules that they build on (both
-mlcommons/training_policies).
+The official checker reads logs: it reports after the machine's hours are spent, and only what logs record.
+The numbers are in the benchmark's TOML file (``closed_fixes``, ``closed_free``, ``closed_data``,
+``closed_results``), the rules in ``setting_rules.py`` and ``conduct_rules.py``. ``docs/rules.md`` is generated
+from these: the first paragraph of a docstring is the requirement, the line ``Source:`` says where it is stated.
+"HPC rules" are the MLPerf HPC training rules 3.0, "training rules" the MLPerf training rules that they build on
+(both mlcommons/training_policies).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.rule_context import RunContext
 from mlhpc.errors import UserError
 
-__all__ = ["RULES", "RunContext", "asks", "enforce", "findings", "name_of", "sentence", "source"]
+__all__ = ["RULES", "RunContext", "enforce", "findings", "name_of", "requirement", "sentence", "source"]
 
 Rule = Callable[[RunContext], Iterator[Finding]]
 When = Literal["before the run", "when the data set is opened", "after the run", "in a campaign"]
@@ -64,7 +64,7 @@ def findings(context: RunContext) -> list[Finding]:
 
 
 def enforce(context: RunContext) -> list[Finding]:
-    """Refuse to call a run closed that is not: returns the warnings, raises UserError for the first error."""
+    """Raises UserError for the first error, since the run is not a closed one; returns the warnings."""
     violations = findings(context)
     errors = [finding for finding in violations if finding.severity == "error"]
     if errors:
@@ -81,18 +81,18 @@ def sentence(finding: Finding) -> str:
     return f"{finding.where}: {finding.expected}, not {finding.actual}; {finding.remedy}"
 
 
-def asks(rule: Rule) -> str:
-    """What a rule asks, in a sentence or two."""
+def requirement(rule: Rule) -> str:
+    """The requirement of a rule, in a sentence or two."""
     return _paragraphs(rule)[0]
 
 
 def source(rule: Rule) -> str:
-    """Where a rule stands."""
+    """Where a rule is stated."""
     return _paragraphs(rule)[1].removeprefix("Source: ").removesuffix(".")
 
 
 def name_of(rule: Rule) -> str:
-    """The name under which a rule is told."""
+    """The name under which a rule is reported."""
     return rule.__name__.replace("_", "-")
 
 

@@ -73,15 +73,15 @@ def sample(context: RunContext) -> Iterator[Finding]:
 
 
 def network(context: RunContext) -> Iterator[Finding]:
-    """The reference's network; the number of its parameters is compared again with what was built.
+    """The reference's network; its number of parameters is compared again once it is built.
 
     Source: training rules, "Graph Definition".
     """
-    yield from _fixed(context, "network.", but=_PREPROCESSING)
+    yield from _fixed(context, "network.", exclude=_PREPROCESSING)
 
 
 def preprocessing(context: RunContext) -> Iterator[Finding]:
-    """The reference's preprocessing: no crops, resizing, standardisation or augmentation of one's own.
+    """The reference's preprocessing: no crops, resizing, standardisation or augmentation of the submitter's own.
 
     Source: training rules, "Preprocessing During the Run".
     """
@@ -89,7 +89,7 @@ def preprocessing(context: RunContext) -> Iterator[Finding]:
 
 
 def optimizer(context: RunContext) -> Iterator[Finding]:
-    """The optimizer of the reference, where the rules leave no choice.
+    """The optimizer of the reference, unless the rules leave a choice.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; training rules, "Hyperparameters".
     """
@@ -97,7 +97,7 @@ def optimizer(context: RunContext) -> Iterator[Finding]:
 
 
 def momentum(context: RunContext) -> Iterator[Finding]:
-    """SGD has the momentum of the reference. The official checker does not ask for it.
+    """SGD has the momentum of the reference. The official checker does not check this.
 
     Source: HPC rules, "Hyperparameters and Optimizer" (sgd_opt_momentum); training rules, "Hyperparameters"
     (that of LARS is free from batches of 32768 on).
@@ -108,7 +108,10 @@ def momentum(context: RunContext) -> Iterator[Finding]:
     if lars not in (None, _LARS_MOMENTUM):
         where = "hyperparameters.lars_opt_momentum"
         yield violation(
-            where, f"{_LARS_MOMENTUM}", f"{lars}", f"leave it below batches of {_LARGE_BATCH}, or {OPEN}"
+            where,
+            f"{_LARS_MOMENTUM}",
+            f"{lars}",
+            f"do not change it below batches of {_LARGE_BATCH}, or {OPEN}",
         )
 
 
@@ -135,7 +138,7 @@ def lamb(context: RunContext) -> Iterator[Finding]:
 
 
 def schedule(context: RunContext) -> Iterator[Finding]:
-    """The learning rate goes as in the reference, where the rules leave no choice.
+    """The learning rate follows the schedule of the reference, unless the rules leave a choice.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, training_4.0.0/closed_resnet_*.yaml.
     """
@@ -168,7 +171,7 @@ def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
         return
     fixes, free = definition["closed_fixes"], definition["closed_free"]
     settings = context.run.model_dump(mode="json")
-    # A key of closed_free with a table's name is a setting that the rules leave free and no log has.
+    # A key of closed_free with a table's name is a free setting that logs do not record.
     chosen = {key: settings[key.split(".")[0]][key.split(".")[1]] for key in free if "." in key}
     for name, value in (settings["hyperparameters"] | chosen).items():
         where = name if name in chosen else f"hyperparameters.{name}"
@@ -192,14 +195,14 @@ def from_the_start(context: RunContext) -> Iterator[Finding]:
     yield from _fixed(context, "study.")
 
 
-def _fixed(context: RunContext, *keys: str, but: Sequence[str] = ()) -> Iterator[Finding]:
-    """What differs from ``closed_fixes`` under these keys; one that ends in a dot stands for all below it."""
+def _fixed(context: RunContext, *keys: str, exclude: Sequence[str] = ()) -> Iterator[Finding]:
+    """Settings under ``keys`` that differ from ``closed_fixes``; a key that ends in a dot is a whole table."""
     settings = context.run.model_dump(mode="json")
     for key, value in definition_of(context.run.benchmark).get("closed_fixes", {}).items():
         table, _, name = key.partition(".")
-        if key in but or not any(
+        if key in exclude or not any(
             key == each or (each.endswith(".") and key.startswith(each)) for each in keys
         ):
             continue
-        if (given := settings[table][name]) != value:
-            yield violation(key, toml_value(value), toml_value(given), f"leave it, or {OPEN}")
+        if (actual := settings[table][name]) != value:
+            yield violation(key, toml_value(value), toml_value(actual), f"do not change it, or {OPEN}")

@@ -10,7 +10,7 @@ from keras import layers
 from mlhpc.benchmarks.cosmoflow import Network
 from mlhpc.errors import UserError
 
-LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default that the reference has
+LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default, as in the reference
 SCALE = 1.2  # targets lie in [-1, 1]; tanh reaches ±1 only at infinity, 1.2·tanh does so at ±1.2
 
 
@@ -29,10 +29,9 @@ def build_model(
 
     ``precision`` is a Keras dtype policy. ``weight_decay`` is the factor of the L2 loss on the kernels of all
     dense layers but the last. ``seed`` draws the initial weights (Glorot uniform, the Keras default), and
-    with ``dropout_seed`` the dropout masks: give every rank its own, or all drop the same units. ``conv3d`` is the
-    class of the convolutions.
-    Raises ``UserError`` when the side of a sample cannot be halved once a block, and for float16 without a
-    GPU, for TensorFlow's CPU pooling has no float16.
+    and with ``dropout_seed`` the dropout masks: every rank needs its own, or all drop the same units. ``conv3d``
+    is the class of the convolutions. Raises ``UserError`` when the side of a sample cannot be halved once per
+    block, and for float16 without a GPU, since TensorFlow's CPU pooling has no float16.
     """
     *sides, _channels = sample_shape
     if len(sides) != 3 or any(side % 2**network.conv_layers for side in sides):
@@ -56,9 +55,9 @@ def build_model(
         x = layers.Rescaling(scale, offset, dtype="float32")(x)
     for block in range(network.conv_layers):
         x = convolution(block)(x)
-        # The reference adds the bias and activates, then pools. Both keep the order of numbers, so the
-        # largest of eight voxels is the same one before and after: the function is the same, gradients
-        # too, and bias and activation have an eighth of the work.
+        # The reference adds the bias and activates, then pools. Both are monotonic, so the largest of eight
+        # voxels is the same before and after: function and gradients are the same, and bias and activation
+        # take an eighth of the work.
         x = layers.MaxPool3D(2, dtype=precision)(x)
         x = Bias(dtype=precision)(x)
         x = layers.LeakyReLU(LEAK, dtype=precision)(x)
@@ -84,7 +83,7 @@ def require_precision(precision: str) -> None:
 
 
 class Bias(layers.Layer):  # type: ignore[misc]
-    """Adds a number of its own to every channel."""
+    """Adds a learned bias to every channel."""
 
     def build(self, shape: tuple[int | None, ...]) -> None:
         self.bias = self.add_weight(name="bias", shape=(shape[-1],), initializer="zeros")

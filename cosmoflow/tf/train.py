@@ -39,7 +39,7 @@ ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.
 
 
 def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
-    """Raise UserError when the run cannot start on these ranks and this machine. Makes and changes nothing."""
+    """Raise UserError when the run cannot start on these ranks and this machine. No side effects."""
     run.require_startable(world.size, staged=staged is not None)
     require_precision(run.training.precision)
 
@@ -48,7 +48,7 @@ def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
 def train(
     run: CosmoFlow, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
-    """Train until an evaluation meets the target or the epochs run out; what happened is in ``log``.
+    """Train until an evaluation meets the target or the epochs run out, recorded in ``log``.
 
     ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
     ``resume`` the folder of a run to continue. Raises UserError for what the user can fix.

@@ -14,9 +14,9 @@ Metric = Literal["strong", "weak"]
 METRICS: tuple[Metric, Metric] = ("strong", "weak")
 PRUNED = "pruned_results"
 BYPASS = "package_checker_params"
-"""A file that a submitter may put beside results to have package_checker leave out a check."""
+"""A file that a submitter may put beside results to make package_checker skip a check."""
 SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
-"""How the keys of hyperparameters begin (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
+"""Prefixes of the keys of hyperparameters (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
 SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
 _SET_KEYS = frozenset(
     {"run_start", "run_stop", "staging_start", "staging_stop", "eval_error", "eval_accuracy", "seed", *SIZES}
@@ -27,11 +27,11 @@ _SET_KEYS = frozenset(
 class ResultSet:
     """The runs of one score.
 
-    ``path``: their folder, or the one log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
-    ``resnet``), empty where unknown. ``system_json``: the system description, None where there is no
-    readable one. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: what is wrong with
-    the files of the set. Of run directories of this suite: ``runs``, their ``preset``, and the ``target`` that
-    they were run to; for other logs the rules have the target.
+    ``path``: their folder, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
+    ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be
+    read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: what is wrong with
+    the files of the set. For run directories of this suite: ``runs``, their ``preset``, and the ``target`` that
+    they were run to; for other logs the target is that of the rules.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class ResultSet:
 
     @cached_property
     def logs(self) -> tuple[Log, ...]:
-        """The complete logs. Raises UserError where one cannot be opened."""
+        """The complete logs. Raises UserError when one cannot be opened."""
         return tuple(map(parse, self.log_paths))
 
     @cached_property
@@ -60,8 +60,8 @@ class ResultSet:
 
     @cached_property
     def condensed(self) -> tuple[Log, ...]:
-        """The logs with the records that scores and the rules for sets need: a few hundred of up to millions, so
-        that a set of large logs fits into memory. Raises UserError as ``logs``."""
+        """The logs reduced to the records that scores and the rules for sets need: a few hundred of up to
+        millions, so that a set of large logs fits into memory. Raises UserError like ``logs``."""
         return tuple(parse(path).condensed(_is_for_sets) for path in self.log_paths)
 
     @cached_property
@@ -81,8 +81,8 @@ class ResultSet:
 
     @property
     def total_scale(self) -> int | None:
-        """Compute units (accelerators, or nodes where a node has none) of the system description; without
-        one, those of a throughput campaign's campaign.json (T)."""
+        """Compute units (accelerators, or nodes if a node has none) in the system description; without
+        one, those in a throughput campaign's campaign.json (T)."""
         fields = self.system_json
         if fields is None:
             return self.campaign_scale

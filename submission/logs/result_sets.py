@@ -3,7 +3,7 @@
 Layouts (MLPerf submission rules): for HPC
 ``<org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt`` with ``pruned_results/`` beside the logs of
 a weak set, without the level ``strong`` in round 0.7 and in MLPerf Training; ``<org>/systems/<system>.json``.
-A campaign is a folder of run directories. Nothing is written, and no file's content raises an error.
+A campaign is a folder of run directories. Nothing is written, and the content of files never raises an error.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def result_sets(path: Path) -> list[ResultSet]:
     """Every set of runs at or below ``path``, in natural order of their paths.
 
     Raises:
-        UserError: there is nothing at ``path``, or nothing of a run below it.
+        UserError: ``path`` does not exist, or has no run at or below it.
     """
     if path.is_file():
         return [_one_log(path)]
@@ -85,7 +85,7 @@ def _below(top: Path) -> Iterator[ResultSet]:
 
 
 def _is_above(folder: Path, top: Path) -> bool:
-    """Whether ``folder`` is a link to ``top`` or above it, which would never end."""
+    """Whether ``folder`` is a link to ``top`` or above it, which would recurse endlessly."""
     return folder.is_symlink() and top.resolve().is_relative_to(folder.resolve())
 
 
@@ -100,7 +100,7 @@ def _one_log(path: Path) -> ResultSet:
 
 @dataclass(frozen=True)
 class _TreePosition:
-    """Where in a submission tree a folder is; ``benchmark`` is None above that level."""
+    """The position of a folder in a submission tree; ``benchmark`` is None above that level."""
 
     tree: Path
     org: str
@@ -110,8 +110,8 @@ class _TreePosition:
 
 
 def _tree_position(folder: Path) -> _TreePosition | None:
-    """From the path. None where ``<org>/results/<system>/…`` does not lead to it, or where a folder ``results``
-    has neither ``<org>/systems`` beside it nor a level strong or weak below it."""
+    """From the path. None if ``<org>/results/<system>/…`` does not lead to it, or if the folder ``results`` has
+    neither ``<org>/systems`` beside it nor a level strong or weak below it."""
     above = folder.absolute().parts
     for depth in (1, 2, 3):
         if len(above) <= depth + 1 or above[-1 - depth] != "results":
@@ -213,7 +213,7 @@ def _is_run(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the runs of one score have in common; a target of None is the official one."""
+    """What the runs of a score have in common; a target of None is the official one."""
 
     benchmark: str = ""
     preset: str | None = None
@@ -222,7 +222,7 @@ class _Kind:
 
 
 def _kind(run: Path) -> _Kind:
-    """From the first readable file of a run directory that has it."""
+    """The kind of a run, from the first readable file of its directory that states it."""
     loaders: tuple[tuple[str, Callable[[Path], dict[str, Any]]], ...] = (
         ("result.json", read_object),
         ("config.toml", lambda path: tomllib.loads(read_text(path))),
@@ -265,7 +265,7 @@ def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
 
 
 def _campaign(folder: Path) -> tuple[Metric, int | None]:
-    """The metric and T of campaign.json; without one the folder's name may be that of a metric."""
+    """The metric and T in campaign.json; without the file, the metric from the folder's name."""
     metric, scale = folder.absolute().name, None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         fields = read_object(folder / "campaign.json")

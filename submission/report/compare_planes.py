@@ -20,7 +20,7 @@ from mlhpc.submission.report.summary import plain, whole
 
 _BARS = "bars: ± standard deviation"
 _NEAR = 0.05
-"""Marks nearer than this share of both axes carry one label together."""
+"""Marks closer than this share of both axes get one common label."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Plane:
 
 
 def planes(group: Sequence[Entry]) -> Section | None:
-    """The section of a page; None where no set of ``group`` has all that is drawn."""
+    """The section of a page; None if no set of ``group`` has all the quantities drawn."""
     shown = [e for e in group if e.measured]
     if not shown:
         return None
@@ -77,7 +77,7 @@ def planes(group: Sequence[Entry]) -> Section | None:
                rates, plots.level_lines(x_epochs, y_rate, _times(epochs, rates)), spreads),
     )  # fmt: skip
     about = (
-        "Joined on the batch size: the axes of a row and of a column are the same: read the batch size "
+        "Joined on the batch size; planes in a row or column share an axis: read the batch size "
         "across from a to b, the epoch rate across from c to d. Lines join the sets of one machine of a "
         "submitter, in b and d those of one division. An epoch is training and evaluation, without the first "
         "one's excess. Filled: closed division, official data, with a score; hollow: anything else. Click the "
@@ -138,7 +138,7 @@ def _row(plane: _Plane, entry: Entry) -> dict[str, Any]:
 
 
 def _labels(rows: Sequence[dict[str, Any]], plane: _Plane) -> list[dict[str, Any]]:
-    """Letters at their marks; marks on top of each other carry theirs together."""
+    """Letters at their marks; overlapping marks share one label."""
     labels: list[dict[str, Any]] = []
     for row in rows:
         near = (
@@ -166,14 +166,14 @@ def _machines(shown: Sequence[Entry]) -> list[str]:
 
 
 def _whisker(spread: Spread) -> tuple[float, float] | None:
-    """Mean ± standard deviation, where there are runs enough; above 0, as the axis is logarithmic."""
+    """Mean ± standard deviation, if there are enough runs; above 0, as the axis is logarithmic."""
     if not spread.has_interval or not spread.sd:
         return None
     return max(spread.mean - spread.sd, spread.mean / 10), spread.mean + spread.sd
 
 
 def _times(epochs: Mapping[str, float], rates: Mapping[str, float]) -> list[tuple[float, str]]:
-    """Lines of equal time around those measured: rate = epochs / time."""
+    """Lines of equal time around the measured times: rate = epochs / time."""
     minutes = [60 * epochs[letter] / rates[letter] for letter in epochs if letter in rates]
     rounds = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3000, 6000)
     near = [m for m in rounds if min(minutes) / 2.5 <= m <= max(minutes) * 2.5]
