@@ -10,17 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.bounds import bounds
 from mlhpc.benchmarks.load import definition_of, load, runs_of_a_score, toml_value
-from mlhpc.benchmarks.rules import (
-    RULES,
-    RunContext,
-    bounds,
-    default_ruleset,
-    findings,
-    name_of,
-    requirement,
-    source,
-)
+from mlhpc.benchmarks.rule_context import default_ruleset
+from mlhpc.benchmarks.rules import RULES, RunContext, findings, name_of, requirement, source
 from mlhpc.common.data import manifest
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.staging.target import in_use

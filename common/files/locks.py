@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlhpc.common.files.filesystem import flock_reaches_other_nodes
 
-_OWN = f".use.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+_TOKEN = secrets.token_hex(4)  # process ids are used again
 _held: dict[Path, int] = {}  # the locks of this process, like its memory its own
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -45,10 +45,15 @@ def unlock(folder: Path, fd: int) -> None:
     os.close(fd)
 
 
+def _own() -> str:
+    """The name of this process's use files; a fork has its own."""
+    return f".use.{socket.gethostname()}.{os.getpid()}.{_TOKEN}"
+
+
 def register(folder: Path) -> None:
     """Record that this process uses ``folder``, until ``unregister`` or its end."""
     if folder not in _held:
-        _held[folder] = fd = os.open(folder / _OWN, _OPEN | os.O_CREAT, 0o644)
+        _held[folder] = fd = os.open(folder / _own(), _OPEN | os.O_CREAT, 0o644)
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -56,7 +61,7 @@ def register(folder: Path) -> None:
 def unregister(folder: Path) -> None:
     """Record that this process no longer uses ``folder``."""
     if folder in _held:
-        (folder / _OWN).unlink(missing_ok=True)
+        (folder / _own()).unlink(missing_ok=True)
         os.close(_held.pop(folder))
 
 
@@ -64,7 +69,7 @@ def in_use(folder: Path) -> bool:
     """Whether another process uses ``folder``. Removes the files of dead ones."""
     used = False
     for path in folder.glob(".use.*"):
-        if path.name == _OWN:
+        if path.name == _own():
             continue
         with contextlib.suppress(FileNotFoundError):
             try:

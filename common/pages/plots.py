@@ -194,7 +194,7 @@ def line(
         colour, shape, dash = charts.series_scales(series)
         picked = alt.selection_point(fields=["series"], bind="legend", toggle="true")
         base = base.encode(
-            color=alt.Color("series:N", scale=colour),
+            color=alt.Color("series:N", scale=colour, legend=alt.Legend(symbolStrokeWidth=0)),
             opacity=alt.condition(picked, alt.value(1), alt.value(0.12)),
         )
         layers.append(
@@ -219,39 +219,71 @@ def curves(
     series: Sequence[str],
     tooltip: Shown,
     levels: Rows = (),
+    reference: Rows = (),
+    labels: Rows = (),
     loose: Sequence[str] = (),
     height: int = 260,
     **caption: Any,
 ) -> Figure:
-    """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``, and where the mean
-    has an interval ``low`` and ``high``. ``levels``: see ``level_lines``. ``loose``: series whose points no line
-    joins."""
+    """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``; with an interval,
+    ``low`` and ``high`` of y, or ``x_low`` and ``x_high``; ``join`` where a series is joined in parts, in the
+    order of the rows instead of along x; ``hollow`` for a mark without filling. ``levels``: see ``level_lines``.
+    ``reference``: a grey curve (``x``, ``y`` and the fields of ``tooltip``). ``labels``: ``text`` at ``x``, ``y``.
+    ``loose``: series whose points no line joins.
+    """
     colour, shape, dash = charts.series_scales(series)
-    legend = alt.Legend() if len(series) > 1 else None
+    below_each_other: Any = {"columns": 1} if sum(map(len, series)) > 40 else {}
+    legend = alt.Legend(**below_each_other, symbolStrokeWidth=0) if len(series) > 1 else None
     picked = alt.selection_point(fields=["series"], bind="legend", toggle="true")
-    faded = alt.condition(picked, alt.value(1), alt.value(0.12))
-    base = alt.Chart(data(rows)).encode(
-        x=alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis),
-        y=alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis),
+    in_row_order: Any = {"value": None}
+    joined: Any = {"detail": "join:N", "order": in_row_order} if any("join" in row for row in rows) else {}
+
+    def plane(rows: Rows) -> alt.Chart:
+        x = alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis)
+        return alt.Chart(data(rows)).encode(x=x, y=alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis))
+
+    base = plane(rows).encode(
         color=alt.Color("series:N", scale=colour, legend=legend),
-        opacity=faded,
+        opacity=alt.condition(picked, alt.value(1), alt.value(0.12)),
     )
-    joined = base.transform_filter(f"indexof({json.dumps(list(loose))}, datum.series) < 0") if loose else base
-    lines = joined.mark_line(strokeWidth=2).encode(
-        strokeDash=alt.StrokeDash("series:N", scale=dash, legend=legend)
+    lined = base.transform_filter(f"indexof({json.dumps(list(loose))}, datum.series) < 0") if loose else base
+    lines = lined.mark_line(strokeWidth=2).encode(
+        strokeDash=alt.StrokeDash("series:N", scale=dash, legend=legend), **joined
     )
-    whiskers = (
-        base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5).encode(y="low:Q", y2="high:Q")
+    rule = base.mark_rule(strokeWidth=1.5)
+    whiskers = [
+        rule.transform_filter("isValid(datum.low)").encode(y="low:Q", y2="high:Q"),
+        rule.transform_filter("isValid(datum.x_low)").encode(x="x_low:Q", x2="x_high:Q"),
+    ]
+    points = base.mark_point(filled=False, strokeWidth=2, size=70).encode(
+        shape=alt.Shape("series:N", scale=shape, legend=legend),
+        fill=alt.condition(
+            "datum.hollow", alt.value(CARD[0]), alt.Fill("series:N", scale=colour, legend=legend)
+        ),
+        tooltip=tooltips(tooltip),
     )
-    points = base.mark_point(filled=True, size=70).encode(
-        shape=alt.Shape("series:N", scale=shape, legend=legend), tooltip=tooltips(tooltip)
-    )
-    return figure(
-        alt.layer(*level_layers(levels, x_axis, y_axis), lines.add_params(picked), whiskers, points),
-        alt_text,
-        height=height,
-        **caption,
-    )
+    layers = [*level_layers(levels, x_axis, y_axis)]
+    if reference:
+        grey = plane(reference)
+        layers.append(grey.mark_line(strokeWidth=1.5, color=SOFT[0]).encode(order=in_row_order))
+        marks = grey.mark_point(filled=False, color=SOFT[0], fill=CARD[0], strokeWidth=2, size=70)
+        layers.append(marks.encode(tooltip=tooltips(tooltip)))
+    layers += [lines.add_params(picked), *whiskers, points]
+    if labels:
+        layers += _with_halo(
+            plane(labels).encode(text="text:N"), INK[0], dx=10, dy=-8, fontWeight="bold", fontSize=14
+        )
+    return figure(alt.layer(*layers), alt_text, height=height, **caption)
+
+
+def _with_halo(
+    texts: alt.Chart, colour: str, align: Literal["left", "right"] = "left", **style: Any
+) -> list[alt.Chart]:
+    """Texts that stay readable where they cross lines."""
+    return [
+        texts.mark_text(align=align, stroke=CARD[0], strokeWidth=4, **style),
+        texts.mark_text(align=align, color=colour, **style),
+    ]
 
 
 def level_lines(
@@ -286,5 +318,4 @@ def level_layers(levels: Rows, x_axis: LogAxis, y_axis: LogAxis) -> list[alt.Cha
     )
     lines = base.mark_line(color=SOFT[0], strokeWidth=1, strokeDash=[2, 5]).encode(detail="level:N")
     ends = base.transform_filter("datum.end").encode(text="level:N")
-    halo = ends.mark_text(align="right", dx=-4, dy=12, stroke=CARD[0], strokeWidth=4)
-    return [lines, halo, ends.mark_text(align="right", dx=-4, dy=12, color=SOFT[0])]
+    return [lines, *_with_halo(ends, SOFT[0], align="right", dx=-4, dy=12)]

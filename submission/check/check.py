@@ -18,7 +18,8 @@ from mlhpc.submission.check.official import (
 from mlhpc.submission.check.run_rules import run_rules
 from mlhpc.submission.logs.findings import Finding, passes, print_findings, verdict
 from mlhpc.submission.logs.mllog import parse
-from mlhpc.submission.logs.result_sets import PRUNED, Metric, ResultSet, result_sets
+from mlhpc.submission.logs.result_set import PRUNED, Metric, ResultSet
+from mlhpc.submission.logs.result_sets import result_sets
 from mlhpc.submission.logs.run_directory import Result, RunDirectory, read
 from mlhpc.submission.score.score import Strong, Weak
 from mlhpc.submission.score.set_score import compare_set, division_of, has_own_target, score_set, set_findings

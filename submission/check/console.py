@@ -12,7 +12,7 @@ from mlhpc.errors import count
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
 from mlhpc.submission.logs.findings import print_findings, verdict
-from mlhpc.submission.logs.result_sets import ResultSet
+from mlhpc.submission.logs.result_set import ResultSet
 from mlhpc.submission.score.rcp import Comparison
 from mlhpc.submission.score.score import RunScore, Strong, Weak
 from mlhpc.submission.score.set_score import compare_set, division_of, has_own_target, target_of

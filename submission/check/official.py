@@ -30,7 +30,7 @@ from mlhpc.submission.check.official_messages import (
 )
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_sets import BYPASS, PRUNED, ResultSet
+from mlhpc.submission.logs.result_set import BYPASS, PRUNED, ResultSet
 
 __all__ = [
     "RULESETS",

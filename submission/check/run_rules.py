@@ -8,7 +8,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError, count
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_sets import Metric
+from mlhpc.submission.logs.result_set import Metric
 from mlhpc.submission.logs.run_directory import Result, RunDirectory
 
 

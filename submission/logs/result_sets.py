@@ -1,6 +1,6 @@
 """The sets of runs below a path: one log, one run, a campaign, or the trees of many submitters.
 
-A set is the runs of one score. Layouts (MLPerf submission rules): for HPC
+Layouts (MLPerf submission rules): for HPC
 ``<org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt`` with ``pruned_results/`` beside the logs of
 a weak set, without the level ``strong`` in round 0.7 and in MLPerf Training; ``<org>/systems/<system>.json``.
 A campaign is a folder of run directories. Nothing is written, and the content of files never raises an error.
@@ -12,9 +12,8 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,94 +21,11 @@ from mlhpc.benchmarks.registry import logged_name
 from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.findings import Finding
-from mlhpc.submission.logs.mllog import Log, parse
+from mlhpc.submission.logs.mllog import parse
+from mlhpc.submission.logs.result_set import BYPASS, METRICS, PRUNED, Metric, ResultSet, natural
 from mlhpc.submission.logs.run_directory import Target
 
-Metric = Literal["strong", "weak"]
-METRICS: tuple[Metric, Metric] = ("strong", "weak")
-PRUNED = "pruned_results"
-BYPASS = "package_checker_params"
-"""A file that a submitter may put beside results to make package_checker skip a check."""
 RESULT = re.compile(r"result_.*\.txt")
-SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
-"""Prefixes of the keys of hyperparameters (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
-SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
-_SET_KEYS = frozenset(
-    {"run_start", "run_stop", "staging_start", "staging_stop", "eval_error", "eval_accuracy", "seed", *SIZES}
-)
-
-
-@dataclass(frozen=True)
-class ResultSet:
-    """The runs of one score.
-
-    ``path``: their folder, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
-    ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be
-    read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: what is wrong with
-    the files of the set. For run directories of this suite: ``runs``, their ``preset``, and the ``target`` that
-    they were run to; for other logs the target is that of the rules.
-    """
-
-    path: Path
-    org: str | None
-    system: str | None
-    system_json: dict[str, Any] | None
-    benchmark: str
-    metric: Metric
-    log_paths: tuple[Path, ...]
-    pruned_paths: tuple[Path, ...] = ()
-    problems: tuple[Finding, ...] = ()
-    runs: tuple[Path, ...] = ()
-    preset: str | None = None
-    target: Target | None = None
-    campaign_scale: int | None = None
-
-    @cached_property
-    def logs(self) -> tuple[Log, ...]:
-        """The complete logs. Raises UserError when one cannot be opened."""
-        return tuple(map(parse, self.log_paths))
-
-    @cached_property
-    def pruned(self) -> tuple[Log, ...]:
-        """The complete logs that the submitter has pruned from a weak set."""
-        return tuple(map(parse, self.pruned_paths))
-
-    @cached_property
-    def condensed(self) -> tuple[Log, ...]:
-        """The logs reduced to the records that scores and the rules for sets need: a few hundred of up to
-        millions, so that a set of large logs fits into memory. Raises UserError like ``logs``."""
-        return tuple(parse(path).condensed(_is_for_sets) for path in self.log_paths)
-
-    @cached_property
-    def condensed_pruned(self) -> tuple[Log, ...]:
-        """The pruned logs, likewise."""
-        return tuple(parse(path).condensed(_is_for_sets) for path in self.pruned_paths)
-
-    @property
-    def fingerprint(self) -> frozenset[str]:
-        """The fingerprints of its logs: the same for a set and its copies."""
-        return frozenset(log.fingerprint for log in self.condensed)
-
-    @property
-    def is_tree(self) -> bool:
-        """Whether the set is in a submission tree, to which more rules apply."""
-        return self.system is not None
-
-    @property
-    def total_scale(self) -> int | None:
-        """Compute units (accelerators, or nodes if a node has none) in the system description; without
-        one, those in a throughput campaign's campaign.json (T)."""
-        fields = self.system_json
-        if fields is None:
-            return self.campaign_scale
-        try:
-            return int(fields["number_of_nodes"]) * max(int(fields["accelerators_per_node"]), 1)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            return None
-
-
-def _is_for_sets(key: str) -> bool:
-    return key in _SET_KEYS or key.startswith((*SETTINGS, "submission_"))
 
 
 def result_sets(path: Path) -> list[ResultSet]:
@@ -135,12 +51,6 @@ def result_sets(path: Path) -> list[ResultSet]:
             "give the --out of a run, a folder of them, or a submission tree"
         )
     return sets
-
-
-def natural(path: Path) -> list[tuple[int, int | str]]:
-    """A key that sorts result_2 before result_10."""
-    parts = re.split(r"(\d+)", str(path))
-    return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts]
 
 
 def _below(top: Path) -> Iterator[ResultSet]:

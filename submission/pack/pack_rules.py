@@ -10,7 +10,7 @@ from typing import Any
 
 from mlhpc.common.host.provenance import commit
 from mlhpc.submission.logs.findings import Finding, Severity
-from mlhpc.submission.logs.result_sets import ResultSet
+from mlhpc.submission.logs.result_set import ResultSet
 from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.leaks import Names

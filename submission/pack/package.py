@@ -25,7 +25,8 @@ from mlhpc.errors import UserError
 from mlhpc.submission.check import official
 from mlhpc.submission.check.check import check_set
 from mlhpc.submission.logs.findings import Finding, passes
-from mlhpc.submission.logs.result_sets import PRUNED, Metric, ResultSet, result_sets
+from mlhpc.submission.logs.result_set import PRUNED, Metric, ResultSet
+from mlhpc.submission.logs.result_sets import result_sets
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.archive import CHECKSUMS, aside, write_archive
 from mlhpc.submission.pack.leaks import leaks

@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import altair as alt
-
 from mlhpc.common.pages import charts, plots
-from mlhpc.common.pages.charts import CARD, INK, SERIES, SHAPES, SOFT, Figure, LogAxis, data, figure
+from mlhpc.common.pages.charts import Figure, LogAxis
 from mlhpc.common.pages.html import Grid, Legend, Section
 from mlhpc.perf.scaling import Point
 from mlhpc.submission.report.compare import references
@@ -21,7 +19,6 @@ from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.summary import plain, whole
 
 _BARS = "bars: ± standard deviation"
-_REFERENCE = "reference"
 _NEAR = 0.05
 """Marks closer than this share of both axes get one common label."""
 
@@ -83,9 +80,13 @@ def planes(group: Sequence[Entry]) -> Section | None:
         "Joined on the batch size; planes in a row or column share an axis: read the batch size "
         "across from a to b, the epoch rate across from c to d. Lines join the sets of one machine of a "
         "submitter, in b and d those of one division. An epoch is training and evaluation, without the first "
-        "one's excess. Filled: closed division, official data, with a score; hollow: anything else."
+        "one's excess. Filled: closed division, official data, with a score; hollow: anything else. Click the "
+        "machines in a legend to pick them out."
     )
-    legend = [(_series(e, shown), e.letter, f"{e.name}, {e.made_from}", e.is_closed_score) for e in shown]
+    machines = _machines(shown)
+    legend = [
+        (machines.index(_machine(e)), e.letter, f"{e.name}, {e.made_from}", e.is_closed_score) for e in shown
+    ]
     if reference:
         legend.append((-1, "ref", "reference convergence points (mlperf-logging)", False))
     figures = tuple(_draw(plane, shown) for plane in drawn)
@@ -94,60 +95,42 @@ def planes(group: Sequence[Entry]) -> Section | None:
 
 
 def _draw(plane: _Plane, shown: Sequence[Entry]) -> Figure:
-    rows = [_row(plane, e, shown) for e in sorted(shown, key=lambda e: (e.scale or 0, e.batch or 0))]
-    for p in plane.reference:
-        description = f"reference: {plain(p.value[0])} epochs at batch size {whole(p.size)}"
-        rows.append({"x": p.value[0], "y": float(p.size), "line": _REFERENCE, "series": -1, "fill": CARD[0],
-                     "colour": SOFT[0], "shape": "circle", "letter": "ref", "set": description,
-                     "values": ""})  # fmt: skip
-    base = alt.Chart(data(rows)).encode(
-        x=alt.X("x:Q", scale=plane.x_axis.scale, axis=plane.x_axis.axis),
-        y=alt.Y("y:Q", scale=plane.y_axis.scale, axis=plane.y_axis.axis),
-        color=alt.Color("colour:N", scale=None, legend=None),
+    rows = [_row(plane, e) for e in sorted(shown, key=lambda e: (e.scale or 0, e.batch or 0))]
+    reference = [
+        {"x": p.value[0], "y": float(p.size), "letter": "ref", "values": "",
+         "set": f"reference: {plain(p.value[0])} epochs at batch size {whole(p.size)}"}
+        for p in sorted(plane.reference, key=lambda p: p.size)
+    ]  # fmt: skip
+    says = "; ".join(" ".join(filter(None, (row["set"], row["values"]))) for row in [*rows, *reference])
+    return plots.curves(
+        rows,
+        f"{plane.title}. {says}",
+        x_axis=plane.x_axis,
+        y_axis=plane.y_axis,
+        series=_machines(shown),
+        tooltip=[("set", "set"), ("values", "values")],
+        levels=plane.levels,
+        reference=reference,
+        labels=_labels([*rows, *reference], plane),
+        title=plane.title,
+        note=plane.note,
+        height=300,
+        static_width=440,
     )
-    joins = base.mark_line(strokeWidth=1.5).encode(detail="line:N", order="y:Q")
-    whiskers = (
-        base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5).encode(x="low:Q", x2="high:Q")
-    )
-    points = base.mark_point(size=90, strokeWidth=2, opacity=1).encode(
-        fill=alt.Fill("fill:N", scale=None, legend=None),
-        shape=alt.Shape("shape:N", scale=None, legend=None),
-        tooltip=plots.tooltips([("set", "set"), ("values", "values")]),
-    )
-    labels = alt.Chart(data(_labels(rows, plane))).encode(
-        x=base.encoding.x, y=base.encoding.y, text="letters:N"
-    )
-    letters = labels.mark_text(dx=10, dy=-8, align="left", fontWeight="bold", fontSize=14, color=INK[0])
-    halo = labels.mark_text(
-        dx=10, dy=-8, align="left", fontWeight="bold", fontSize=14, stroke=CARD[0], strokeWidth=4
-    )
-    layers = [
-        *plots.level_layers(plane.levels, plane.x_axis, plane.y_axis),
-        joins,
-        whiskers,
-        points,
-        halo,
-        letters,
-    ]
-    says = f"{plane.title}. " + "; ".join(" ".join(filter(None, (row["set"], row["values"]))) for row in rows)
-    return figure(alt.layer(*layers), says, title=plane.title, note=plane.note, height=300, static_width=440)
 
 
-def _row(plane: _Plane, entry: Entry, shown: Sequence[Entry]) -> dict[str, Any]:
-    x, y, number = plane.x[entry.letter], plane.y[entry.letter], _series(entry, shown)
-    colour = SERIES[number % len(SERIES)][0]
+def _row(plane: _Plane, entry: Entry) -> dict[str, Any]:
+    x, y = plane.x[entry.letter], plane.y[entry.letter]
     spread = plane.spreads.get(entry.letter)
     low, high = (spread and _whisker(spread)) or (None, None)
     return {
         "x": x,
         "y": y,
-        "low": low,
-        "high": high,
-        "line": f"{entry.line}{entry.division if plane.spreads else ''}",
-        "series": number,
-        "colour": colour,
-        "fill": colour if entry.is_closed_score else CARD[0],
-        "shape": SHAPES[number % len(SHAPES)],
+        "x_low": low,
+        "x_high": high,
+        "series": _machine(entry),
+        "join": entry.division if plane.spreads else "",
+        "hollow": not entry.is_closed_score,
         "letter": entry.letter,
         "set": f"{entry.letter} {entry.name}: {entry.made_from}",
         "values": f"{plain(x)} {plane.x_axis.title}, {plain(y)} {plane.y_axis.title}",
@@ -166,14 +149,20 @@ def _labels(rows: Sequence[dict[str, Any]], plane: _Plane) -> list[dict[str, Any
         )
         label = next(near, None)
         if label is None:
-            labels.append({"x": row["x"], "y": row["y"], "letters": row["letter"]})
-        elif row["letter"] not in label["letters"].split():
-            label["letters"] += f" {row['letter']}"
+            labels.append({"x": row["x"], "y": row["y"], "text": row["letter"]})
+        elif row["letter"] not in label["text"].split():
+            label["text"] += f" {row['letter']}"
     return labels
 
 
-def _series(entry: Entry, shown: Sequence[Entry]) -> int:
-    return list(dict.fromkeys(e.line for e in shown)).index(entry.line)
+def _machine(entry: Entry) -> str:
+    """The name of the line of a machine (``Entry.line``)."""
+    org, _, model = entry.line
+    return f"{org} · {model}"
+
+
+def _machines(shown: Sequence[Entry]) -> list[str]:
+    return list(dict.fromkeys(map(_machine, shown)))
 
 
 def _whisker(spread: Spread) -> tuple[float, float] | None:

@@ -15,7 +15,7 @@ from typing import Any
 from mlhpc.benchmarks import load, registry
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.phases import Phases, phases
-from mlhpc.submission.logs.result_sets import ResultSet
+from mlhpc.submission.logs.result_set import ResultSet
 from mlhpc.submission.logs.run_directory import Target
 from mlhpc.submission.report.entry import (
     BEFORE_CLOCK,

@@ -10,7 +10,7 @@ from mlhpc.benchmarks.load import load, presets
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, Severity
 from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_sets import SETTINGS, SIZES, ResultSet
+from mlhpc.submission.logs.result_set import SETTINGS, SIZES, ResultSet
 from mlhpc.submission.logs.run_directory import Target
 from mlhpc.submission.score.rcp import Comparison, compare, reference_points
 from mlhpc.submission.score.score import (

@@ -2,21 +2,23 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.warm import run_warm
+from helpers.warm import WarmPython, run_warm
 
-TRAINERS = {
-    "cosmoflow": "mlhpc.cosmoflow.tf.train",
-    "deepcam": "mlhpc.deepcam.train",
-    "resnet50": "mlhpc.resnet50.train",
-}
+# What is imported once for all programs of these tests. No TensorFlow where PyTorch trains: it is blocked there.
+TENSORFLOW = ("mlhpc.cosmoflow.tf.train", "horovod.tensorflow")
+TRAIN_WITH_PYTORCH = ("mlhpc.cosmoflow.pytorch.train", "mlhpc.deepcam.train", "mlhpc.resnet50.train")
+PYTORCH = ("!tensorflow", "!keras", "!horovod", *TRAIN_WITH_PYTORCH)
+NO_FRAMEWORK = ("mlhpc.submission.report.report", "mlhpc.run")
+LOADED = {"cosmoflow": TENSORFLOW, "deepcam": PYTORCH, "resnet50": PYTORCH}
 
 # 24 + 7 universes: small enough for seconds, and neither divides by a batch of 8 or by two ranks.
 TINY = [
@@ -61,20 +63,30 @@ def climate_settings(*more: str) -> list[str]:
     return [word for setting in (*TINY_CLIMATE, *more) for word in ("--set", setting)]
 
 
+def loaded_for(words: Sequence[object]) -> tuple[str, ...]:
+    """What a command line imports that trains, with any number of ranks."""
+    trains = words[0] in ("run", "campaign", "study")
+    if trains and "training.framework=pytorch" in words:
+        return PYTORCH
+    return LOADED.get(str(words[1]), NO_FRAMEWORK) if trains else NO_FRAMEWORK
+
+
 def mlhpc(
-    *words: object, env: dict[str, str] | None = None, **options: Any
+    *words: object, env: dict[str, str] | None = None, new_process: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user does; runs of one rank in a process that has loaded the framework."""
-    words = tuple(map(str, words))
-    trainer = TRAINERS.get(words[1]) if words[0] == "run" else None
-    if trainer and "training.framework=pytorch" in words:
-        trainer = "mlhpc.cosmoflow.pytorch.train"
-    if trainer and "--ranks" not in words and not env and not options:
-        return run_warm(trainer, words, timeout_s=300)
-    command = [sys.executable, "-m", "mlhpc", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | (env or {}), timeout=300, **options
-    )
+    """Run the command line as a user does, in a process that has loaded what it needs; with ``env`` added to the
+    environment, in a new process."""
+    if env or new_process:
+        command = [sys.executable, "-m", "mlhpc", *map(str, words)]
+        return subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | (env or {}), timeout=300
+        )
+    return run_warm(loaded_for(words), ["-m", "mlhpc", *words], timeout=300)
+
+
+def start_mlhpc(*words: object) -> WarmPython:
+    """Start the command line as ``mlhpc`` does."""
+    return WarmPython(loaded_for(words), ["-m", "mlhpc", *words])
 
 
 def result(out: Path) -> dict[str, Any]:
@@ -102,11 +114,8 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def rank_process(parent: int, rank: int) -> int:
-    """The process of a rank among the children of ``mlhpc run --ranks``."""
-    for pid in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
-        if f"MLHPC_RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            return pid
-    raise AssertionError(f"no child of {parent} is rank {rank}")
+    """The process of a rank: ``mlhpc run --ranks`` starts them in order, and nothing else."""
+    return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[rank])
 
 
 def resumed_after_a_kill(folder: Path, *words: object, rel: float) -> Path:
@@ -115,11 +124,10 @@ def resumed_after_a_kill(folder: Path, *words: object, rel: float) -> Path:
     whole, killed, out = folder / "whole", folder / "killed", folder / "out"
     same = [*words, "--set", "training.checkpoint_epochs=1", "--set", "training.max_epochs=8"]
     mlhpc(*same, "--out", whole, "--seed", 9)
-    command = [sys.executable, "-m", "mlhpc", *map(str, same), "--out", str(killed), "--seed", "9"]
-    run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    run = start_mlhpc(*same, "--out", killed, "--seed", 9)
     wait_for((killed / "checkpoint.npz").exists)
-    run.kill()
-    run.wait()
+    run.send_signal(signal.SIGKILL)
+    run.communicate(timeout=60)
     done = mlhpc(*same, "--out", out, "--resume", killed)
     record = result(out)
     assert record["resumed"] and record["seed"] == 9, done.stderr

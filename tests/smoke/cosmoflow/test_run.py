@@ -4,11 +4,22 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
-from smoke.conftest import mlhpc, mllog, rank_process, result, resumed_after_a_kill, settings, trace, wait_for
+from helpers.warm import run_warm
+from smoke.conftest import (
+    NO_FRAMEWORK,
+    TENSORFLOW,
+    mlhpc,
+    mllog,
+    rank_process,
+    result,
+    resumed_after_a_kill,
+    settings,
+    start_mlhpc,
+    trace,
+    wait_for,
+)
 
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.timing.breakdown import read_events
@@ -70,7 +81,7 @@ def test_a_converged_run_passes_the_check_except_for_the_official_target(converg
 
 
 @pytest.mark.parametrize("ruleset", ["1.0.0", "2.0.0", "3.0.0"])
-def test_the_official_checker_objects_only_to_the_target(converged, ruleset, tmp_path):
+def test_the_official_checker_objects_only_to_the_target(converged, ruleset, tmp_path, monkeypatch):
     words = [
         "mlperf_logging.compliance_checker",
         "--usage",
@@ -79,7 +90,8 @@ def test_the_official_checker_objects_only_to_the_target(converged, ruleset, tmp
         ruleset,
         converged / "run.log",
     ]
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = run_warm(NO_FRAMEWORK, ["-m", *words], timeout=60)
     text = done.stdout + done.stderr
     assert "Failed checks for eval_error" in text
     assert text.count("Failed checks") + text.count("Required ") == 1, text
@@ -87,9 +99,8 @@ def test_the_official_checker_objects_only_to_the_target(converged, ruleset, tmp
 
 def test_two_ranks_reproduce_the_trace_of_one(tiny_data, one_rank, tmp_path):
     out = tmp_path / "out"
-    done = mlhpc(
-        "run", "cosmoflow", "--data", tiny_data, "--out", out, "--seed", 7, "--ranks", 2, *settings()
-    )
+    words = ["--data", tiny_data, "--out", out, "--seed", 7, "--ranks", 2, *settings()]
+    done = mlhpc("run", "cosmoflow", *words, new_process=True)
     assert done.returncode == 1, done.stderr
     assert result(out)["ranks"] == 2
     assert trace(out) == pytest.approx(trace(one_rank), rel=2e-5)
@@ -123,9 +134,8 @@ def test_resuming_with_other_settings_is_refused(tiny_data, one_rank, tmp_path):
 
 def test_a_terminated_run_is_recorded_as_aborted(tiny_data, tmp_path):
     out = tmp_path / "out"
-    command = ["run", "cosmoflow", "--data", tiny_data, "--out", out, *settings("training.max_epochs=500")]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "mlhpc", *map(str, command)], stderr=subprocess.PIPE, text=True
+    run = start_mlhpc(
+        "run", "cosmoflow", "--data", tiny_data, "--out", out, *settings("training.max_epochs=500")
     )
     wait_for(lambda: (out / "run.log").exists() and "eval_error" in (out / "run.log").read_text())
     run.send_signal(signal.SIGTERM)
@@ -138,20 +148,8 @@ def test_a_terminated_run_is_recorded_as_aborted(tiny_data, tmp_path):
 
 def test_a_killed_rank_ends_the_run_and_is_named(tiny_data, tmp_path):
     out = tmp_path / "out"
-    command = [
-        "run",
-        "cosmoflow",
-        "--data",
-        tiny_data,
-        "--out",
-        out,
-        "--ranks",
-        2,
-        *settings("training.max_epochs=500"),
-    ]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "mlhpc", *map(str, command)], stderr=subprocess.PIPE, text=True
-    )
+    words = ["--data", tiny_data, "--out", out, "--ranks", 2, *settings("training.max_epochs=500")]
+    run = start_mlhpc("run", "cosmoflow", *words)
     wait_for(lambda: (out / "run.log").exists() and "eval_error" in (out / "run.log").read_text())
     os.kill(rank_process(run.pid, 1), signal.SIGKILL)
     error = run.communicate(timeout=60)[1]
@@ -210,19 +208,13 @@ def test_results_are_never_overwritten(tiny_data, one_rank):
 
 
 def test_two_concurrent_runs_do_not_share_an_output_folder(tiny_data, tmp_path):
-    words = [
-        "run",
-        "cosmoflow",
-        "--data",
-        tiny_data,
-        "--out",
-        tmp_path / "o",
-        *settings("training.max_epochs=1"),
-    ]
-    command = [sys.executable, "-m", "mlhpc", *map(str, words)]
-    runs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    errors = [run.communicate(timeout=120)[1] for run in runs]
-    assert sorted(run.returncode for run in runs) == [1, 2], errors
+    program = """import subprocess, sys
+runs = [subprocess.Popen([sys.executable, "-m", "mlhpc", *sys.argv[1:]]) for _ in range(2)]
+print(sorted(run.wait() for run in runs))
+"""
+    words = ["--data", tiny_data, "--out", tmp_path / "o", *settings("training.max_epochs=1")]
+    done = run_warm(TENSORFLOW, ["-c", program, "run", "cosmoflow", *words], timeout=120)
+    assert done.stdout.splitlines()[-1] == "[1, 2]", done.stderr
     assert [r["key"] for r in mllog(tmp_path / "o")].count("run_stop") == 1
 
 
@@ -281,6 +273,6 @@ sys.addaudithook(hook)
 from mlhpc.cli import main
 sys.exit(main({words!r}))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    done = run_warm(TENSORFLOW, ["-c", program], timeout=300)
     assert done.returncode == 1, done.stderr
     assert "TOUCHED" not in done.stderr

@@ -3,13 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import h5py
 import numpy as np
 import pytest
-from smoke.conftest import climate_settings, mlhpc, mllog, result, settings
+from helpers.warm import run_warm
+from smoke.conftest import PYTORCH, climate_settings, mlhpc, mllog, result, settings
 
 # Rank 1 ends as if the machine had killed it: half way through a file that it stages, or where a span begins.
 PROGRAM = """
@@ -53,8 +52,7 @@ SETTINGS = climate_settings("training.checkpoint_epochs=1", "training.max_epochs
 def lose_rank_1(words, phase, epoch):
     """The standard error of a run that loses rank 1 at this point. It has two minutes to end."""
     arguments = json.dumps([[str(word) for word in words], phase, epoch])
-    command = [sys.executable, "-c", LOCAL, "-c", PROGRAM, arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=120)
+    done = run_warm(PYTORCH, ["-c", LOCAL, "-c", PROGRAM, arguments], timeout=120)
     assert done.returncode not in (0, 2), done.stderr
     return done.stderr
 

@@ -1,13 +1,9 @@
 """Whole campaigns of tiny CosmoFlow runs on this machine."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 
-from smoke.conftest import mlhpc, result, settings
+from smoke.conftest import mlhpc, result, settings, start_mlhpc, wait_for
 
 
 def record(out):
@@ -36,16 +32,10 @@ def test_concurrent_instances_share_the_stage(tiny_data, tmp_path):
 def test_an_interrupted_campaign_closes_the_log_of_its_run(tiny_data, tmp_path):
     out = tmp_path / "strong"
     words = ["campaign", "cosmoflow", "--data", tiny_data, "--out", out, "--ranks", 2, "--runs", 2]
-    command = [sys.executable, "-m", "mlhpc", *words, *settings("training.max_epochs=500")]
-    campaign = subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ
-    )
-    log, deadline = out / "run_01" / "run.log", time.monotonic() + 120
-    while not (log.exists() and "eval_error" in log.read_text()):
-        assert time.monotonic() < deadline and campaign.poll() is None, campaign.communicate()[0]
-        time.sleep(0.05)
+    campaign, log = start_mlhpc(*words, *settings("training.max_epochs=500")), out / "run_01" / "run.log"
+    wait_for(lambda: (log.exists() and "eval_error" in log.read_text()) or campaign.poll() is not None)
     campaign.send_signal(signal.SIGTERM)
-    output = campaign.communicate(timeout=90)[0]
+    output = "".join(campaign.communicate(timeout=90))
     assert campaign.returncode == 130, output
     assert "Traceback" not in output
     stops = [line for line in log.read_text().splitlines() if '"run_stop"' in line]

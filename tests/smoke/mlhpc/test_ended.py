@@ -7,7 +7,16 @@ import subprocess
 import sys
 
 import pytest
-from smoke.conftest import climate_settings, mllog, rank_process, result, wait_for
+from helpers.warm import run_warm
+from smoke.conftest import (
+    PYTORCH,
+    climate_settings,
+    mllog,
+    rank_process,
+    result,
+    start_mlhpc,
+    wait_for,
+)
 from smoke.deepcam.test_lost_ranks import LOCAL
 
 ENDED = "terminated by SIGTERM (job time limit?)"
@@ -40,10 +49,7 @@ sys.exit(main(words))
 
 def start(climate, out, *more):
     words = ["run", "deepcam", "--data", climate, "--stage", out.parent / "stage", "--out", out, "--ranks", 2]
-    return subprocess.Popen(
-        [sys.executable, "-m", "mlhpc", *map(str, words), *climate_settings(*more)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    return start_mlhpc(*words, *climate_settings(*more))
 
 
 def reached(out, rank, words):
@@ -66,7 +72,7 @@ def test_a_rank_that_ends_during_the_run_is_named_and_the_result_is_aborted(
     run = start(climate, out, "training.max_epochs=2000", "target.value=0.999")
     wait_for(lambda: reached(out, 1, when) or run.poll() is not None)
     os.kill(rank_process(run.pid, 1), how)
-    output = run.communicate(timeout=60)[0]
+    output = "".join(run.communicate(timeout=60))
     assert run.returncode not in (0, None) and "Traceback" not in output, output
     lines = [line for line in output.splitlines() if "mlhpc: " in line]
     assert sum("rank 1 on" in line and message in line for line in lines) == 1, output
@@ -83,13 +89,10 @@ def test_a_rank_lost_after_the_run_does_not_change_its_result(climate, tmp_path,
     out = tmp_path / "out"
     words = ["run", "deepcam", "--data", climate, "--stage", tmp_path / "stage", "--out", out]
     arguments = [[*map(str, words), *climate_settings("training.max_epochs=1")], str(out / file), sign]
-    done = subprocess.run(
-        [sys.executable, "-c", LOCAL, "-c", PROGRAM, json.dumps(arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert "Traceback" not in done.stdout, done.stdout
-    assert f"was lost in phase 'after the run': {ENDED}" in done.stdout, done.stdout
+    done = run_warm(PYTORCH, ["-c", LOCAL, "-c", PROGRAM, json.dumps(arguments)], timeout=120)
+    output = done.stdout + done.stderr
+    assert "Traceback" not in output, output
+    assert f"was lost in phase 'after the run': {ENDED}" in output, output
     left = result(out)
     assert left["status"] == "failed" and left["time_to_train_s"] > 0
     assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["failed"]
@@ -125,8 +128,8 @@ def test_rank_0_closes_its_log_even_after_a_second_signal(climate, tmp_path):
     run = start(climate, out, "training.max_epochs=2000", "target.value=0.999")
     wait_for(lambda: reached(out, 0, '"name": "epoch", "epoch": 3') or run.poll() is not None)
     os.kill(rank_process(run.pid, 0), signal.SIGTERM)
-    run.terminate()
-    output = run.communicate(timeout=60)[0]
+    run.send_signal(signal.SIGTERM)
+    output = "".join(run.communicate(timeout=60))
     assert "Traceback" not in output, output
     assert [r["metadata"]["status"] for r in mllog(out) if r["key"] == "run_stop"] == ["aborted"]
     assert result(out)["status"] == "aborted"

@@ -24,19 +24,18 @@ def check_cell(cell, warmup, steps, batch):
     return run
 
 
-def test_cosmoflow_on_two_ranks_over_storage(tiny_data, tmp_path):
+def test_cosmoflow_over_storage(tiny_data, tmp_path):
     done = mlhpc(
         "study", "cosmoflow", "--data", tiny_data, "--out", tmp_path / "study", "--stage", tmp_path / "stage",
-        "--vary", "ranks=2", "--vary", "storage=shared,staged", "--vary", "batch=4", "--repeats", 1,
+        "--vary", "storage=shared,staged", "--vary", "batch=4", "--repeats", 1,
         "--warmup", 1, "--steps", 2, *settings(),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     study = read(tmp_path / "study")
     assert study.axes == ("storage",)
     for cell in study.cells:
-        run = check_cell(cell, 1, 2, 4 * cell.settings["ranks"])
+        run = check_cell(cell, 1, 2, 4)
         assert (run.staging_s is None) == (cell.settings["storage"] == "shared")
-        assert len(list(run.path.glob("events.rank*.jsonl"))) == cell.settings["ranks"]
     assert not (tmp_path / "stage").exists()
     assert (tmp_path / "study" / "study.html").stat().st_size > 10_000
     # Its runs are not results: their epoch was cut short, so a rate computed from its time would be wrong.
@@ -47,15 +46,16 @@ def test_cosmoflow_on_two_ranks_over_storage(tiny_data, tmp_path):
     assert done.returncode == 1 and "log/study" in done.stdout
 
 
-def test_deepcam_over_loaders(climate, tmp_path):
+def test_deepcam_on_two_ranks_over_loaders(climate, tmp_path):
     done = mlhpc(
         "study", "deepcam", "--data", climate, "--out", tmp_path / "study", "--vary", "batch=2",
-        "--vary", "loading.loader=threads,workers", "--repeats", 1, "--warmup", 1, "--steps", 3,
-        *climate_settings(),
+        "--vary", "ranks=2", "--vary", "loading.loader=threads,workers", "--repeats", 1, "--warmup", 1,
+        "--steps", 2, *climate_settings(),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     for cell in read(tmp_path / "study").cells:
-        check_cell(cell, 1, 3, 2)
+        run = check_cell(cell, 1, 2, 2 * 2)
+        assert len(list(run.path.glob("events.rank*.jsonl"))) == cell.settings["ranks"] == 2
 
 
 def test_resnet50_over_networks_and_formats(tmp_path):

@@ -14,7 +14,7 @@ import yaml
 from mlperf_logging.compliance_checker import mlp_compliance
 
 from mlhpc import cli
-from mlhpc.benchmarks import load, registry, rules
+from mlhpc.benchmarks import load, registry, rules, setting_rules
 from mlhpc.errors import UserError
 from mlhpc.rules import document
 
@@ -182,7 +182,7 @@ def test_the_momentum_of_lars_is_free_from_large_batches_on():
 def test_a_hyperparameter_unknown_to_the_rules_is_not_free(monkeypatch):
     definition = copy.deepcopy(load.definition_of("cosmoflow"))
     del definition["closed_free"]["dropout"]
-    monkeypatch.setattr(rules, "definition_of", lambda benchmark: definition)
+    monkeypatch.setattr(setting_rules, "definition_of", lambda benchmark: definition)
     assert of("cosmoflow") == ["free-hyperparameters"]
 
 

@@ -168,6 +168,11 @@ def test_a_single_rank_needs_no_connection():
     assert launch.connect("horovod", TORCHRUN | alone | first) == Solo("torchrun")
 
 
+def test_horovodrun_cannot_start_torch():
+    with pytest.raises(UserError, match="horovodrun starts Horovod"):
+        launch.connect("torch", HOROVODRUN)
+
+
 def test_several_ranks_of_a_single_rank_command_are_refused():
     with pytest.raises(UserError, match="mlhpc started 2"):
         launch.connect("none", MLHPC)

@@ -18,7 +18,6 @@ from golden.make_tree import START_MS, Records, make_set, records, write_log
 from helpers.page import Page, rows_of
 from rich.console import Console
 
-from mlhpc.common.pages.charts import CARD
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.mllog import parse
 from mlhpc.submission.logs.phases import Phases, phases
@@ -211,9 +210,7 @@ def test_without_a_score_the_runs_are_shown_but_no_score(tmp_path: Path) -> None
     text = Page(page(comparison)).text
     assert "no score 3 runs; a score is made from 10 mean 12.00 of all runs that converged" in text
     # Three runs of closed settings are hollow in the figures: no closed result.
-    assert [row["fill"] for row in Page(page(comparison)).rows("a) ") if row.get("letter") == "A"] == [
-        CARD[0]
-    ]
+    assert [row["hollow"] for row in Page(page(comparison)).rows("a) ") if row.get("letter") == "A"] == [True]
 
 
 def test_runs_that_never_converged_predict_nothing(tmp_path: Path) -> None:
@@ -395,6 +392,26 @@ def test_marks_are_at_the_measured_values(whole: tuple[Comparison, str, str]) ->
         ]
         assert e.steady_epoch_s and mark["x"] == e.scale
         assert mark["y"] == pytest.approx(3600 / e.steady_epoch_s.mean)
+        assert mark["hollow"] is (not e.is_closed_score)
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_legend_picks_out_the_machines_of_a_plane(machines: int, tmp_path: Path) -> None:
+    """Every mark belongs to a name of the legend, and fades by the same selection. One machine needs no legend."""
+    for org, nodes in (("first", 2), ("other", 8))[:machines]:
+        make_set(tmp_path / org, minutes=[10.0 * nodes + n for n in range(10)], nodes=nodes)
+    charts = Page(page(compare([tmp_path]))).charts
+    planes = [chart for chart in charts if re.match(r"[abcd]\) ", chart["description"])]
+    assert len(planes) == 4
+    for plane in planes:
+        (selection,) = [param for param in plane["params"] if param.get("bind") == "legend"]
+        coloured = [layer["encoding"] for layer in plane["layer"] if "color" in layer["encoding"]]
+        assert coloured
+        for encoding in coloured:
+            names = [name.split(" ")[0] for name in encoding["color"]["scale"]["domain"]]
+            assert names == ["first", "other"][:machines]
+            assert encoding["opacity"]["condition"]["param"] == selection["name"]
+            assert (encoding["color"]["legend"] is not None) == (machines > 1)
 
 
 def test_the_terminal_shows_the_same_numbers(whole: tuple[Comparison, str, str]) -> None:

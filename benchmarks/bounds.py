@@ -1,0 +1,40 @@
+"""The conditions of ``closed_free``: bounds within which a setting may be chosen."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_SIGNS = {
+    "at_least": "≥ {:g}",
+    "above": "> {:g}",
+    "at_most": "≤ {:g}",
+    "below": "< {:g}",
+    "multiple_of": "a multiple of {:g}",
+    "power_of_two_times": "{:g} · 2ⁿ",
+}
+_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+    "at_least": lambda value, limit: value >= limit,
+    "above": lambda value, limit: value > limit,
+    "at_most": lambda value, limit: value <= limit,
+    "below": lambda value, limit: value < limit,
+    "multiple_of": lambda value, unit: _is_whole(value / unit),
+    "power_of_two_times": lambda value, unit: value > 0 and _is_whole(math.log2(value / unit)),
+    "one_of": lambda value, options: value in options,
+}
+
+
+def within(value: Any, condition: Mapping[str, Any]) -> bool:
+    """Whether a number satisfies every part of a condition."""
+    return all(_HOLDS[name](value, limit) for name, limit in condition.items())
+
+
+def bounds(condition: Mapping[str, Any]) -> str:
+    """A condition of ``closed_free`` in words and symbols."""
+    if "one_of" in condition:
+        return " or ".join(map(str, condition["one_of"]))
+    return " and ".join(_SIGNS[name].format(limit) for name, limit in condition.items()) or "any value"
+
+
+def _is_whole(number: float) -> bool:
+    """Whether ``number`` is whole, up to the rounding of a division."""
+    return math.isclose(number, round(number), rel_tol=1e-9, abs_tol=1e-9)

@@ -1,0 +1,57 @@
+"""What the rules of the closed division check, and how they report a violation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlhpc.benchmarks.findings import Finding, Severity
+from mlhpc.benchmarks.load import definition_of
+from mlhpc.benchmarks.schema import Run
+
+OPEN = "run with --set division=open"
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What is known about a run when the rules are checked. None: not known yet, and rules about it are skipped.
+
+    ``ruleset``: None means the newest that times staging, the strictest. ``data_on``: type of the file system
+    that holds the data set. ``staged_before``: the staging target holds files of an earlier run. ``facts``:
+    those of the data set's manifest. ``evicted``: page caches dropped before the run. ``init_s``: seconds of
+    init. ``seeds`` and ``runs``: the seeds of a campaign's runs, and their planned number.
+    """
+
+    run: Run
+    ruleset: str | None = None
+    resumed: bool | None = None
+    data_on: str | None = None
+    staged_before: bool | None = None
+    facts: Mapping[str, Any] | None = None
+    evicted: bool | None = None
+    init_s: float | None = None
+    seeds: Sequence[int] | None = None
+    runs: int | None = None
+
+    @property
+    def staging_is_timed(self) -> bool:
+        """Whether the ruleset has staging inside the clock."""
+        benchmark = self.run.benchmark
+        return (self.ruleset or default_ruleset(benchmark)) in _results(benchmark)["staging_timed"]
+
+
+def default_ruleset(benchmark: str) -> str:
+    """The newest ruleset that times staging: what passes it passes the others."""
+    results = _results(benchmark)
+    return str((results["staging_timed"] or results["rulesets"] or ["none"])[-1])
+
+
+def violation(where: str, expected: str, actual: str, remedy: str, severity: Severity = "error") -> Finding:
+    """The finding of a rule, which ``rules.findings`` names."""
+    return Finding("", severity, where, expected, actual, remedy)
+
+
+def _results(benchmark: str) -> Mapping[str, Any]:
+    results: dict[str, Any] = definition_of(benchmark).get(
+        "closed_results", {"rulesets": [], "staging_timed": []}
+    )
+    return results

@@ -1,0 +1,102 @@
+"""A set of runs: those that one score is made of, with their logs and what describes their system."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from mlhpc.submission.logs.findings import Finding
+from mlhpc.submission.logs.mllog import Log, parse
+from mlhpc.submission.logs.run_directory import Target
+
+Metric = Literal["strong", "weak"]
+METRICS: tuple[Metric, Metric] = ("strong", "weak")
+PRUNED = "pruned_results"
+BYPASS = "package_checker_params"
+"""A file that a submitter may put beside results to make package_checker skip a check."""
+SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
+"""Prefixes of the keys of hyperparameters (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
+SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
+_SET_KEYS = frozenset(
+    {"run_start", "run_stop", "staging_start", "staging_stop", "eval_error", "eval_accuracy", "seed", *SIZES}
+)
+
+
+@dataclass(frozen=True)
+class ResultSet:
+    """The runs of one score.
+
+    ``path``: their folder, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
+    ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be
+    read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: what is wrong with
+    the files of the set. For run directories of this suite: ``runs``, their ``preset``, and the ``target`` that
+    they were run to; for other logs the target is that of the rules.
+    """
+
+    path: Path
+    org: str | None
+    system: str | None
+    system_json: dict[str, Any] | None
+    benchmark: str
+    metric: Metric
+    log_paths: tuple[Path, ...]
+    pruned_paths: tuple[Path, ...] = ()
+    problems: tuple[Finding, ...] = ()
+    runs: tuple[Path, ...] = ()
+    preset: str | None = None
+    target: Target | None = None
+    campaign_scale: int | None = None
+
+    @cached_property
+    def logs(self) -> tuple[Log, ...]:
+        """The complete logs. Raises UserError when one cannot be opened."""
+        return tuple(map(parse, self.log_paths))
+
+    @cached_property
+    def pruned(self) -> tuple[Log, ...]:
+        """The complete logs that the submitter has pruned from a weak set."""
+        return tuple(map(parse, self.pruned_paths))
+
+    @cached_property
+    def condensed(self) -> tuple[Log, ...]:
+        """The logs reduced to the records that scores and the rules for sets need: a few hundred of up to
+        millions, so that a set of large logs fits into memory. Raises UserError like ``logs``."""
+        return tuple(parse(path).condensed(_is_for_sets) for path in self.log_paths)
+
+    @cached_property
+    def condensed_pruned(self) -> tuple[Log, ...]:
+        """The pruned logs, likewise."""
+        return tuple(parse(path).condensed(_is_for_sets) for path in self.pruned_paths)
+
+    @property
+    def fingerprint(self) -> frozenset[str]:
+        """The fingerprints of its logs: the same for a set and its copies."""
+        return frozenset(log.fingerprint for log in self.condensed)
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether the set is in a submission tree, to which more rules apply."""
+        return self.system is not None
+
+    @property
+    def total_scale(self) -> int | None:
+        """Compute units (accelerators, or nodes if a node has none) in the system description; without
+        one, those in a throughput campaign's campaign.json (T)."""
+        fields = self.system_json
+        if fields is None:
+            return self.campaign_scale
+        try:
+            return int(fields["number_of_nodes"]) * max(int(fields["accelerators_per_node"]), 1)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+
+
+def _is_for_sets(key: str) -> bool:
+    return key in _SET_KEYS or key.startswith((*SETTINGS, "submission_"))
+
+
+def natural(path: Path) -> list[tuple[int, int | str]]:
+    """A key that sorts result_2 before result_10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts]
