@@ -185,6 +185,6 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
-    except (OSError, KeyError, RuntimeError) as error:  # what h5py raises for damage varies with the place
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:  # for damage, by its place
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read: {reason}; download or make the file again") from error
