@@ -112,8 +112,8 @@ def batches(
 
 
 def _remove_names(pid: int, since: float) -> None:
-    """Remove what a dead worker left named in shared memory since a time (seconds since 1970). Containers may share
-    ``SHARED`` and have processes of the same number: what is older, or another user's, is theirs."""
+    """Remove what a dead worker left named in shared memory since a time (seconds since 1970). Containers may
+    share ``SHARED`` and have processes of the same number: what is older, or another user's, is theirs."""
     for left in SHARED.glob(f"torch_{pid}_*"):
         with contextlib.suppress(OSError):
             status = left.lstat()
