@@ -10,16 +10,16 @@ MOST = 1_000_000
 """Hosts or ranks per node in a list; one that gives more is not Slurm's, and would fill the memory."""
 
 
-def expand_hosts(short: str) -> list[str]:
-    """The hosts of ``short`` in order: ``n[08-10,12],login`` is n08, n09, n10, n12, login.
+def expand_hosts(compressed: str) -> list[str]:
+    """The hosts of ``compressed`` in order: ``n[08-10,12],login`` is n08, n09, n10, n12, login.
 
     Form: https://slurm.schedmd.com/scontrol.html, ``show hostnames``. Raises ``UserError`` when
-    ``short`` is not of that form.
+    ``compressed`` is not of that form.
     """
     # A comma separates hosts only outside of brackets.
-    words = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", short)
-    if ",".join(words) != short or not words:
-        raise UserError(f"{short!r} is not a Slurm list of hosts, such as n[0-3,7]")
+    words = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", compressed)
+    if ",".join(words) != compressed or not words:
+        raise UserError(f"{compressed!r} is not a Slurm list of hosts, such as n[0-3,7]")
     hosts: list[str] = []
     for word in words:
         hosts += _expand_word(word)
@@ -47,13 +47,13 @@ def _expand_ranges(ranges: str, word: str) -> list[str]:
     return numbers
 
 
-def expand_counts(short: str) -> list[int]:
+def expand_counts(compressed: str) -> list[int]:
     """Slurm's tasks per node, expanded: ``2(x3),1`` is 2, 2, 2, 1. Raises ``UserError``."""
     counts: list[int] = []
-    for item in short.split(","):
+    for item in compressed.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:\(x(\d{1,18})\))?", item)
         if not match:
-            raise UserError(f"{short!r} is not a Slurm list of tasks per node, such as 2(x3),1")
+            raise UserError(f"{compressed!r} is not a Slurm list of tasks per node, such as 2(x3),1")
         _require_few(len(counts) + int(match[2] or 1))
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
