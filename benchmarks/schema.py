@@ -84,7 +84,7 @@ class Staging(FrozenModel):
     mode: Literal["replicate", "shard"] = Field(
         "replicate", description="shard: a node holds only its part of the training set, for the whole run"
     )
-    workers: PositiveInt = Field(4, description="files that a rank copies at the same time")
+    workers: PositiveInt = Field(8, description="files that a rank copies at the same time, at most")
 
 
 class Loading(FrozenModel):

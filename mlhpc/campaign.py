@@ -5,7 +5,6 @@ The folder is the record: a run is done when its directory says so, and a second
 """
 
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from mlhpc.campaign_checks import check_options, check_settings, rule_context
 from mlhpc.campaign_placement import cores_of, gpu_environment, srun_options
 from mlhpc.campaign_record import Campaign, RunState, attempts, read_run, save, score_of, show
 from mlhpc.common.ranks.hostlist import expand_hosts
-from mlhpc.common.ranks.local import end, sigterm_as_ctrl_c
+from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.run_processes import GRACE_S, in_slurm, is_locked, locked, start_run
 
 ABORTS_IN_A_ROW = 2
@@ -30,7 +29,8 @@ ABORTS_IN_A_ROW = 2
 def make(campaign: Campaign, number: int | None, console: Console) -> int:
     """Run what is missing, or only run ``number`` (a task of a job array), and print the state of the campaign.
 
-    Returns the exit status: 0 when all runs are done and have a score, 1 when not, 130 when it was interrupted.
+    Returns the exit status: 0 when all runs are done and have a score, 1 when not, 128 plus the number
+    of the signal that interrupted it.
     Raises UserError when another campaign is running in the folder, when the folder holds runs with other
     settings, or when the rules of the closed division forbid the runs.
     """
@@ -43,18 +43,18 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     names = campaign.names if number is None else [campaign.names[number - 1]]
     with locked(campaign.out, names[0] if number else None, "campaign") as lock_fds:
         check_settings(campaign)
-        interrupted = False
+        status = 0
         try:
-            with sigterm_as_ctrl_c():
+            with signals_as_ctrl_c():
                 why = _run_all(campaign, names, lock_fds, console)
-        except KeyboardInterrupt:
-            interrupted, why = True, "interrupted; start it again to continue"
+        except KeyboardInterrupt as interrupt:
+            status, why = status_of(interrupt), "interrupted; start it again to continue"
         states = _read_all(campaign, names)
         score = score_of(campaign, states)
         save(campaign, states, score, why)
     show(campaign, states, score, why, console)
-    if interrupted:
-        return 128 + signal.SIGINT
+    if status:
+        return status
     if number is not None:
         return 0 if states[number - 1].state == "converged" else 1
     # With fewer --runs than a score needs, having no score is not a failure.

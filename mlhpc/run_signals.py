@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mlhpc.common.ranks.local import TERMINATING
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import Terminated
-
-TERMINATING = (signal.SIGTERM, signal.SIGUSR1)
-"""What batch systems send at the end of a job's time: SIGTERM, and SIGUSR1 with ``--signal=USR1@30``."""
 
 
 @contextmanager

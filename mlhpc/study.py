@@ -18,7 +18,7 @@ from rich.text import Text
 import mlhpc
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.local import end, sigterm_as_ctrl_c
+from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.errors import UserError
 from mlhpc.run_processes import (
     GRACE_S,
@@ -38,7 +38,8 @@ from mlhpc.submission.report.summary import plain
 
 def make(sweep: Sweep, number: int | None, console: Console) -> int:
     """Run what is missing, or only run ``number`` (a task of a job array), write study.json and study.html and
-    print the table. Returns 0 when all runs were measured, 1 when not, 130 when it was interrupted. Raises
+    print the table. Returns 0 when all runs were measured, 1 when not, 128 plus the number of the signal that
+    interrupted it. Raises
     UserError as ``plan`` does, and when another study is running in the folder."""
     require_one_process("study")
     cells = plan(sweep)
@@ -52,23 +53,23 @@ def make(sweep: Sweep, number: int | None, console: Console) -> int:
         _check_benchmark(sweep)
         for cell, _ in own:
             _describe(sweep, cell)
-        interrupted = False
+        status = 0
         failed: dict[str, str] = {}
         try:
-            with sigterm_as_ctrl_c(), progress(len(own), "study", "runs") as advance:
+            with signals_as_ctrl_c(), progress(len(own), "study", "runs") as advance:
                 for cell, repeat in own:
                     if cell.name not in failed and (why := _run(sweep, cell, repeat, lock_fds, console)):
                         failed[cell.name] = why
                     advance(1)
-        except KeyboardInterrupt:
-            interrupted = True
+        except KeyboardInterrupt as interrupt:
+            status = status_of(interrupt)
         with report_lock(sweep.out):
             study = read(sweep.out, lambda run: run != name and is_locked(sweep.out, run))
             save(study)
     show(study, console)
-    if interrupted:
+    if status:
         console.print("interrupted; start it again to continue")
-        return 128 + signal.SIGINT
+        return status
     return 1 if failed else 0
 
 

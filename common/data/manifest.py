@@ -20,7 +20,7 @@ from isal import isal_zlib
 
 from mlhpc.common.files import atomic
 from mlhpc.common.files.regular import open_regular
-from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
+from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 
@@ -161,9 +161,13 @@ def describe(root: Path, world: World, benchmark: str | None = None, workers: in
     """
     has_one = on_rank0(world, lambda: (root / NAME).exists() or not root.is_dir())
     manifest = on_rank0(world, lambda: load(root)) if has_one else listing(root, world, workers)
-    if benchmark and (of := manifest.facts.get("benchmark", benchmark)) != benchmark:
-        raise UserError(f"{root}: is a data set of {of}; give one of {benchmark} with --data")
-    return manifest
+
+    def checked() -> Manifest:
+        if benchmark and (of := manifest.facts.get("benchmark", benchmark)) != benchmark:
+            raise UserError(f"{root}: is a data set of {of}; give one of {benchmark} with --data")
+        return manifest
+
+    return on_each_rank(world, checked)
 
 
 def index(

@@ -5,10 +5,12 @@ They read straight into shared memory, whose names PyTorch draws at random for e
 both sides have it open, so that a killed run leaves nothing behind and two runs cannot collide.
 """
 
+import contextlib
 import math
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -20,6 +22,8 @@ from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.errors import UserError
 
 SHARED = Path("/dev/shm")
+CLOCK_S = 0.1
+"""By so much the time of a file may be behind: file systems have a coarser clock."""
 
 Reader = TypeVar("Reader")
 Key = TypeVar("Key")
@@ -73,6 +77,7 @@ def batches(
     # Besides the waiting batches: the one in the training step, and the one before it.
     shown = min(len(batches), prefetch_factor * workers + 2) * ranks_on_node
     _require_shared_memory(batch_bytes, shown)
+    started = time.time()
     iterator: Any = iter(
         DataLoader(
             _Batches(read, reader),
@@ -98,12 +103,22 @@ def batches(
             "loading.prefetch, or set loading.loader=threads"
         ) from error
     finally:
-        pids = [worker.pid for worker in iterator._workers]
+        workers_of_run = list(iterator._workers)
         # Stop them now: a traceback that refers to the iterator would keep them running.
         iterator._shutdown_workers()
-        for pid in pids:  # a killed worker may have had no time to remove a name
-            for left in SHARED.glob(f"torch_{pid}_*"):
-                left.unlink(missing_ok=True)
+        for worker in workers_of_run:
+            if worker.exitcode != 0:  # one that was killed may have had no time to remove a name
+                _remove_names(worker.pid, started)
+
+
+def _remove_names(pid: int, since: float) -> None:
+    """Remove what a dead worker left named in shared memory since a time (seconds since 1970). Containers may
+    share ``SHARED`` and have processes of the same number: what is older, or another user's, is theirs."""
+    for left in SHARED.glob(f"torch_{pid}_*"):
+        with contextlib.suppress(OSError):
+            status = left.lstat()
+            if status.st_uid == os.getuid() and status.st_mtime >= since - CLOCK_S:
+                left.unlink()
 
 
 def in_shared_memory(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import socketserver
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -132,11 +134,8 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
     facts: dict[str, Any] = {}
     slots = _slots(roll_call.roll)
     if info.rank == 0:
-        from horovod.runner.http.http_server import RendezvousServer
-
-        server = RendezvousServer()
-        facts = {"address": roll_call.my_address(), "port": server.start()}
-        server.init(slots)
+        address = roll_call.my_address()
+        facts = {"address": address, "port": _serve_rendezvous(address, slots)}
     facts = roll_call.broadcast(facts)
     address = my_address(roll_call, facts["address"])
     slot = slots[info.rank]
@@ -156,6 +155,23 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(facts["port"]),
         "HOROVOD_GLOO_IFACE": os.environ.get("HOROVOD_GLOO_IFACE") or interface_of(address),
     }
+
+
+def _serve_rendezvous(address: str, slots: Sequence[Any]) -> int:
+    """Serve Gloo's rendezvous on ``address`` until this process ends; returns the port. Horovod's own
+    ``RendezvousServer`` listens on all interfaces, and believes whoever writes to it."""
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    class Server(RendezvousHTTPServer):  # type: ignore[misc]
+        def server_bind(self) -> None:
+            socketserver.TCPServer.server_bind(self)  # HTTPServer's asks for the name of the address: seconds
+            self.server_name, self.server_port = self.server_address[:2]
+
+    server = Server((address, 0), RendezvousHandler, 0)
+    server.init(slots)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port: int = server.server_port
+    return port
 
 
 def _slots(roll: Sequence[Peer]) -> list[Any]:

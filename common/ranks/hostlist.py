@@ -1,9 +1,13 @@
 """Slurm's compressed list of hosts, expanded: most containers have no ``scontrol``."""
 
+import math
 import re
 from itertools import product
 
 from mlhpc.errors import UserError
+
+MOST = 1_000_000
+"""Hosts or ranks per node in a list; one that gives more is not Slurm's, and would fill the memory."""
 
 
 def expand_hosts(compressed: str) -> list[str]:
@@ -16,23 +20,29 @@ def expand_hosts(compressed: str) -> list[str]:
     words = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", compressed)
     if ",".join(words) != compressed or not words:
         raise UserError(f"{compressed!r} is not a Slurm list of hosts, such as n[0-3,7]")
-    return [host for word in words for host in _expand_word(word)]
+    hosts: list[str] = []
+    for word in words:
+        hosts += _expand_word(word)
+        _require_few(len(hosts))
+    return hosts
 
 
 def _expand_word(word: str) -> list[str]:
     """``r[1-2]n[0-1]`` is r1n0, r1n1, r2n0, r2n1: the last bracket varies fastest."""
     parts = re.split(r"\[([^\]]*)\]", word)  # every second part was in brackets
     choices = [_expand_ranges(part, word) if i % 2 else [part] for i, part in enumerate(parts)]
+    _require_few(math.prod(map(len, choices)))
     return ["".join(choice) for choice in product(*choices)]
 
 
 def _expand_ranges(ranges: str, word: str) -> list[str]:
     numbers: list[str] = []
     for item in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
+        match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", item)
         if not match:
             raise UserError(f"{word!r} is not a Slurm list of hosts: {item!r} is not a number or a range")
         first, last = match[1], match[2] or match[1]
+        _require_few(len(numbers) + int(last) - int(first))
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return numbers
 
@@ -41,8 +51,14 @@ def expand_counts(compressed: str) -> list[int]:
     """Slurm's tasks per node, expanded: ``2(x3),1`` is 2, 2, 2, 1. Raises ``UserError``."""
     counts: list[int] = []
     for item in compressed.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
+        match = re.fullmatch(r"(\d{1,18})(?:\(x(\d{1,18})\))?", item)
         if not match:
             raise UserError(f"{compressed!r} is not a Slurm list of tasks per node, such as 2(x3),1")
+        _require_few(len(counts) + int(match[2] or 1))
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
+
+
+def _require_few(number: int) -> None:
+    if number > MOST:
+        raise UserError(f"a Slurm list of more than {MOST} nodes; check the variables of the job")

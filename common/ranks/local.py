@@ -16,6 +16,8 @@ from typing import IO, AnyStr
 from mlhpc.common.ranks.environment import identify
 from mlhpc.errors import UserError
 
+TERMINATING = (signal.SIGTERM, signal.SIGUSR1)
+"""What batch systems send at the end of a job's time: SIGTERM, and SIGUSR1 with ``--signal=USR1@30``."""
 GRACE_S = 10.0
 """How long ranks may continue after one of them died. The roll call ends them sooner, and reports why."""
 
@@ -36,14 +38,14 @@ def run_local(ranks: int, argv: Sequence[str]) -> int:
     processes: list[subprocess.Popen[str]] = []
     forwarders: list[threading.Thread] = []
     try:
-        with sigterm_as_ctrl_c():
+        with signals_as_ctrl_c():
             for rank in range(ranks):
                 env = os.environ | {"MLHPC_RANK": str(rank), "MLHPC_SIZE": str(ranks), "MLHPC_TOKEN": token}
                 processes.append(_start(rank, argv, env))
                 forwarders += _watch(rank, processes[rank], ended)
             return _wait(processes, ended)
     except KeyboardInterrupt as interrupt:
-        return 128 + (signal.SIGTERM if isinstance(interrupt, SigtermInterrupt) else signal.SIGINT)
+        return status_of(interrupt)
     finally:
         end(processes, GRACE_S / 2)
         for thread in forwarders:
@@ -116,20 +118,32 @@ def end(processes: Sequence[subprocess.Popen[AnyStr]], grace_s: float) -> None:
                 continue
 
 
-class SigtermInterrupt(KeyboardInterrupt):
-    """SIGTERM, raised as Ctrl-C would be."""
+class SignalInterrupt(KeyboardInterrupt):
+    """A terminating signal, raised where Ctrl-C is."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 @contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does: a batch system or ``timeout`` sends it, and the processes
-    started here must not outlive this one."""
+def signals_as_ctrl_c() -> Iterator[None]:
+    """Terminating signals raise KeyboardInterrupt, as Ctrl-C does: a batch system or ``timeout`` sends them, and
+    the processes started here must not outlive this one. Later ones are ignored: a launcher may send several."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise SigtermInterrupt
+        for number in TERMINATING:
+            signal.signal(number, lambda *_: None)
+        raise SignalInterrupt(signum)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = [signal.signal(number, interrupt) for number in TERMINATING]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(TERMINATING, before, strict=True):
+            signal.signal(number, handler)
+
+
+def status_of(interrupt: KeyboardInterrupt) -> int:
+    """The exit status after ``interrupt``: 128 plus the signal's number."""
+    return 128 + (interrupt.number if isinstance(interrupt, SignalInterrupt) else signal.SIGINT)

@@ -169,7 +169,7 @@ def _hello(connection: Connection, token: str) -> dict[str, Any]:
     hello = messages[0]
     if not hmac.compare_digest(str(hello["token"]).encode(), token.encode()):
         raise ValueError("a rank of another job")
-    peer = hello["peer"]
+    peer = dict(hello["peer"])
     kinds = {"rank": int, "hostname": str, "local_rank": int, "pid": int}
     if {name: type(value) for name, value in peer.items()} != kinds or type(hello["size"]) is not int:
         raise ValueError("not a rank")

@@ -77,7 +77,7 @@ class StagingReport:
         return self.bytes / 1e6 / self.seconds if self.bytes else 0.0
 
 
-def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 4) -> StagingReport:
+def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 8) -> StagingReport:
     """Copy the files of ``manifest`` to ``target`` on every node, at most ``workers`` at a time in each rank.
 
     Checksums are computed from the bytes as they are copied. Afterwards ``target`` is a data set with a

@@ -13,6 +13,9 @@ WINDOW_S = 0.1
 """Time over which a rate is measured; and at least ``WINDOW_FILES`` per stream, of whatever size."""
 WINDOW_FILES = 2
 GAIN = 1.05
+FIRST = 4
+"""Streams to begin with. A data set of a gigabyte is staged in half a second, of which a search from 2 to 8 takes
+too much (docs/performance.md); a disk that one stream fills loses a tenth of a second or two."""
 HOLD_WINDOWS = 50
 """Windows after which another number is tried again."""
 
@@ -23,7 +26,7 @@ class Streams:
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
-        self.allowed = min(2, most)
+        self.allowed = min(FIRST, most)
         self._turn = threading.Condition()
         self._open = True
         self._rates: dict[int, float] = {}  # by number of streams, in this search

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.data.manifest import Manifest, describe
+from mlhpc.common.ranks.collectives import on_each_rank
 from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.world import World
 
@@ -23,9 +24,14 @@ def open_dataset(
     Raises UserError, the same on all ranks, when the data set is of another benchmark or lacks what the run needs,
     and when ``enforce_rules`` finds that the facts in its manifest violate the rules of the run's division.
     """
-    dataset = select(describe(data, world, benchmark))
-    enforce_rules(dataset.facts)
-    return dataset
+    described = describe(data, world, benchmark)
+
+    def take() -> Manifest:
+        dataset = select(described)
+        enforce_rules(dataset.facts)
+        return dataset
+
+    return on_each_rank(world, take)  # what is wrong is the same on all, and printed by one
 
 
 def cores_per_rank() -> int:

@@ -185,6 +185,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
-    except (OSError, KeyError, RuntimeError) as error:  # h5py's exception depends on what is damaged
+    # h5py's exception depends on what is damaged
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read: {reason}; download or regenerate the file") from error

@@ -86,7 +86,7 @@ def receive_facts(
         try:
             reply = connection.answer(max(0.01, deadline - time.monotonic()))
             facts[rank] = reply["facts"] | {"offset_s": _offset(connection)}
-        except (TimeoutError, EOFError, ValueError, KeyError) as error:
+        except (TimeoutError, EOFError, ValueError, KeyError, TypeError, OverflowError) as error:
             why = str(error) or "timeout"
             raise UserError(f"rank {rank} connected but did not report its node ({why})") from None
         connection.send(done=True)

@@ -18,7 +18,8 @@ _JPEG = b"\xff\xd8"
 # Frame headers (ITU-T T.81, table B.1): SOF0 to SOF15 except DHT, JPG and DAC.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
-
+FORMATS = ("PNG", "GIF", "BMP", "WEBP")
+"""What is read besides JPEG, under any file name. Pillow knows many more formats, and hands EPS to Ghostscript."""
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 1 << 27)
 """Pillow's limit for decompression bombs, used also for JPEGs that Pillow does not decode."""
 
@@ -28,7 +29,7 @@ class BrokenImage(UserError):
 
 
 def decode(data: Bytes) -> torch.Tensor:
-    """Pixels uint8 ``[3, height, width]``, RGB, of a JPEG's bytes, or of another format that Pillow reads; for
+    """Pixels uint8 ``[3, height, width]``, RGB, of a JPEG's bytes, or of another of ``FORMATS``; for
     pixels, a view. Greyscale and CMYK become RGB. The orientation of EXIF is ignored, as in ImageNet
     training.
 
@@ -41,7 +42,7 @@ def decode(data: Bytes) -> torch.Tensor:
             _require_plausible(data)
             pixels: torch.Tensor = decode_jpeg(torch.from_numpy(data), ImageReadMode.RGB)
             return pixels
-        with Image.open(io.BytesIO(data.data)) as image:
+        with Image.open(io.BytesIO(data.data), formats=FORMATS) as image:
             return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     except (RuntimeError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BrokenImage(f"not a readable image ({_reason(error)})") from error

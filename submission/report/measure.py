@@ -29,7 +29,14 @@ from mlhpc.submission.report.entry import (
     RunFacts,
 )
 from mlhpc.submission.report.summary import framework_of, whole
-from mlhpc.submission.score.score import Strong, Weak, score_strong, score_weak
+from mlhpc.submission.score.score import (
+    Strong,
+    Weak,
+    instance_scale,
+    score_strong,
+    score_weak,
+    shared_scale,
+)
 from mlhpc.submission.score.set_score import target_of
 
 
@@ -85,6 +92,9 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         score = replace(score, minutes=None, without_staging_minutes=None, why=why)
         over = OVER_RESUMED
     unit, machine, scale, nodes = _units(logs[0], description, own_files)
+    if results.metric == "weak" and not split:
+        scale, nodes, shared = _shared(results, logs, scale, nodes)
+        notes += [shared] if shared else []
     logged_org = _named(value("submission_org"))
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
     system = results.system or _named(value("submission_platform")) or own_files.hostname or results.path.name
@@ -205,6 +215,23 @@ def _units(log: Log, description: dict[str, Any], own_files: _Own) -> tuple[str,
     if ranks := own_files.ranks or _count(log.value("number_of_ranks")):
         return "rank", model, ranks, nodes
     return "node", model, nodes, nodes
+
+
+def _shared(
+    found: ResultSet, logs: list[Log], scale: int | None, nodes: int | None
+) -> tuple[int | None, int | None, str]:
+    """Units and nodes of one instance, and a note where the logs count those of the whole system as its own."""
+    logged, total = instance_scale(logs[0]), found.total_scale
+    if logged is None or total is None:
+        return scale, nodes, ""
+    one = shared_scale(logged, total, (*logs, *found.pruned))
+    if one == logged:
+        return scale, nodes, ""
+    scale, nodes = (number and max(number * one // logged, 1) for number in (scale, nodes))
+    note = (
+        f"each log counts {whole(logged)} units as its own; instances at the same time shared {whole(total)}"
+    )
+    return scale, nodes, note
 
 
 @cache

@@ -128,6 +128,10 @@ def described(folder: Path) -> tuple[dict[str, Value], str, str | None]:
     try:
         content = json.loads((folder / CELL).read_text("utf-8"))
         settings, data, stage = dict(content["settings"]), content["data"], content["stage"]
+        if not isinstance(data, str) or not isinstance(stage, str | None) or not settings:
+            raise TypeError
+        if not all(isinstance(value, str) or -1e300 < value < 1e300 for value in settings.values()):
+            raise TypeError
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder / CELL}: cannot be read; move {folder} away, and start again") from None
     return settings, data, stage

@@ -182,8 +182,7 @@ def score_weak(
     if total_scale is None and scale is not None:
         total_scale = scale * len(runs)
     elif total_scale is not None and scale is not None:
-        at_once = max(most_at_once((*logs, *pruned)), 1)
-        scale = min(scale, max(total_scale // at_once, 1)) if at_once > 1 else scale
+        scale = shared_scale(scale, total_scale, (*logs, *pruned))
     why = ""
     if len(scales - {None}) > 1:
         why = f"instances of different scales: {', '.join(map(str, sorted(s for s in scales if s)))}"
@@ -211,6 +210,13 @@ def instance_scale(log: Log) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return scale if scale > 0 else None
+
+
+def shared_scale(scale: int, total_scale: int, logs: Sequence[Log]) -> int:
+    """Compute units of one instance: what its log says, but no more than the ``total_scale`` units of the system
+    shared among the instances that ran at the same time."""
+    at_once = most_at_once(logs)
+    return min(scale, max(total_scale // at_once, 1)) if at_once > 1 else scale
 
 
 def most_at_once(logs: Sequence[Log]) -> int:

@@ -119,8 +119,9 @@ def events_bytes(rng: Random) -> bytes:
         {"t": 1.1, "event": "end", "name": "epoch", "epoch": 1, "seconds": 1.0},
         {"t": 2.0, "event": "end", "name": "run", "seconds": 2.0},
     ]
-    lines = [json.dumps(event) for event in good]
-    return damaged_bytes(rng, "\n".join(lines).encode())
+    lines = [json.dumps(damaged_value(rng, event) if rng.random() < 0.2 else event) for event in good]
+    text = "\n".join(lines).encode()
+    return damaged_bytes(rng, text) if rng.random() < 0.7 else text
 
 
 def read_event_file(data: bytes, scratch: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fuzz.mutate import HOSTILE, damaged_bytes, damaged_value
 from golden.make_run import make_run
-from golden.make_tree import describe, make_set, records
+from golden.make_tree import describe, make_set, records, write_log
 from mlperf_logging.compliance_checker import mlp_compliance
 from rich.console import Console
 
@@ -89,6 +89,11 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
 
 @cache
 def _install_watch() -> None:
+    with (
+        tempfile.TemporaryDirectory() as scratch
+    ):  # what is opened when it is first used is not the log's doing
+        good = write_log(Path(scratch) / "good.txt", records("deepcam", epochs=1))
+        official_findings(parse(good), "2.0.0")
     sys.addaudithook(_watch)  # it cannot be removed; it does nothing while ``_opened`` is None
 
 
@@ -119,7 +124,8 @@ def read_officially(data: bytes, scratch: Path) -> None:
     finally:
         _opened = None
     for name in opened:
-        if name.endswith((".py", ".pyc", ".so")):  # a module that is imported when it is first used
+        # A module that is imported when it is first used, and the places where Python looks for it.
+        if name.endswith((".py", ".pyc", ".so")) or name in sys.path:
             continue
         inside = Path(os.path.abspath(name)).relative_to(folder).parts if name != str(path) else ("", "")
         assert len(inside) == 2 and (name == str(path) or name.endswith(".yaml")), name

@@ -1,6 +1,6 @@
 """Staging against what else copies files, from a cold source, side by side in one run.
 
-    python tests/perf/staging.py [--data DIR] [--target DIR] [--files 64] [--rounds 9] [--workers 4]
+    python tests/perf/staging.py [--data DIR] [--target DIR] [--files 64] [--rounds 9] [--workers 8]
 
 The ways: ``cp -r --reflink=never``; the best unverified parallel copy, which is the fastest by median of ``cp``
 under ``xargs -P`` with 2, 4 and 8 processes; ``sendfile`` in one stream; the disk's read rate only (``dd`` to
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, help="where to copy to (default: beside the source)")
     parser.add_argument("--files", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--workers", type=int, nargs="+", default=[4], help="one row each")
+    parser.add_argument("--workers", type=int, nargs="+", default=[8], help="one row each")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(dir=options.data) as below,

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import sys
 from urllib.parse import unquote
 
@@ -33,6 +34,10 @@ if seconds < 0:
     print("there is no more memory")
     if seconds == -2:
         out.rmdir()
+    if seconds == -10:
+        os.kill(os.getppid(), signal.SIGUSR1)
+        signal.alarm(20)
+        signal.pause()
     if seconds == -9:
         os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(2)
@@ -98,6 +103,21 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr("mlhpc.run_processes.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("COLUMNS", "200")
     return site
+
+
+def test_sigusr1_ends_a_study_in_order(site, capsys):
+    """With --signal=USR1@30 a batch system sends it before a job's time is over."""
+    site.takes(run1=[2.0, 0.5], run2=[-10, 0])
+    vary = ("--vary", "batch=8", "--steps", "20", "--warmup", "3", "--repeats", "3")
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)  # left to the system it would end the tests
+    try:
+        assert site.study(*vary) == 128 + signal.SIGUSR1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert "interrupted; start it again to continue" in capsys.readouterr().out
+    assert len(site.calls()) == 2 and (site.out / "study.html").exists()
+    site.takes()
+    assert site.study(*vary) == 0 and len(site.calls()) == 4
 
 
 def test_throughput_counts_the_steps_after_the_warm_up(site):

@@ -305,6 +305,28 @@ def test_a_killed_worker_is_reported(data_set, read_ahead):
     require_nothing_left(before)
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_memory_of_another_container_with_a_process_of_the_same_number_stays(data_set, killed):
+    """Containers that share /dev/shm number their processes each for itself."""
+    before = left_behind()
+    batches = open_loader(data_set, "workers", batch=1, readers=1, batches_ahead=1).train_epoch(0)
+    next(batches)
+    (worker,) = {child.pid for child in multiprocessing.active_children()} - before
+    other = Path(f"/dev/shm/torch_{worker}_2_2")
+    other.touch()
+    try:
+        if killed:
+            os.utime(other, (time.time() - 3600,) * 2)  # what is older than our worker was there before it
+            os.kill(worker, signal.SIGKILL)
+            with pytest.raises(UserError, match="a worker process was lost"):
+                list(batches)
+        else:
+            list(batches)
+        assert other.exists()
+    finally:
+        other.unlink(missing_ok=True)
+
+
 # DALI
 
 

@@ -21,6 +21,7 @@ from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.convert import convert
 from mlhpc.resnet50.data.dataset import assign_samples, open_splits, select
+from mlhpc.resnet50.data.formats import Lmdb
 from mlhpc.resnet50.synthetic import simulate
 from mlhpc.resnet50.synthetic.drawing import draw
 
@@ -460,3 +461,17 @@ def test_a_missing_split_is_named(own):
         opened(root)
     with pytest.raises(UserError, match=r"has no validation/"):
         open_splits(manifest.describe(root, Solo()), Solo())
+
+
+def test_a_database_with_a_damaged_page_is_refused_when_it_is_opened(tmp_path):
+    with lmdb.open(str(tmp_path)) as environment, environment.begin(write=True) as transaction:
+        for number in range(200):
+            transaction.put(b"n%d" % number, b"value")
+    path = tmp_path / "data.mdb"
+    data = bytearray(path.read_bytes())
+    roots = range(2 * 4096, len(data), 4096)  # after the two pages that say where the root is
+    for page in roots:
+        data[page + 10 : page + 12] = b"\0\0"  # what kind of page it is
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"data\.mdb: not a readable LMDB data file .*copy or make it again"):
+        Lmdb(tmp_path, 1000)

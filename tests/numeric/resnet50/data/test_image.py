@@ -29,6 +29,22 @@ def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_encode_is_refused():
         decode(array(data))
 
 
+@pytest.mark.parametrize("kind", ["png", "gif", "bmp", "webp"])
+def test_few_other_formats_are_read_under_any_name(kind):
+    file = io.BytesIO()
+    Image.new("RGB", (5, 3)).save(file, kind)
+    assert decode(array(file.getvalue())).shape == (3, 3, 5)
+
+
+@pytest.mark.parametrize("kind", ["eps", "ppm", "tiff", "pcx"])
+def test_no_other_format_that_pillow_knows_is_opened(kind):
+    """An image in PostScript is a program, which Pillow has Ghostscript run."""
+    file = io.BytesIO()
+    Image.new("RGB", (5, 3)).save(file, kind)
+    with pytest.raises(BrokenImage, match="of no known format"):
+        decode(array(file.getvalue()))
+
+
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"optimize": True}, {"quality": 1}])
 def test_the_most_compressible_image_is_not_refused(options):
     """One colour all over, which is what compresses best."""

@@ -226,7 +226,7 @@ def wait_until(condition, process):
     pytest.fail("nothing happened within a minute")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_ctrl_c_and_sigterm_end_every_rank(number, tmp_path):
     sleeps = python(f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid())); time.sleep(600)")
     program = (

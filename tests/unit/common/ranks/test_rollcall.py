@@ -169,6 +169,31 @@ def test_a_slow_connection_does_not_extend_the_roll_calls_timeout(rendezvous, mo
     assert "rank 1 of 2 did not connect within 1 s" in str(error)
 
 
+def test_a_stranger_that_says_nothing_is_disconnected_while_ranks_are_missing(rendezvous, monkeypatch):
+    monkeypatch.setattr(rendezvous_module, "GREETING_S", 1.0)
+    with ThreadPoolExecutor(1) as pool:
+        zero = pool.submit(call, rendezvous, [0], 2, 120.0)
+        stranger = knock(rendezvous.ports[0])
+        stranger.settimeout(30)
+        assert stranger.recv(1) == b"" and not zero.done()
+        (one,) = call(rendezvous, [1], 2, timeout_s=60.0)
+        close([zero.result()[0], one])
+
+
+def test_a_stranger_that_sends_without_end_is_disconnected_at_once(rendezvous, monkeypatch):
+    """Long before its time is over: what it sends is kept until a line is complete."""
+    monkeypatch.setattr(rendezvous_module, "GREETING_S", 60.0)
+    with ThreadPoolExecutor(1) as pool:
+        zero = pool.submit(call, rendezvous, [0], 2, 120.0)
+        stranger = knock(rendezvous.ports[0])
+        stranger.settimeout(30)
+        with suppress(ConnectionError):
+            stranger.sendall(b"x" * 100_000)
+            assert stranger.recv(1) == b""
+        (one,) = call(rendezvous, [1], 2, timeout_s=60.0)
+        close([zero.result()[0], one])
+
+
 def drip(stranger, done):
     with suppress(OSError):
         while not done.wait(0.02):

@@ -1,11 +1,12 @@
 """Which sets are found below a path, whatever the layout and the names."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from golden.make_run import make_run
-from golden.make_tree import describe, make_set, records, write_log
+from golden.make_tree import Records, describe, make_set, records, write_log
 
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.result_set import ResultSet
@@ -175,3 +176,28 @@ def test_only_logs_are_read(tmp_path: Path) -> None:
     (folder / "result_12.txt").symlink_to("nowhere")
     (tmp_path / "org" / "results" / "again").symlink_to(tmp_path / "org" / "results")
     assert [(s.path, len(s.logs)) for s in result_sets(tmp_path)] == [(folder, 10)]
+
+
+def test_the_memory_for_a_set_is_that_for_one_of_its_logs(tmp_path: Path) -> None:
+    """Counted in what Python allocates, which is the same on every machine: about four times the size of one log
+    while it is read, and a few percent of it afterwards."""
+
+    def many(number: int, made: Records) -> None:
+        last = made.pop()
+        made += [dict(made[-1], key="tracked_stats", value=n) for n in range(2000)] + [last]
+
+    def peak_of(found: ResultSet) -> int:
+        tracemalloc.start()
+        try:
+            assert len(found.condensed) == len(found.log_paths)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    make_set(tmp_path / "one" / "org", "deepcam", [10.0], edit=many)
+    make_set(tmp_path / "eight" / "org", "deepcam", [10.0 + n for n in range(8)], edit=many)
+    (one,), (eight,) = result_sets(tmp_path / "one"), result_sets(tmp_path / "eight")
+    size = one.log_paths[0].stat().st_size
+    single = peak_of(one)
+    assert single < 8 * size
+    assert peak_of(eight) < 2 * single

@@ -111,7 +111,7 @@ def test_a_sparse_file_is_refused_with_a_one_line_error(tmp_path):
     raw[148:156] = f"{sum(raw[:512]):06o}\0 ".encode()
     bad = tmp_path / "bad.tar.gz"
     bad.write_bytes(gzip.compress(bytes(raw) + bytes(1024)))
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match="which no submission has") as refused:
         unpack(bad, tmp_path / "there")
     assert "\n" not in str(refused.value) and not (tmp_path / "there").exists()
 

@@ -240,6 +240,24 @@ def test_a_weak_set_shows_its_tuple(tmp_path: Path) -> None:
     assert "14.0000 TTTa; (T, S, M′) = (40, 8, 5)" in Page(page(comparison)).text
 
 
+def test_throughput_instances_that_each_log_the_whole_machine_are_measured_by_their_share(
+    tmp_path: Path,
+) -> None:
+    """A published set of 128 instances says S = T = 2048: its samples/s per unit would be 128 times too few."""
+
+    def whole_machine(number: int, made: Records) -> None:
+        for record in made:
+            if record["key"] == "number_of_nodes":
+                record["value"] = 10
+
+    minutes = [10.0, 11.0, 12.0, 13.0, 14.0]
+    make_set(tmp_path / "true" / "org", "deepcam", minutes, level="weak")
+    make_set(tmp_path / "said" / "org", "deepcam", minutes, level="weak", edit=whole_machine)
+    true, said = one(tmp_path / "true"), one(tmp_path / "said")
+    assert (said.scale, said.nodes, said.train_rate) == (true.scale, true.nodes, true.train_rate)
+    assert true.scale == 8 and any("counts 40 units as its own" in note for note in said.notes)
+
+
 def test_nodes_without_accelerators_count_processors(tmp_path: Path) -> None:
     make_set(tmp_path / "org", accelerators=0, nodes=6)
     description = tmp_path / "org" / "systems" / "machine.json"

@@ -1,0 +1,154 @@
+"""Fuzzed readers of what comes from the network or the launcher: messages, greetings, lists of hosts."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from fuzz.mutate import damaged_bytes, damaged_value
+
+from mlhpc.common.data.manifest import File
+from mlhpc.common.ranks import rendezvous, wire
+from mlhpc.common.ranks.connection import Connection
+from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
+from mlhpc.doctor.nodes import receive_facts
+from mlhpc.errors import UserError
+
+TOKEN = "0123456789abcdef"
+
+
+@cache
+def _message() -> bytes:
+    return wire.encode(
+        {
+            "files": [File("train/a", 3, 1), File("train/b", 4, None)],
+            "arrays": (np.arange(6, dtype=np.int16).reshape(2, 3), np.float32(0.5), b"bytes"),
+            "place": Path("/data"),
+            "ranks": {0, 1},
+            3: [None, True, 1.5, "text"],
+        }
+    )
+
+
+def message_bytes(rng: Random) -> bytes:
+    """A damaged message between ranks: its bytes, or the JSON in it with a length that fits."""
+    data = _message()
+    if rng.random() < 0.3:
+        return damaged_bytes(rng, data)
+    end = 8 + int.from_bytes(data[:8], "little")
+    text = json.dumps(damaged_value(rng, json.loads(data[8:end]))).encode()
+    return len(text).to_bytes(8, "little") + text + data[end:]
+
+
+def read_message(data: bytes, scratch: Path) -> None:
+    wire.decode(data)
+
+
+@contextmanager
+def _connected(data: bytes, max_message: int = rendezvous.MAX_HELLO) -> Iterator[Connection]:
+    """A connection whose other end has sent ``data``, and sends no more."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(5)
+        theirs.sendall(data)
+        theirs.shutdown(socket.SHUT_WR)
+        yield _Unix(ours, max_message)
+
+
+class _Unix(Connection):
+    """A Connection over a pair of Unix sockets, which have no TCP options."""
+
+    def __init__(self, sock: socket.socket, max_message: int) -> None:
+        self._plain = sock
+        super().__init__(_WithoutOptions(sock), max_message)  # type: ignore[arg-type]
+
+
+class _WithoutOptions:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def setsockopt(self, *_: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def _lines(rng: Random, messages: list[Any]) -> bytes:
+    """Messages, some damaged as JSON or as bytes, a line each."""
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        index = rng.randrange(len(messages))
+        messages[index] = damaged_value(rng, messages[index])
+    data = b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+    return damaged_bytes(rng, data) if rng.random() < 0.2 else data
+
+
+def greeting_bytes(rng: Random) -> bytes:
+    peer = {"rank": 1, "hostname": "n1", "local_rank": 0, "pid": 4711}
+    return _lines(rng, [{"token": TOKEN, "size": 2, "peer": peer}])
+
+
+def read_greeting(data: bytes, scratch: Path) -> None:
+    """Only who knows the token gets in, with values of the right types."""
+    with _connected(data) as connection:
+        hello = rendezvous._hello(connection, TOKEN)
+    peer = rendezvous.Peer(**hello["peer"])
+    assert hello["token"] == TOKEN and type(hello["size"]) is int and type(peer.rank) is int
+
+
+def facts_bytes(rng: Random) -> bytes:
+    hello: list[Any] = [{"token": TOKEN, "rank": 1}, {"facts": {"host": "n1", "cores": 2}}]
+    return _lines(rng, hello + [{"time": 1.5}] * 9)
+
+
+def read_facts(data: bytes, scratch: Path) -> None:
+    """A node that does not report is named; what reports is a node's facts, with how far its clock is ahead."""
+    with _connected(data) as connection:
+        facts = receive_facts(_Listener(connection), TOKEN, [1], seconds=0.5)  # type: ignore[arg-type]
+    assert isinstance(facts[1]["offset_s"], float)
+
+
+class _Listener:
+    """Where one connection came in."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._waiting = [connection.sock]
+
+    def settimeout(self, seconds: float) -> None:
+        pass
+
+    def accept(self) -> tuple[Any, None]:
+        if not self._waiting:
+            raise TimeoutError
+        return self._waiting.pop(), None
+
+
+def hosts_bytes(rng: Random) -> bytes:
+    good = rng.choice((b"n[08-10,12],login", b"r[1-2]n[0-1]", b"2(x3),1", b"a,b,c1", b"n[0-3]-ib"))
+    return damaged_bytes(rng, good)
+
+
+def read_hosts(data: bytes, scratch: Path) -> None:
+    """Lists of a size that a job can have, or a refusal of each."""
+    text = data.decode("utf-8", "surrogateescape")
+    refused = 0
+    for expand in (expand_hosts, expand_counts):
+        try:
+            assert len(expand(text)) <= 1_000_000
+        except UserError:
+            refused += 1
+    if refused == 2:
+        raise UserError("neither hosts nor counts")
+
+
+READERS = (
+    ("message", message_bytes, read_message, (ValueError,)),
+    ("greeting", greeting_bytes, read_greeting, (TimeoutError, EOFError, ValueError, KeyError, TypeError)),
+    ("node_facts", facts_bytes, read_facts, (UserError,)),
+    ("hosts", hosts_bytes, read_hosts, (UserError,)),
+)
