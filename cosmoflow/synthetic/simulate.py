@@ -23,6 +23,9 @@ from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN, OMEGA_B_H2, PARAMETERS, Cosmology
 from mlhpc.errors import UserError, count
 
+GENERATOR = 2
+"""Version of the generated universes: it rises whenever a seed gives other bytes."""
+
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
 """The channels of a sample, early to late. The published set has four redshifts and does not state them."""
 
@@ -49,7 +52,7 @@ def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int1
         if simulation.particles <= grid:
             count = gravity.counts(moved, grid)
         else:
-            count = gravity.cloud_counts(moved, simulation.particles**3, rng.uniform())
+            count = gravity.cloud_counts(moved, simulation.particles**3, rng)
         if count.max() > np.iinfo(np.int16).max:
             raise UserError(
                 f"universe {universe} has {count.max()} particles in a voxel, more than an int16 holds; "
@@ -105,7 +108,7 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
     work = partial(_write_raw if raw else _write_samples, data, out)
 
     def prepare() -> list[tuple[int, list[str]]]:
-        generate.claim_folder(out, {"raw": raw, **data.model_dump(mode="json")})
+        generate.claim_folder(out, {"raw": raw, "generator": GENERATOR, **data.model_dump(mode="json")})
         names = set(generate.missing(out, [name for _, names in tasks for name in names]))
         left = ((universe, [name for name in wanted if name in names]) for universe, wanted in tasks)
         return [(universe, wanted) for universe, wanted in left if wanted]
@@ -149,15 +152,20 @@ def _facts(data: Data, raw: bool) -> dict[str, object]:
         "benchmark": "cosmoflow",
         "sample_shape": list(data.sample_shape),
         "simulation": data.simulation.model_dump() if data.simulation else None,
+        "generator": GENERATOR,
         "redshifts": list(REDSHIFTS),
         "parameters": list(PARAMETERS),
         "mean_parameters": list(MEAN),
         "omega_b_h2": OMEGA_B_H2,
         "made_by": "mlhpc data make cosmoflow" + (" --raw" if raw else ""),
     }
-    return (
-        facts if raw else facts | {"samples": {"train": data.train_samples, "validation": data.eval_samples}}
-    )
+    if raw:
+        return facts
+    return facts | {
+        "gzip": data.gzip,
+        **({"packer": data.packer} if data.gzip else {}),
+        "samples": {"train": data.train_samples, "validation": data.eval_samples},
+    }
 
 
 def _write_samples(data: Data, out: Path, task: tuple[int, list[str]]) -> None:
@@ -167,7 +175,8 @@ def _write_samples(data: Data, out: Path, task: tuple[int, list[str]]) -> None:
     wanted = {int(name.removesuffix(".tfrecord").rpartition("_")[2]): out / name for name in names}
     for number, sample in enumerate(cut(counts, data.sample_shape[0])):
         if number in wanted:
-            tfrecord.write_records(wanted[number], [tfrecord.encode_example(sample, unit)], data.gzip)
+            record = tfrecord.encode_example(sample, unit)
+            tfrecord.write_records(wanted[number], [record], data.gzip, data.packer)
 
 
 def _write_raw(data: Data, out: Path, task: tuple[int, list[str]]) -> None:
