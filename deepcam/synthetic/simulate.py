@@ -26,6 +26,9 @@ from mlhpc.errors import UserError, count
 
 STATISTICS = "stats.h5"
 
+GENERATOR = 2
+"""Version of the generated weather: it rises whenever a seed gives other samples."""
+
 
 def simulate(
     simulation: Simulation, rows: int, columns: int, sample: int
@@ -58,7 +61,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     names = [f"{folder}/data-{sample:06d}.h5" for sample, folder in enumerate(folders)]
 
     def prepare() -> list[str]:
-        generate.claim_folder(out, data.model_dump(mode="json"))
+        generate.claim_folder(out, {"generator": GENERATOR, **data.model_dump(mode="json")})
         return generate.missing(out, names)
 
     # One rank looks what is there, before any writes: the others would see files of a moment later.
@@ -81,6 +84,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
             "channels": list(CHANNELS),
             "classes": list(CLASSES),
             "simulation": simulation.model_dump(),
+            "generator": GENERATOR,
             "made_by": "mlhpc data make deepcam",
             "samples": counts,
         }

@@ -16,6 +16,9 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.synthetic.drawing import draw
 
+GENERATOR = 2
+"""Version of the drawn images: it rises whenever a seed gives other images."""
+
 
 def make(data: Data, out: Path, world: World, workers: int) -> None:
     """Make the data set of a preset under ``out``, and its manifest. Called by all ranks.
@@ -38,7 +41,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
         first_sample += images
 
     def prepare() -> list[str]:
-        settings = {**counts, "simulation": simulation.model_dump(mode="json")}
+        settings = {"generator": GENERATOR, **counts, "simulation": simulation.model_dump(mode="json")}
         generate.claim_folder(out, settings)
         for folder in counts:
             (out / folder).mkdir(exist_ok=True)
@@ -59,6 +62,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
             "format": "jpeg",
             "classes": [_class(number) for number in range(simulation.classes)],
             "simulation": simulation.model_dump(),
+            "generator": GENERATOR,
             "made_by": "mlhpc data make resnet50",
             "samples": counts,
         }

@@ -188,6 +188,25 @@ def test_cola_converges_in_the_number_of_steps_and_clusters_more_than_2lpt() -> 
     assert forty[-1] > 1.5 * lpt[-1]
 
 
+def test_few_cola_steps_lose_the_small_scales_by_as_much_as_documented() -> None:
+    # Against plain leapfrog without COLA's splitting, 150 steps on the same mesh of 1 Mpc/h.
+    n = box = 24
+    modes = gravity.initial_modes(MIDDLE, box, n, np.random.default_rng(5))
+
+    def power(moved: list[Vector]) -> Vector:
+        counts = gravity.counts([axis.astype(np.float32) for axis in moved], n)
+        return evidence.power_spectrum(evidence.contrast(counts), box, 12)[1][3:8]  # k = 1 to 2.5 h/Mpc
+
+    plain = power(plain_particle_mesh(modes, 150))
+    ratio = {}
+    for steps in (5, 10, 40):
+        *_, today = gravity.paths(MIDDLE, modes, SCALES, steps)
+        ratio[steps] = power(today) / plain
+    assert ratio[5].mean() < ratio[10].mean() < ratio[40].mean()
+    assert 0.65 < ratio[10].min() < ratio[10].max() < 1.02
+    assert np.abs(ratio[40] - 1).max() < 0.08
+
+
 def test_the_force_mesh_is_fine_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     n, box = 32, 64.0
     modes = gravity.initial_modes(MIDDLE, box, n, np.random.default_rng(5))
@@ -299,7 +318,7 @@ def test_clustering_grows_as_linear_theory_says_on_large_scales() -> None:
     found = evidence.spectra(Simulation(box_mpc_h=1024.0, grid=64, particles=128), universes=6)
     large = found.k < 0.06  # a third of the Nyquist frequency
     assert large.sum() == 6
-    assert np.abs(found.growth[:, large] - 1).max() < 0.05
+    assert np.abs(found.growth[:, large] - 1).max() < 0.06  # rounding to whole particles adds 1% at z = 3
     # And it is the right spectrum that grows: 6 universes of 1300 modes, before the voxels' window sets in.
     clean = (found.k > 0.012) & (found.k < 0.04)
     assert clean.sum() == 3
