@@ -32,7 +32,10 @@ Packer = Literal["zlib", "isal"]
 """What compresses a file. zlib: level 6 and 9 as memory level, the defaults of TensorFlow's writer (and so of the
 official preparation, mlcommons/hpc cosmoflow/prepare.py), whose bytes result. isal: level 2, about 25 times faster
 and a quarter larger."""
-_OS_OF_PACKER: dict[Packer, int] = {"zlib": 3, "isal": 255}  # byte 9 of a gzip header (RFC 1952) as each writes it
+_OS_OF_PACKER: dict[Packer, int] = {
+    "zlib": 3,
+    "isal": 255,
+}  # byte 9 of a gzip header (RFC 1952) as each writes it
 _ISAL_ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub has an instance here
 _REMEDY = "copy or regenerate the file"
 MAX_BYTES = 2 << 30
@@ -41,7 +44,7 @@ values of 2 bytes."""
 
 
 def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") -> None:
-    """Write ``records`` to ``path``, which appears only when it is complete; compressed by ``packer`` if ``gzip``.
+    """Write ``records`` to ``path``, which appears only when complete; compressed by ``packer`` if ``gzip``.
 
     The same records give the same bytes, plain or by one version of zlib. By isal they unpack to the same: the gzip
     header has neither time nor name, but about once in 20 000 times isal 1.9.1 compresses differently, and other

@@ -24,6 +24,8 @@ MIN_RISE = 400.0
 """Of sea-level pressure from the centre to CORE_REACH, Pa."""
 MIN_WARM_CORE = 0.8
 """Of the mean of T200 and T500, centre above surroundings, K."""
+MIN_WARMER_THAN_SIDES = 0.0
+"""Of the same, above the mean to the east, west, north and south, K."""
 MIN_WIND = 17.0
 """Mean tangential wind at 850 hPa that a cyclone has somewhere and at the edge of its mask, m/s: a gale."""
 WINDOW = np.deg2rad(7.75)
@@ -100,7 +102,9 @@ def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple
         east, north = grid.offsets(float(grid.latitude[row, 0]), float(grid.longitude[0, column]), rows)
         sides = [core[rows][around & (east * x + north * y > 0.7 * distance)] for x, y in _SIDES]
         warmth = core[rows][middle].max()
-        if warmth - core[rows][around].mean() < MIN_WARM_CORE or warmth < max(s.mean() for s in sides):
+        if warmth - core[rows][around].mean() < MIN_WARM_CORE or any(
+            warmth - side.mean() < MIN_WARMER_THAN_SIDES for side in sides
+        ):
             continue
         radius = _gales(grid, row, column, u, v, 1.5 * reach)
         if radius:

@@ -101,7 +101,7 @@ def grid(rows: int, columns: int) -> Grid:
 
 @lru_cache(maxsize=4)
 def legendre(rows: int, degree: int) -> tuple[Field, ...]:
-    """Associated Legendre functions at the grid's northern latitudes: for each order m, ``[degree + 1 - m, rows / 2]``.
+    """Associated Legendre functions at northern latitudes: for each order m, ``[degree + 1 - m, rows / 2]``.
 
     Geodesy's normalisation: the mean over the sphere of (P cos mλ)² is 1. Recurrence in the degree after
     Holmes and Featherstone 2002 (J. Geodesy 76, 279), equations 11 to 13.
@@ -130,8 +130,8 @@ def random_fields(
 ) -> Field:
     """Gaussian fields ``[fields, rows, columns]``, statistically homogeneous and isotropic on the sphere.
 
-    ``rows`` is even. ``spectra[field, n]`` is the variance that the waves of degree n (2π·RADIUS/n long) have together; degrees
-    that the grid cannot hold are left out.
+    ``rows`` is even. ``spectra[field, n]`` is the variance that the waves of degree n (2π·RADIUS/n long) have
+    together; degrees that the grid cannot resolve are left out.
     """
     degree = min(spectra.shape[1], rows // 2, columns // 2) - 1
     fields = len(spectra)

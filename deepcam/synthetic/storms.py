@@ -1,4 +1,4 @@
-"""Storms planted in the weather: tropical cyclones, atmospheric rivers, and near misses of both, drawn at random."""
+"""Storms drawn at random and planted in the weather: cyclones, atmospheric rivers, near misses of both."""
 
 from dataclasses import dataclass, fields
 

@@ -47,6 +47,7 @@ GAS = 287.05
 SCALE = GAS / GRAVITY
 """Metres that a layer is thick per kelvin, where pressure falls by a factor e (hypsometric equation)."""
 
+
 @dataclass(frozen=True)
 class Spectrum:
     """Variance by degree: rises to ``peak``, falls with the exponent ``tail``, from ``bend`` on with ``fine``."""
@@ -62,7 +63,8 @@ class Spectrum:
         shares: npt.NDArray[np.float64] = n / self.peak / (1 + (n / self.peak) ** (self.tail + 1))
         if math.isfinite(self.bend):
             shares *= (1 + (n / self.bend) ** 2) ** ((self.tail - self.fine) / 2)
-        return shares / shares.sum()
+        shares /= shares.sum()
+        return shares
 
 
 # Kinetic energy and temperature have n^-3 below 1000 km and n^-5/3 below some 400 km (Nastrom and Gage 1985). The
@@ -182,7 +184,9 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     wet = np.maximum((humidity - 0.6) / 0.2, 0) ** 1.5 * (vapour / 30)
     # Most of the rain falls in little of the area; a climate model drizzles on nearly all the rest.
     drizzle = 1.5e-9 * np.minimum(humidity, 1) ** 3 * (vapour / 20)
-    rain = (1.2e-7 * wet + drizzle) * np.exp(0.85 * waves["rain"] - 0.4) + storm.rain * np.exp(0.4 * waves["rain"])
+    rain = (1.2e-7 * wet + drizzle) * np.exp(0.85 * waves["rain"] - 0.4) + storm.rain * np.exp(
+        0.4 * waves["rain"]
+    )
 
     lowest = SCALE * np.log(1 / 0.9926) * air  # of CAM5's 30 levels, at 0.9926 of the surface pressure
 
@@ -218,9 +222,7 @@ def saturation(temperature: Field, pressure: Field) -> Field:
     return (0.622 * vapour / (pressure - 0.378 * vapour)).astype(np.float32)
 
 
-def _random_fields(
-    rows: int, columns: int, spectra: tuple[Spectrum, ...], rng: np.random.Generator
-) -> Field:
+def _random_fields(rows: int, columns: int, spectra: tuple[Spectrum, ...], rng: np.random.Generator) -> Field:
     """A field ``[rows, columns]`` of unit variance for each spectrum, up to the degree that the grid resolves."""
     degrees = min(rows, columns) // 2
     return sphere.random_fields(rows, columns, np.array([s.shares(degrees) for s in spectra]), rng)

@@ -56,8 +56,8 @@ def test_power_agrees_with_a_boltzmann_solver(cosmology: Cosmology) -> None:
 
 
 def test_power_over_the_whole_range_of_parameters_agrees_as_documented() -> None:
-    """Middle, corners and random universes of the generator, whose baryon density Ω_b h² is fixed: the lower Ω_M h²,
-    the larger the share of baryons, and the worse EH98 fit."""
+    """The generator fixes the baryon density Ω_b h²: the lower Ω_M h², the larger the share of baryons, and the
+    worse EH98 fit. The universes are the middle, five edges and 14 random ones."""
     recorded = json.loads(Path("tests/data/reference/cosmoflow_camb.json").read_text())
     deviations = []
     for universe in recorded["universes"]:

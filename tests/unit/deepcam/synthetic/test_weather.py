@@ -51,7 +51,9 @@ def test_legendre_functions_are_scipys(order: int, degree: int) -> None:
     size = (2 - (order == 0)) * (2 * degree + 1)
     for k in range(degree - order + 1, degree + order + 1):
         size /= k
-    expected = math.sqrt(size) * special.lpmv(order, degree, np.sin(GRID.latitude[ROWS // 2 :, 0].astype(float)))
+    expected = math.sqrt(size) * special.lpmv(
+        order, degree, np.sin(GRID.latitude[ROWS // 2 :, 0].astype(float))
+    )
     found = sphere.legendre(ROWS, 40)[order][degree - order]
     # scipy has the sign of Condon and Shortley.
     np.testing.assert_allclose(found, (-1) ** order * expected, atol=2e-4 * np.abs(expected).max())
@@ -255,7 +257,7 @@ def test_values_are_those_of_an_atmosphere(channel: dict[str, Vector]) -> None:
 
 
 # Means and standard deviations over cells (not areas) of CAM5.1 at the published grid: the normalisation in
-# ClimateNet's config.json (Prabhat and others 2021, Geoscientific Model Development 14, 107), the same model and channels.
+# ClimateNet's config.json (Prabhat and others 2021, Geosci. Model Dev. 14, 107), the same model and channels.
 CAM5 = {
     "TMQ": (19.2185, 15.8173),
     "U850": (1.55302, 8.29762),
@@ -291,7 +293,10 @@ def test_it_drizzles_nearly_everywhere_and_rains_in_few_places(channel: dict[str
     assert np.searchsorted(np.cumsum(heaviest), heaviest.sum() / 2) < 0.15 * heaviest.size
 
 
-@pytest.mark.parametrize(("name", "steepest"), [("U850", -3.3), ("V850", -3.3), ("T500", -3.3), ("T200", -3.3), ("TMQ", -3), ("PSL", -5)])
+@pytest.mark.parametrize(
+    ("name", "steepest"),
+    [("U850", -3.3), ("V850", -3.3), ("T500", -3.3), ("T200", -3.3), ("TMQ", -3), ("PSL", -5)],
+)
 def test_small_scales_fall_as_in_nature(name: str, steepest: float) -> None:
     """Along circles of latitude, by numpy's transform: between n^-3 and n^-5/3 for wind, temperature and moisture
     (Nastrom and Gage 1985), a height's power falling by up to two more."""
@@ -299,7 +304,9 @@ def test_small_scales_fall_as_in_nature(name: str, steepest: float) -> None:
     belt = slice(rows // 2 + 64, rows // 2 + 96)  # 30° to 45° north
     found = np.zeros(columns // 2 + 1)
     for number in range(3):
-        lines = weather(Simulation(cyclones=0, rivers=0, decoys=0), rows, columns, number)[belt, :, NUMBER[name]]
+        lines = weather(Simulation(cyclones=0, rivers=0, decoys=0), rows, columns, number)[
+            belt, :, NUMBER[name]
+        ]
         found += (np.abs(np.fft.rfft(lines - lines.mean(axis=1, keepdims=True), axis=1)) ** 2).mean(axis=0)
     waves = np.arange(40, 110)
     slope = np.polyfit(np.log(waves), np.log(found[waves]), 1)[0]
@@ -313,18 +320,23 @@ def test_pressure_warm_core_and_wind_each_rule_out_some_vortices(
         return sum(len(rules.cyclones(GRID, channels)) for channels, _ in samples)
 
     strict = number()
-    for name in ("MIN_RISE", "MIN_WARM_CORE", "MIN_WIND"):
+    for relaxation in (
+        {"MIN_RISE": 200.0},
+        {"MIN_WARM_CORE": -9.0, "MIN_WARMER_THAN_SIDES": -9.0},
+        {"MIN_WIND": 12.0},
+    ):
         with monkeypatch.context() as relaxed:
-            relaxed.setattr(rules, name, 0.5 * getattr(rules, name) if name != "MIN_WARM_CORE" else -9.0)
-            assert number() > strict, name
+            for name, value in relaxation.items():
+                relaxed.setattr(rules, name, value)
+            assert number() > strict, relaxation
 
 
 def test_no_single_channel_finds_the_cyclones(
     samples: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]],
 ) -> None:
-    # By the area under the curve of one threshold on a map, and the best IoU it reaches.
+    # A threshold on the roughness (Laplacian) of one channel: area under the ROC curve, and the best IoU.
     truth = np.concatenate([(mask == 1).ravel() for _, mask in samples])
-    for name, sign in (("PSL", -1), ("U850", 1), ("T500", 1)):
+    for name in ("PSL", "U850", "T500"):
         maps = []
         for channels, _ in samples:
             field = channels[..., NUMBER[name]].astype(float)
