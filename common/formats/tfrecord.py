@@ -44,7 +44,7 @@ values of 2 bytes."""
 
 
 def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") -> None:
-    """Write ``records`` to ``path``, which appears only when complete; compressed by ``packer`` if ``gzip``.
+    """Write ``records`` to ``path``, which appears once complete; if ``gzip``, compressed by ``packer``.
 
     The same records give the same bytes, plain or by one version of zlib. By isal they unpack to the same: the gzip
     header has neither time nor name, but about once in 20 000 times isal 1.9.1 compresses differently, and other
