@@ -46,9 +46,9 @@ values of 2 bytes."""
 def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") -> None:
     """Write ``records`` to ``path``, which appears once complete; if ``gzip``, compressed by ``packer``.
 
-    The same records give the same bytes, plain or by one version of zlib. By isal they unpack to the same: the gzip
-    header has neither time nor name, but about once in 20 000 times isal 1.9.1 compresses differently, and other
-    versions and processors may.
+    The same records give the same bytes, plain or by one version of zlib. isal's files unpack to the same: the
+    gzip header has neither time nor name, but about once in 20 000 times isal 1.9.1 compresses differently, and
+    other versions and processors may.
 
     Raises OSError as the file system does.
     """

@@ -1,4 +1,4 @@
-"""What is known of the universes that ``simulate`` makes: ``python -m mlhpc.cosmoflow.synthetic.evidence``.
+"""Evidence for the universes that ``simulate`` makes: ``python -m mlhpc.cosmoflow.synthetic.evidence``.
 
 ``spectra`` holds the power spectra of a few universes against linear theory, ``statistics`` counts what
 paper 002 (figure 5) counted in the published samples, and ``regression DATA`` says how well the parameters

@@ -94,7 +94,7 @@ def displacements(modes: Modes) -> tuple[list[Field], list[Field]]:
 
 
 def paths(cosmology: Cosmology, modes: Modes, scales: Sequence[float], steps: int) -> Iterator[list[Field]]:
-    """How far the particles of a lattice have come at each of the ``scales``: three ``[n, n, n]``, in cells.
+    """Displacements of the particles from their lattice at each of the ``scales``: three ``[n, n, n]``, in cells.
 
     ``scales`` are expansion factors in rising order. Without ``steps`` this is 2LPT. With them COLA adds what
     2LPT misses: that many particle-mesh steps from a = 0.1 to the last scale, equal in a.
@@ -148,7 +148,7 @@ def attraction(moved: list[Field]) -> list[Field]:
 
 
 def counts(moved: list[Field], grid: int) -> npt.NDArray[np.int64]:
-    """How many particles stand in each voxel ``[grid, grid, grid]``, once ``moved`` from their lattice."""
+    """Particles per voxel ``[grid, grid, grid]`` once ``moved`` from their lattice."""
     per_cell = np.float32(grid / moved[0].shape[0])
     index = np.zeros((), np.int64)
     for axis, path in enumerate(moved):

@@ -33,11 +33,11 @@ REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
 def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
     """Counts ``[grid, grid, grid, 4]`` at ``REDSHIFTS`` and the normalised parameters ``[4]`` of a universe.
 
-    All randomness comes from ``(simulation.seed, universe)``, so a universe is the same on any rank. Each
-    redshift has ``particles``³ counts in all. Up to a particle a voxel, each particle is followed and counted
-    where it stands, as in the published data. Beyond, ``grid``³ clouds of particles are followed
-    (``gravity.cloud_counts``): for voxels that are larger than the way particles go, as those of the small
-    presets are, where counting a lattice of single particles would see no structure at z = 3.
+    The random numbers depend only on ``(simulation.seed, universe)``, so a universe is the same on any rank. Each
+    redshift has ``particles``³ counts in all. With up to one particle per voxel, each particle is followed and
+    counted in its voxel, as in the published data. With more, ``grid``³ clouds of particles are followed
+    (``gravity.cloud_counts``). That is for voxels larger than particle displacements, as in the small presets,
+    where counting a lattice of single particles would show no structure at z = 3.
 
     Raises UserError when a voxel holds more particles than an int16 can.
     """
@@ -79,9 +79,8 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
     ``mlhpc data convert`` cuts into the same sub-volumes. Training takes the first universes and validation
     the next, so none is in both.
 
-    The ranks share the universes, ``workers`` processes in each. Files appear complete or not at all, and
-    those that are there are kept, so the same call goes on where one was cut off. The bytes do not depend on
-    ranks or workers.
+    The ranks share the universes, each with ``workers`` processes. Files appear complete or not at all; existing
+    ones are kept, so the same call resumes an interrupted one. The content does not depend on ranks or workers.
 
     Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings,
     a full disk, a worker that was killed.
@@ -113,7 +112,7 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
         left = ((universe, [name for name in wanted if name in names]) for universe, wanted in tasks)
         return [(universe, wanted) for universe, wanted in left if wanted]
 
-    # One rank looks what is there, before any writes: the others would see files of a moment later.
+    # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
     missing = on_rank0(world, prepare)
     todo = missing[world.rank :: world.size]
 

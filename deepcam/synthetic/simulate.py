@@ -35,7 +35,7 @@ def simulate(
 ) -> tuple[Field, npt.NDArray[np.uint8]]:
     """The channels ``[rows, columns, 16]`` of a sample in physical units and its mask ``[rows, columns]``.
 
-    All randomness comes from ``(simulation.seed, sample)``, so a sample is the same on any rank.
+    The random numbers depend only on ``(simulation.seed, sample)``, so a sample is the same on any rank.
     """
     channels = weather(simulation, rows, columns, sample)
     return channels, label(channels, simulation.storm_size)
@@ -47,9 +47,8 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     Sample n is ``data-<n>.h5``: the first are ``train/``, the next ``validation/``, the last ``test/``.
     ``stats.h5`` has the smallest and largest value of each channel over ``train/``.
 
-    The ranks share the samples, ``workers`` processes in each. Files appear complete or not at all, and those
-    that are there are kept, so the same call goes on where one was cut off. The bytes do not depend on ranks
-    or workers.
+    The ranks share the samples, each with ``workers`` processes. Files appear complete or not at all; existing
+    ones are kept, so the same call resumes an interrupted one. The bytes do not depend on ranks or workers.
 
     Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings,
     a full disk, a worker that was killed.
@@ -64,7 +63,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
         generate.claim_folder(out, {"generator": GENERATOR, **data.model_dump(mode="json")})
         return generate.missing(out, names)
 
-    # One rank looks what is there, before any writes: the others would see files of a moment later.
+    # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
     missing = on_rank0(world, prepare)
     todo = missing[world.rank :: world.size]
 

@@ -1,10 +1,9 @@
-"""A moment of weather on a whole planet: sixteen channels that belong together, in physical units.
+"""Global weather at one moment: sixteen physically consistent channels in physical units.
 
-Nothing is integrated in time. The zonal structure is prescribed; Gaussian waves on the sphere disturb
-sea-level pressure and the thickness of the troposphere; the rest follows by what ties an atmosphere
-together in one moment: hydrostatic heights, geostrophic wind, saturation. Storms are planted in pressure,
-wind, temperature and moisture (``storms``). A seed has a planet of its own, whose continents are the same
-in all samples.
+Nothing is integrated in time. The zonal structure is prescribed; Gaussian waves on the sphere perturb sea-level
+pressure, temperature, moisture and the thickness of the troposphere; hydrostatic and geostrophic balance and
+saturation determine the rest. Storms are planted in pressure, wind, temperature and moisture (``storms``). A
+seed has its own planet, whose continents are the same in all samples.
 """
 
 import math
@@ -104,7 +103,7 @@ def planet(seed: int, rows: int, columns: int) -> Planet:
 def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Field:
     """The channels ``[rows, columns, 16]`` of a sample, in the order of ``CHANNELS``.
 
-    All randomness comes from ``(simulation.seed, sample)``.
+    The random numbers depend only on ``(simulation.seed, sample)``.
     """
     grid, ground = sphere.grid(rows, columns), planet(simulation.seed, rows, columns)
     rng = np.random.default_rng([simulation.seed, 1, sample])

@@ -47,7 +47,7 @@ def small(**changes: object) -> Data:
 # The initial conditions
 
 
-def test_the_realised_density_has_the_asked_sigma_8() -> None:
+def test_the_realised_density_has_the_requested_sigma_8() -> None:
     # Spheres of 8 Mpc/h in a linear field of 4 Mpc/h cells; the seeds differ by about 1%.
     n, box = 128, 512.0
     k = 2 * np.pi / box * np.sqrt(gravity.wave_numbers(n)[2])
