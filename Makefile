@@ -20,12 +20,12 @@ help:
 	@sed -n 's/^# //p' Makefile | head -5
 
 demo: $(VENV)/.demo
-	@echo '== data: 2 304 small universes in the official layout (kept for the next time)'
+	@echo '== data: 2 304 small universes in the official layout (kept for next time)'
 	@$(BIN)/mlhpc data make cosmoflow --preset smoke
 	@echo '== run: stage, train to target, evaluate'
 	@rm -rf $(DEMO)
 	@$(BIN)/mlhpc run cosmoflow --preset smoke --stage build/demo-stage --out $(DEMO)
-	@echo '== check: the official checker and our own'
+	@echo '== check: the official checker and our own rules'
 	@$(BIN)/mlhpc check $(DEMO)
 	@echo '== report'
 	@$(BIN)/mlhpc report $(DEMO)
@@ -49,7 +49,7 @@ lint: $(VENV)/.test
 	shellcheck -x .ci/run run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shell: shellcheck is not installed, skipped'; fi
 
 $(VENV)/.venv:
-	@test -n '$(PYTHON)' || { echo 'mlhpc needs Python 3.11 or 3.12 with venv; install it or say make PYTHON=/path/to/python'; exit 2; }
+	@test -n '$(PYTHON)' || { echo 'mlhpc needs Python 3.11 or 3.12 with venv; install it or run make PYTHON=/path/to/python'; exit 2; }
 	@echo '== environment: $(VENV) with $(PYTHON)'
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
@@ -59,8 +59,8 @@ $(VENV)/.demo: $(VENV)/.venv setup.cfg constraints.txt
 	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow]'
 	@touch $@
 
-# Horovod compiles against this very TensorFlow: no cached wheel may be used, and what was built is asked. It
-# wants an old setuptools, and PyTorch a new one: hence the order.
+# Horovod compiles against this TensorFlow, so no cached wheel may be used, and the build is checked. It needs an
+# old setuptools, and PyTorch a new one: hence the order.
 $(VENV)/.test: $(VENV)/.demo
 	@echo '== environment: Horovod, compiled here (about two minutes)'
 	@mkdir -p build
@@ -72,7 +72,7 @@ $(VENV)/.test: $(VENV)/.demo
 	@$(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] TensorFlow' && $(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] Gloo' \
 	|| { echo 'Horovod was built without TensorFlow or Gloo: make clean, then again'; exit 1; }
 	@echo '== environment: test tools, and PyTorch to compare with (about a minute)'
-	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,deepcam,resnet50,dali,test]'
+	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,dali,test]'
 	@$(BIN)/python -m pip check
 	@touch $@
 

@@ -1,14 +1,16 @@
-"""What a run of CosmoFlow is made of; ``cosmoflow.toml`` gives the values."""
+"""The settings of a CosmoFlow run; ``cosmoflow.toml`` gives the values."""
 
+from math import prod
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks import schema
+from mlhpc.errors import UserError, count
 
 
 class Simulation(schema.FrozenModel):
-    """How ``mlhpc data make cosmoflow`` makes the universes of a data set."""
+    """How ``mlhpc data make cosmoflow`` simulates the universes of a data set."""
 
     box_mpc_h: PositiveFloat = Field(description="side of the simulated box, Mpc/h")
     grid: PositiveInt = Field(description="voxels along a side of the box")
@@ -41,14 +43,17 @@ class Network(schema.Network):
     dense_units: tuple[int, ...] = (128, 64)
     targets: PositiveInt = 4
     input_mean: tuple[float, ...] = Field(
-        (), description="of log(1 + counts), one a redshift, taken off before the first block (open division)"
+        (),
+        description="mean of log(1 + counts) per redshift, subtracted before the first block (open division)",
     )
-    input_spread: tuple[PositiveFloat, ...] = Field((), description="what is left is divided by this")
+    input_spread: tuple[PositiveFloat, ...] = Field(
+        (), description="standard deviation per redshift, divided by"
+    )
 
     @model_validator(mode="after")
     def _input_lists_match(self) -> "Network":
         if len(self.input_mean) != len(self.input_spread):
-            raise ValueError("input_mean and input_spread must have one number a redshift each, or none")
+            raise ValueError("input_mean and input_spread must each have one number per redshift, or none")
         return self
 
 
@@ -64,7 +69,7 @@ class Hyperparameters(schema.Hyperparameters):
     )
     opt_learning_rate_decay_boundary_epochs: tuple[PositiveInt, ...] = ()
     opt_learning_rate_decay_factor: tuple[float, ...] = Field(
-        (), description="one a boundary: the share of the base rate from there on"
+        (), description="one per boundary: the fraction of the base rate from there on"
     )
     opt_learning_rate_schedule: Literal["multistep", "linear"] = Field(
         "multistep", description="linear: down to zero over max_epochs (open division, paper 001)"
@@ -80,10 +85,10 @@ class Hyperparameters(schema.Hyperparameters):
         )
         if len(boundaries) != len(factors):
             raise ValueError(
-                f"{len(boundaries)} boundaries, {len(factors)} decay factors; give one factor a boundary"
+                f"{len(boundaries)} boundaries, {len(factors)} decay factors; give one factor per boundary"
             )
         if list(boundaries) != sorted(set(boundaries)):
-            raise ValueError(f"decay boundaries {list(boundaries)} must grow from one to the next")
+            raise ValueError(f"decay boundaries {list(boundaries)} must be increasing")
         if any(not 0 < f < 1 for f in factors):
             raise ValueError(f"decay factors {list(factors)} must lie between 0 and 1")
         return self
@@ -91,9 +96,27 @@ class Hyperparameters(schema.Hyperparameters):
 
 class Training(schema.Training):
     cpu_kernels: bool = Field(
-        True, description="on a CPU, this suite's own convolutions in place of the framework's; same function"
+        True, description="on a CPU, this suite's own convolutions instead of the framework's; same function"
     )
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="PyTorch only; auto: the GPU where there is one"
+    )
+    channels_last: bool = Field(
+        True, description="PyTorch only; memory layout of activations and weights; same results"
+    )
+    compile: bool = Field(False, description="PyTorch only; torch.compile the network")
+    cuda_graphs: bool = Field(False, description="PyTorch only; replay the training step as a CUDA graph")
+    spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+        (1, 1, 1),
+        description="PyTorch only; parts along each axis into which a group of ranks cuts every sample (paper "
+        "001, section 4.2.1); same results",
+    )
+
+    @property
+    def spatial_size(self) -> int:
+        """Ranks that work on one sample."""
+        return prod(self.spatial)
 
 
 class CosmoFlow(schema.Run):
@@ -101,3 +124,29 @@ class CosmoFlow(schema.Run):
     network: Network
     hyperparameters: Hyperparameters
     training: Training
+
+    @model_validator(mode="after")
+    def _options_suit_the_framework(self) -> "CosmoFlow":
+        if self.training.framework == "pytorch":
+            return self
+        for name in ("device", "channels_last", "compile", "cuda_graphs", "spatial"):
+            if getattr(self.training, name) != Training.model_fields[name].default:
+                raise ValueError(
+                    f"training.{name} is an option of PyTorch; set training.framework=pytorch as well, or leave "
+                    "it out"
+                )
+        return self
+
+    def require_startable(self, ranks: int, *, staged: bool) -> None:
+        group, cut = self.training.spatial_size, list(self.training.spatial)
+        if ranks % group:
+            raise UserError(
+                f"training.spatial={cut} needs groups of {group} ranks, which {count(ranks, 'rank')} cannot form; "
+                f"start a multiple of {group} ranks"
+            )
+        if group > 1 and (self.training.compile or self.training.cuda_graphs):
+            raise UserError(
+                f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA graphs "
+                "cannot take in; set training.compile and training.cuda_graphs to false"
+            )
+        super().require_startable(ranks // group, staged=staged)

@@ -1,4 +1,4 @@
-"""What a run of DeepCAM is made of; ``deepcam.toml`` gives the values."""
+"""The settings of a DeepCAM run; ``deepcam.toml`` gives the values."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -10,7 +10,7 @@ from mlhpc.errors import UserError
 
 
 class Simulation(schema.FrozenModel):
-    """How ``mlhpc data make deepcam`` makes the weather of a data set."""
+    """How ``mlhpc data make deepcam`` simulates the weather of a data set."""
 
     seed: NonNegativeInt = 2021
     test_samples: NonNegativeInt = Field(0, description="samples of test/, which no run reads")
@@ -45,7 +45,7 @@ class Data(schema.Data):
 class Network(schema.Network):
     """DeepLabv3+ with an Xception encoder at output stride 16."""
 
-    width: PositiveFloat = Field(1.0, le=1, description="share of the reference's filters in every layer")
+    width: PositiveFloat = Field(1.0, le=1, description="fraction of the reference's filters in every layer")
     middle_blocks: PositiveInt = Field(16, description="residual blocks of the middle flow")
     classes: Literal[3] = 3
 
@@ -54,7 +54,7 @@ class Hyperparameters(schema.Hyperparameters):
     """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_deepcam*.yaml)."""
 
     batchnorm_group_size: PositiveInt = Field(1, description="ranks that share batch-norm statistics")
-    gradient_accumulation_frequency: PositiveInt = Field(1, description="backward passes to an update")
+    gradient_accumulation_frequency: PositiveInt = Field(1, description="backward passes per update")
     opt_name: Literal["LAMB", "Adam", "AdamW"] = "LAMB"
     opt_lr: PositiveFloat
     opt_betas: tuple[float, float] = (0.9, 0.999)
@@ -79,13 +79,13 @@ class Hyperparameters(schema.Hyperparameters):
     def _possible(self) -> "Hyperparameters":
         milestones = list(self.scheduler_milestones)
         if milestones != sorted(set(milestones)):
-            raise ValueError(f"scheduler_milestones {milestones} must grow from one to the next")
+            raise ValueError(f"scheduler_milestones {milestones} must be increasing")
         if any(not 0 <= beta < 1 for beta in self.opt_betas):
             raise ValueError(f"opt_betas {list(self.opt_betas)} must lie in [0, 1)")
         return self
 
     def logged(self) -> dict[str, object]:
-        """What the rules want in the log: the keys of this optimizer and this scheduler, no others."""
+        """What the rules require in the log: the keys of this optimizer and this scheduler only."""
         facts = self.model_dump(mode="json")
         lamb = ("opt_bias_correction", "opt_grad_averaging", "opt_max_grad_norm")
         cosine = ("scheduler_t_max", "scheduler_eta_min")
@@ -98,12 +98,12 @@ class Hyperparameters(schema.Hyperparameters):
 
 class Training(schema.Training):
     cpu_kernels: bool = Field(
-        True, description="on a CPU, this suite's own convolutions in place of the framework's; same function"
+        True, description="on a CPU, this suite's own convolutions instead of the framework's; same function"
     )
     eval_steps: NonNegativeInt = Field(
         0, description="updates between evaluations within an epoch; 0: only at its end"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU where there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
     channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
     compile: bool = Field(False, description="torch.compile the network")
     cuda_graphs: bool = Field(False, description="replay the training step as a CUDA graph")
@@ -111,7 +111,7 @@ class Training(schema.Training):
         0.0,
         ge=0,
         description="gradient skipping (open division, paper 001, section 4.2.2): from the input on, stop "
-        "updating blocks whose weights moved by less than this share of their norm in an epoch; 0: never",
+        "updating blocks whose weights moved by less than this fraction of their norm in an epoch; 0: never",
     )
 
 
@@ -129,8 +129,7 @@ class Loading(schema.Loading):
         if self.cache and self.loader != "threads":
             raise ValueError(
                 f"cache keeps samples in the memory of the rank, and loader={self.loader} reads them elsewhere; "
-                f"set "
-                "loading.loader=threads"
+                "set loading.loader=threads"
             )
         return self
 
@@ -169,15 +168,14 @@ class DeepCam(schema.Run):
             # Replayed graphs write gradients where those of the earlier passes are (PyTorch issue 96693).
             raise ValueError(
                 f"training.cuda_graphs would lose all but the last of {hparams.gradient_accumulation_frequency} "
-                "backward passes to an update; set it to false, or "
+                "backward passes per update; set it to false, or "
                 "hyperparameters.gradient_accumulation_frequency to 1"
             )
         if self.training.cuda_graphs and hparams.batchnorm_group_size > 1:
             # Graphs would hold NCCL communicators, whose shutdown waits for the graphs' (PyTorch issue 115388).
             raise ValueError(
                 "training.cuda_graphs would capture the exchange of batch-norm statistics, and the run would "
-                "hang at "
-                "its end; set it to false, or hyperparameters.batchnorm_group_size to 1"
+                "hang at its end; set it to false, or hyperparameters.batchnorm_group_size to 1"
             )
         return self
 

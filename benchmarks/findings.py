@@ -1,4 +1,4 @@
-"""What a rule has against a run: before it by ``benchmarks/rules.py``, afterwards by ``submission``."""
+"""Violations of rules: found before a run by ``benchmarks/rules.py``, afterwards by ``submission``."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +8,10 @@ Severity = Literal["error", "expected", "warning"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rule has against a run.
+    """One violation of a rule by a run.
 
     ``severity`` is ``error`` (no score), ``expected`` (an error of the official checker that this run could
-    not avoid, with the reason in ``remedy``) or ``warning`` (worth a look). ``where`` is ``file:line``, a
+    not avoid, with the reason in ``remedy``) or ``warning`` (worth checking). ``where`` is ``file:line``, a
     file, or the key of a setting. ``source`` is ``mlhpc`` or the official checker with its ruleset.
     """
 

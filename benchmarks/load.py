@@ -15,7 +15,7 @@ from mlhpc.benchmarks.schema import Run, Target
 from mlhpc.errors import UserError, did_you_mean
 
 RUNS_OF_A_SCORE = 5
-"""Runs that a score is made from where a benchmark's TOML does not say (``closed_results.runs``)."""
+"""Runs per score of a benchmark whose TOML does not give ``closed_results.runs``."""
 
 
 def presets(benchmark: str) -> dict[str, str]:
@@ -24,10 +24,10 @@ def presets(benchmark: str) -> dict[str, str]:
 
 
 def load(benchmark: str, preset: str, settings: Iterable[str] = ()) -> Run:
-    """The fully resolved run of a preset, with ``settings`` (``table.key=value``) laid over it.
+    """The fully resolved run of a preset, with ``settings`` (``table.key=value``) applied on top.
 
-    Raises UserError for an unknown benchmark, preset or key, and for a value that is not valid. Whether a run
-    that calls itself closed is so, ``benchmarks/rules.py`` says.
+    Raises UserError for an unknown benchmark, preset or key, and for an invalid value. Whether a run may call
+    itself closed is up to ``benchmarks/rules.py``.
     """
     definition = definition_of(benchmark)
     if preset not in definition["presets"]:
@@ -39,9 +39,9 @@ def load(benchmark: str, preset: str, settings: Iterable[str] = ()) -> Run:
 
 
 def load_file(path: Path, benchmark: str, settings: Iterable[str] = ()) -> Run:
-    """The run that a ``config.toml`` describes, such as an earlier run left behind, with ``settings`` laid over.
+    """The run that a ``config.toml`` describes, such as that of an earlier run, with ``settings`` applied on top.
 
-    Raises UserError when the file cannot be read, is no such file, or is of another benchmark.
+    Raises UserError when the file cannot be read, is not a run's configuration, or is of another benchmark.
     """
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
@@ -58,12 +58,12 @@ def load_file(path: Path, benchmark: str, settings: Iterable[str] = ()) -> Run:
 
 
 def dumps(run: Run) -> str:
-    """``run`` as TOML text, for the record of a run: all settings resolved, nothing left to look up."""
+    """``run`` as TOML text, for the record of a run: all settings resolved."""
     return tomli_w.dumps(run.model_dump(mode="json", exclude_none=True))
 
 
 def loads(text: str) -> Run:
-    """The ``Run`` that :func:`dumps` wrote; one of a benchmark that is not installed with what all runs have.
+    """The ``Run`` that :func:`dumps` wrote; for a benchmark that is not installed, only what all runs have.
 
     Raises ValueError when ``text`` describes no run.
     """
@@ -75,7 +75,7 @@ def loads(text: str) -> Run:
 
 
 def definition_of(benchmark: str) -> dict[str, Any]:
-    """The benchmark's TOML file as it stands. Raises UserError for an unknown benchmark."""
+    """The benchmark's TOML file, unresolved. Raises UserError for an unknown benchmark."""
     package, _, file = registry.find(benchmark).definition.partition(":")
     return tomllib.loads(resources.files(package).joinpath(file).read_text("utf-8"))
 
@@ -88,7 +88,7 @@ def closed_table(benchmark: str, name: str) -> dict[str, Any]:
 
 
 def official_target(benchmark: str) -> Target:
-    """The quality of the closed division; without one that of the benchmark's defaults."""
+    """The target of the closed division, or that of the benchmark's defaults if it has none."""
     target = Target(**definition_of(benchmark)["defaults"]["target"])
     fixed = closed_table(benchmark, "closed_fixes")
     names = (key.removeprefix("target.") for key in fixed if key.startswith("target."))
@@ -96,17 +96,17 @@ def official_target(benchmark: str) -> Target:
 
 
 def runs_of_a_score(benchmark: str) -> int:
-    """How many runs one score is made from (MLPerf HPC training rules, "Benchmark Results")."""
+    """Number of runs per score (MLPerf HPC training rules, "Benchmark Results")."""
     return int(closed_table(benchmark, "closed_results").get("runs", RUNS_OF_A_SCORE))
 
 
 def hyperparameter_keys(benchmark: str) -> tuple[str, ...]:
-    """The keys of the logging rules that runs of ``benchmark`` choose."""
+    """The keys of the logging rules that are hyperparameters of ``benchmark``."""
     return _run_class(benchmark).hyperparameter_keys()
 
 
 def toml_value(value: Any) -> str:
-    """One value on one line, as TOML writes it; of booleans, numbers, strings and lists that is JSON."""
+    """One value on one line of TOML; for booleans, numbers, strings and lists this is JSON."""
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
@@ -126,7 +126,7 @@ def _run_class(benchmark: str) -> type[Run]:
 
 
 def _with_framework(tables: dict[str, Any]) -> dict[str, Any]:
-    """``tables`` with the benchmark's first framework where none is chosen, as in files of earlier versions."""
+    """``tables`` with the benchmark's first framework if none is chosen, as in files of earlier versions."""
     benchmark = registry.find(str(tables["benchmark"]))
     chosen = tables.get("training", {}).get("framework") or benchmark.default_framework
     if chosen not in benchmark.frameworks:
@@ -164,13 +164,13 @@ def _first_problem(error: ValidationError, model: type[Run]) -> str:
     if problem["type"] == "extra_forbidden":
         return f"unknown key {place!r}; {did_you_mean(place, _keys(model))}"
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
-    # What speaks of several tables at once has no place, and names its keys itself.
-    return f"{place}: {message}{given}" if place else message
+    got = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
+    # A message about several tables has no place, and names its keys itself.
+    return f"{place}: {message}{got}" if place else message
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Dotted names of all that can be set."""
+    """Dotted names of all settings."""
     keys = []
     for name, field in model.model_fields.items():
         inner = [t for t in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_model(t)]

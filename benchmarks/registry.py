@@ -1,4 +1,4 @@
-"""The benchmarks that mlhpc runs: its own three, and those of other installed packages.
+"""The benchmarks that mlhpc runs: the three built-in ones, and those of other installed packages.
 
 A package adds a benchmark by an entry point in the group ``mlhpc.benchmarks`` whose object is a
 :class:`Benchmark` (docs/adding_a_benchmark.md). Nothing of a benchmark is imported before it is used: code is
@@ -20,10 +20,10 @@ GROUP = "mlhpc.benchmarks"
 class Framework:
     """One implementation of a benchmark.
 
-    ``trainer``: the module with ``check(run, staged, world)``, which raises UserError where a run cannot start,
+    ``trainer``: the module with ``check(run, staged, world)``, which raises UserError if a run cannot start,
     and ``train(run, data, staged, seed, resume, world, log)``, which trains to target. ``collectives``: what
     connects several ranks ("none": there can be only one). ``packages``: the distributions that it runs on, the
-    one that names it first.
+    one it is named after first.
     """
 
     trainer: str
@@ -33,8 +33,8 @@ class Framework:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on by ``name`` where
-    the user gives it. A ``type`` of bool is a flag."""
+    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on by ``name`` if the
+    user gives it. A ``type`` of bool is a flag."""
 
     name: str
     help: str
@@ -45,7 +45,7 @@ class Option:
 
 @dataclass(frozen=True)
 class DataTool:
-    """A function that makes, converts or compares data, and the options that it has beyond the common ones."""
+    """A function that makes, converts or compares data, and its options beyond the common ones."""
 
     function: str
     help: str = ""
@@ -63,7 +63,7 @@ class LoaderBench:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """All that mlhpc needs to know of a benchmark before it loads any of its code.
+    """What mlhpc needs to know about a benchmark before it loads any of its code.
 
     ``title``: its name in reports. ``definition``: its TOML file as ``"package:file"``. ``settings``: the class
     of its runs (:class:`mlhpc.benchmarks.schema.Run`, narrowed). ``frameworks``: by name, the default first.
@@ -102,6 +102,7 @@ COSMOFLOW = Benchmark(
     settings="mlhpc.benchmarks.cosmoflow:CosmoFlow",
     frameworks={
         "tensorflow": Framework("mlhpc.cosmoflow.tf.train", "horovod", ("tensorflow", "keras", "horovod")),
+        "pytorch": Framework("mlhpc.cosmoflow.pytorch.train", "torch", ("torch",)),
     },
     make_data=DataTool(
         "mlhpc.cosmoflow.synthetic.simulate:make",
@@ -152,7 +153,7 @@ RESNET50 = Benchmark(
     make_data=DataTool("mlhpc.resnet50.synthetic.simulate:make"),
     convert=DataTool(
         "mlhpc.resnet50.data.convert:convert",
-        "folders of JPEG files to a format of few files",
+        "folders of JPEG files to a format with fewer files",
         (
             Option(
                 "to",
@@ -172,62 +173,62 @@ BUILT_IN = (COSMOFLOW, DEEPCAM, RESNET50)
 
 @cache
 def benchmarks() -> dict[str, Benchmark]:
-    """All benchmarks by name, the suite's own first.
+    """All benchmarks by name, the built-in ones first.
 
-    Raises UserError when an installed package's entry point cannot be loaded, is no :class:`Benchmark`, or
+    Raises UserError when an installed package's entry point cannot be loaded, is not a :class:`Benchmark`, or
     takes a name that another benchmark has.
     """
     from importlib.metadata import entry_points  # slow to import, and --help needs only BUILT_IN
 
-    found = {benchmark.name: benchmark for benchmark in BUILT_IN}
+    by_name = {benchmark.name: benchmark for benchmark in BUILT_IN}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         package = entry.dist.name if entry.dist else entry.value
         try:
             benchmark = entry.load()
-        except Exception as error:  # whatever somebody else's package raises while it is imported
+        except Exception as error:  # another package may raise anything while it is imported
             problem = f"{type(error).__name__}: {error}"
             raise UserError(
                 f"the benchmark {entry.name!r} of package {package} does not load ({problem}); fix or "
                 "uninstall that package"
             ) from error
-        if not isinstance(benchmark, Benchmark) or benchmark.name in found:
+        if not isinstance(benchmark, Benchmark) or benchmark.name in by_name:
             problem = (
                 f"its name {benchmark.name!r} is taken"
                 if isinstance(benchmark, Benchmark)
-                else f"{entry.value} is no mlhpc Benchmark"
+                else f"{entry.value} is not an mlhpc Benchmark"
             )
             raise UserError(f"cannot use the benchmark {entry.name!r} of package {package}: {problem}")
-        found[benchmark.name] = benchmark
-    return found
+        by_name[benchmark.name] = benchmark
+    return by_name
 
 
 def find(name: str) -> Benchmark:
-    """The benchmark called ``name``. Raises UserError, with the nearest name, when there is none."""
-    known = benchmarks()
-    if name not in known:
-        raise UserError(f"no benchmark {name!r}; {did_you_mean(name, known)}")
-    return known[name]
+    """The benchmark called ``name``. Raises UserError, suggesting the nearest name, when there is none."""
+    by_name = benchmarks()
+    if name not in by_name:
+        raise UserError(f"no benchmark {name!r}; {did_you_mean(name, by_name)}")
+    return by_name[name]
 
 
 def find_logged(name: str) -> Benchmark | None:
-    """The benchmark whose logs say ``name`` (MLPerf's name where it has one); None where none does."""
+    """The benchmark whose logs use ``name`` (MLPerf's name if it has one); None for an unknown name."""
     return next((b for b in benchmarks().values() if name in (b.logged_name, b.name)), None)
 
 
 def logged_name(name: str) -> str:
-    """``submission_benchmark`` in logs of the benchmark ``name``; ``name`` itself where unknown."""
+    """``submission_benchmark`` in logs of the benchmark ``name``; ``name`` itself if unknown."""
     benchmark = find_logged(name)
     return benchmark.logged_name if benchmark else name
 
 
 def our_name(name: str) -> str:
-    """The suite's name of the benchmark that logs call ``name``; ``name`` itself where unknown."""
+    """The suite's name of the benchmark that logs call ``name``; ``name`` itself if unknown."""
     benchmark = find_logged(name)
     return benchmark.name if benchmark else name
 
 
 def title(name: str) -> str:
-    """How reports call the benchmark ``name`` (ours or MLPerf's name); ``name`` itself where unknown."""
+    """The title of the benchmark ``name`` (ours or MLPerf's name) in reports; ``name`` itself if unknown."""
     benchmark = find_logged(name)
     return benchmark.title if benchmark else name
 

@@ -1,4 +1,4 @@
-"""What a run of ResNet-50 is made of; ``resnet50.toml`` gives the values."""
+"""The settings of a ResNet-50 run; ``resnet50.toml`` gives the values."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ class Simulation(schema.FrozenModel):
     """How ``mlhpc data make resnet50`` draws the images of a data set."""
 
     seed: NonNegativeInt = 2021
-    classes: PositiveInt = Field(1000, description="as many as network.classes")
+    classes: PositiveInt = Field(1000, description="number of classes, equal to network.classes")
     side: PositiveInt = Field(500, ge=32, description="pixels of the longer side of most images")
 
 
@@ -25,38 +25,38 @@ class Data(schema.Data):
     def _colours(self) -> "Data":
         shape = self.sample_shape
         if len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3 or shape[0] < 32:
-            raise ValueError(f"sample_shape {list(shape)} must be [side, side, 3], the side at least 32")
+            raise ValueError(
+                f"sample_shape {list(shape)} must be [side, side, 3], with a side of at least 32"
+            )
         return self
 
 
 class Network(schema.Network):
-    """ResNet-50 v1.5 is the benchmark; the others are there for scaling studies."""
+    """ResNet-50 v1.5 is the benchmark; the other networks are for scaling studies."""
 
     name: Literal["resnet50", "resnet101", "alexnet", "lenet"] = "resnet50"
     classes: PositiveInt = 1000
-    width: PositiveFloat = Field(
-        1.0, le=2, description="of the ResNets: share of the filters inside their blocks"
-    )
+    width: PositiveFloat = Field(1.0, le=2, description="ResNets: factor on the filters inside their blocks")
     blocks: tuple[PositiveInt, ...] = Field(
-        (), description="of the ResNets: in each of their stages; []: all"
+        (), description="ResNets: number of blocks in each stage; []: all"
     )
 
     @model_validator(mode="after")
     def _stages(self) -> "Network":
         if len(self.blocks) not in (0, 4):
-            raise ValueError(f"blocks {list(self.blocks)} must be four numbers, one a stage, or none")
+            raise ValueError(f"blocks {list(self.blocks)} must be four numbers, one per stage, or none")
         return self
 
 
 class Hyperparameters(schema.Hyperparameters):
     """The names are those of the MLPerf logging rules (mlperf-logging, training_4.0.0/closed_resnet*.yaml).
 
-    Those that begin with the name of an optimizer are that one's; ``opt_learning_rate_warmup_epochs`` and
-    ``model_bn_span`` (logged: images of a rank's backward pass) go with sgd. A rate rises from zero to the
-    base rate in the epochs of warm-up, and falls in ``decay_steps`` updates after it to the end rate.
+    Names that begin with an optimizer apply to that one; ``opt_learning_rate_warmup_epochs`` and
+    ``model_bn_span`` (logged: images per backward pass of a rank) apply to sgd. The rate rises from zero to the
+    base rate in the warm-up epochs, and falls to the end rate in the ``decay_steps`` updates that follow.
     """
 
-    gradient_accumulation_steps: PositiveInt = Field(1, description="backward passes to an update")
+    gradient_accumulation_steps: PositiveInt = Field(1, description="backward passes per update")
     opt_name: Literal["sgd", "lars"] = "sgd"
     opt_learning_rate_warmup_epochs: NonNegativeInt = Field(5, description="for sgd")
     sgd_opt_base_learning_rate: PositiveFloat = 0.1
@@ -75,7 +75,7 @@ class Hyperparameters(schema.Hyperparameters):
     lars_epsilon: float = Field(0.0, ge=0, description="added to the norms that a trust ratio is divided by")
 
     def logged(self) -> dict[str, object]:
-        """What the rules want in the log: the keys of this optimizer, no others."""
+        """What the rules require in the log: the keys of this optimizer only."""
         other = "lars_" if self.opt_name == "sgd" else "sgd_"
         unused = () if self.opt_name == "sgd" else ("opt_learning_rate_warmup_epochs",)
         facts = self.model_dump(mode="json")
@@ -85,20 +85,20 @@ class Hyperparameters(schema.Hyperparameters):
 class Training(schema.Training):
     preprocessing: Literal["mlperf", "torchvision"] = Field(
         "mlperf",
-        description="mlperf: crops, resizing and shift of the MLPerf reference; torchvision: random resized "
-        "crops with antialiasing, normalised by mean and standard deviation",
+        description="mlperf: crop, resizing and mean subtraction of the MLPerf reference; torchvision: random "
+        "resized crops with antialiasing, normalised by mean and standard deviation",
     )
     sgd: Literal["mlperf", "pytorch"] = Field(
         "mlperf",
-        description="mlperf: the reference's, whose weight decay is the gradient of decay · w², of the dense "
-        "layer's bias too; pytorch: torch.optim.SGD, without decay of biases",
+        description="mlperf: the reference's, whose weight decay is the gradient of decay · w², also for the "
+        "bias of the dense layer; pytorch: torch.optim.SGD, without decay of biases",
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     epochs_between_evals: PositiveInt = Field(4, description="epochs from one evaluation to the next")
     eval_offset_epochs: NonNegativeInt = Field(
         0, description="the first evaluation is after this epoch, or after epochs_between_evals when it is 0"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU where there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
     channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
     compile: bool = Field(False, description="torch.compile the network")
 
@@ -124,11 +124,11 @@ class Staging(schema.Staging):
     )
 
     @model_validator(mode="after")
-    def _whole(self) -> "Staging":
+    def _pack_needs_replicas(self) -> "Staging":
         if self.pack and self.mode == "shard":
             raise ValueError(
-                "pack and mode=shard exclude each other: each node packs all images; leave one, or convert "
-                "the data set before"
+                "pack and mode=shard exclude each other, since each node packs all images; drop one, or convert "
+                "the data set beforehand"
             )
         return self
 
@@ -139,8 +139,8 @@ class Loading(schema.Loading):
     )
     broken_images: Literal["stop", "skip"] = Field(
         "stop",
-        description="skip: the next image takes the place of one that cannot be decoded in training; "
-        "evaluation leaves it out",
+        description="skip: an image that cannot be decoded is replaced by the next one in training, and left "
+        "out of evaluation",
     )
 
     @model_validator(mode="after")
@@ -167,7 +167,7 @@ class ResNet50(schema.Run):
         if drawn != self.network.classes:
             raise ValueError(
                 f"network.classes {self.network.classes} and data.simulation.classes {drawn} differ; "
-                "set both to the data set's"
+                "set both to that of the data set"
             )
         return self
 
@@ -178,6 +178,4 @@ class ResNet50(schema.Run):
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         super().require_startable(ranks, staged=staged)
         if self.staging.pack and not staged:
-            raise UserError(
-                "staging.pack is for data that is staged; give --stage, or set staging.pack=false"
-            )
+            raise UserError("staging.pack needs staged data; give --stage, or set staging.pack=false")

@@ -1,10 +1,10 @@
 """The rules of the closed division, one short function each; most are checked before a run starts.
 
-The official checker reads logs: it reports when the machine's hours are spent, and never what no log records.
-The numbers stand in the benchmark's TOML file (``closed_fixes``, ``closed_free``, ``closed_data``,
-``closed_results``). ``docs/rules.md`` is made from this file: the first paragraph of a docstring says what a
-rule asks, the line ``Source:`` where it is stated. "HPC rules" are the MLPerf HPC training rules 3.0, "training
-rules" the MLPerf training rules that they build on (both mlcommons/training_policies).
+The official checker reads logs: it reports after the machine's hours are spent, and only what logs record.
+The numbers are in the benchmark's TOML file (``closed_fixes``, ``closed_free``, ``closed_data``,
+``closed_results``). ``docs/rules.md`` is generated from this file: the first paragraph of a docstring is the
+requirement, the line ``Source:`` says where it is stated. "HPC rules" are the MLPerf HPC training rules 3.0,
+"training rules" the MLPerf training rules that they build on (both mlcommons/training_policies).
 """
 
 import math
@@ -23,7 +23,7 @@ When = Literal["before the run", "when the data set is opened", "after the run",
 INIT_LIMIT_S = 30 * 60
 """Training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml, init_stop."""
 _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-_OF_ONE_NODE = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
+_NODE_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
 _LARGE_BATCH, _LARS_MOMENTUM = 32768, 0.9
 _NO_RULESETS: dict[str, Any] = {"rulesets": [], "staging_timed": []}
 _OPEN = "run with --set division=open"
@@ -31,12 +31,12 @@ _OPEN = "run with --set division=open"
 
 @dataclass(frozen=True)
 class RunContext:
-    """What is known of a run when the rules are checked. None: not known yet, and rules about it are skipped.
+    """What is known about a run when the rules are checked. None: not known yet, and rules about it are skipped.
 
-    ``ruleset``: None is the newest that times staging, the strictest. ``data_on``: type of the file system
-    that the data set lies on. ``staged_before``: the staging target holds files of an earlier run. ``facts``:
+    ``ruleset``: None means the newest that times staging, the strictest. ``data_on``: type of the file system
+    that holds the data set. ``staged_before``: the staging target holds files of an earlier run. ``facts``:
     those of the data set's manifest. ``evicted``: page caches dropped before the run. ``init_s``: seconds of
-    init. ``seeds`` and ``runs``: the seeds of a campaign's runs, and how many runs it is to make.
+    init. ``seeds`` and ``runs``: the seeds of a campaign's runs, and their planned number.
     """
 
     run: Run
@@ -67,7 +67,7 @@ def findings(context: RunContext) -> list[Finding]:
 
 
 def enforce(context: RunContext) -> list[Finding]:
-    """Refuse to call a run closed that is not: returns the warnings, raises UserError for the first error."""
+    """Raises UserError for the first error, since the run is not a closed one; returns the warnings."""
     violations = findings(context)
     errors = [finding for finding in violations if finding.severity == "error"]
     if errors:
@@ -94,7 +94,7 @@ def closed_division(context: RunContext) -> Iterator[Finding]:
     """
     if "closed_fixes" not in definition_of(context.run.benchmark):
         actual = f"closed, which {context.run.benchmark} does not have"
-        yield _against("division", "open", actual, _OPEN)
+        yield _violation("division", "open", actual, _OPEN)
 
 
 def submitter(context: RunContext) -> Iterator[Finding]:
@@ -105,7 +105,7 @@ def submitter(context: RunContext) -> Iterator[Finding]:
     for name in ("org", "platform"):
         if getattr(context.run.submission, name) == "unnamed":
             remedy = f"set it now with --set submission.{name}=NAME: logs may not be edited later"
-            yield _against(f"submission.{name}", "the submitter's", "unnamed", remedy, "warning")
+            yield _violation(f"submission.{name}", "the submitter's", "unnamed", remedy, "warning")
 
 
 def target(context: RunContext) -> Iterator[Finding]:
@@ -149,15 +149,15 @@ def sample(context: RunContext) -> Iterator[Finding]:
 
 
 def network(context: RunContext) -> Iterator[Finding]:
-    """The reference's network; the number of its parameters is compared again with what was built.
+    """The reference's network; its number of parameters is compared again once it is built.
 
     Source: training rules, "Graph Definition".
     """
-    yield from _fixed(context, "network.", but=_PREPROCESSING)
+    yield from _fixed(context, "network.", exclude=_PREPROCESSING)
 
 
 def preprocessing(context: RunContext) -> Iterator[Finding]:
-    """The reference's preprocessing: no crops, resizing, standardisation or augmentation of one's own.
+    """The reference's preprocessing: no crops, resizing, standardisation or augmentation of the submitter's own.
 
     Source: training rules, "Preprocessing During the Run".
     """
@@ -168,7 +168,7 @@ _PREPROCESSING = ("network.input_mean", "training.augment", "training.preprocess
 
 
 def optimizer(context: RunContext) -> Iterator[Finding]:
-    """The optimizer of the reference, where the rules leave no choice.
+    """The optimizer of the reference, unless the rules leave a choice.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; training rules, "Hyperparameters".
     """
@@ -176,7 +176,7 @@ def optimizer(context: RunContext) -> Iterator[Finding]:
 
 
 def momentum(context: RunContext) -> Iterator[Finding]:
-    """SGD has the momentum of the reference. The official checker does not ask for it.
+    """SGD has the momentum of the reference. The official checker does not check this.
 
     Source: HPC rules, "Hyperparameters and Optimizer" (sgd_opt_momentum); training rules, "Hyperparameters"
     (that of LARS is free from batches of 32768 on).
@@ -186,8 +186,11 @@ def momentum(context: RunContext) -> Iterator[Finding]:
     lars = getattr(chosen, "lars_opt_momentum", None) if chosen.global_batch_size < _LARGE_BATCH else None
     if lars not in (None, _LARS_MOMENTUM):
         where = "hyperparameters.lars_opt_momentum"
-        yield _against(
-            where, f"{_LARS_MOMENTUM}", f"{lars}", f"leave it below batches of {_LARGE_BATCH}, or {_OPEN}"
+        yield _violation(
+            where,
+            f"{_LARS_MOMENTUM}",
+            f"{lars}",
+            f"do not change it below batches of {_LARGE_BATCH}, or {_OPEN}",
         )
 
 
@@ -214,7 +217,7 @@ def lamb(context: RunContext) -> Iterator[Finding]:
 
 
 def schedule(context: RunContext) -> Iterator[Finding]:
-    """The learning rate goes as in the reference, where the rules leave no choice.
+    """The learning rate follows the schedule of the reference, unless the rules leave a choice.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, training_4.0.0/closed_resnet_*.yaml.
     """
@@ -247,7 +250,7 @@ def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
         return
     fixes, free = definition["closed_fixes"], definition["closed_free"]
     settings = context.run.model_dump(mode="json")
-    # A key of closed_free with a table's name is a setting that the rules leave free and no log has.
+    # A key of closed_free with a table's name is a free setting that logs do not record.
     chosen = {key: settings[key.split(".")[0]][key.split(".")[1]] for key in free if "." in key}
     for name, value in (settings["hyperparameters"] | chosen).items():
         where = name if name in chosen else f"hyperparameters.{name}"
@@ -255,10 +258,10 @@ def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
             continue
         if name not in free:
             remedy = f"{_OPEN}, or add it to closed_free in benchmarks/{context.run.benchmark}.toml"
-            yield _against(where, "what the rules name", toml_value(value), remedy)
+            yield _violation(where, "what the rules name", toml_value(value), remedy)
         elif not all(_within(each, free[name]) for each in (value if isinstance(value, list) else [value])):
             expected, remedy = bounds(free[name]), f"choose one within, or {_OPEN}"
-            yield _against(where, expected, toml_value(value), remedy)
+            yield _violation(where, expected, toml_value(value), remedy)
 
 
 def from_the_start(context: RunContext) -> Iterator[Finding]:
@@ -267,7 +270,7 @@ def from_the_start(context: RunContext) -> Iterator[Finding]:
     Source: training rules, "Run Results" (the clock may not be paused).
     """
     if context.resumed:
-        yield _against("--resume", "a run from the start", "a resumed one", _OPEN)
+        yield _violation("--resume", "a run from the start", "a resumed one", _OPEN)
     yield from _fixed(context, "study.")
 
 
@@ -281,22 +284,22 @@ def data_not_in_memory(context: RunContext) -> Iterator[Finding]:
     """
     if context.data_on in _MEMORY:
         remedy = f"keep it on durable storage, and give --stage; or {_OPEN}"
-        yield _against("--data", "a durable file system", f"{context.data_on}", remedy)
+        yield _violation("--data", "a durable file system", f"{context.data_on}", remedy)
 
 
 def staging_is_timed(context: RunContext) -> Iterator[Finding]:
-    """Up to ruleset 2.0.0 data starts on a shared file system, and its way to the nodes is inside the clock.
+    """Up to ruleset 2.0.0 data starts on a shared file system, and copying it to the nodes is timed.
 
     Source: HPC rules of rounds 0.7 to 2.0, "Data State at Start of Run"; lifted in 3.0.
     """
     if (context.ruleset or default_ruleset(context.run.benchmark)) not in _results(context)["staging_timed"]:
         return
     if context.staged_before:
-        remedy = "empty it: what an interrupted run left was not copied inside this run's clock"
-        yield _against("--stage", "an empty staging target", "one with staged files", remedy)
-    if context.data_on in _OF_ONE_NODE:
-        remedy = "where that is storage of one node, start from the shared one and give --stage"
-        yield _against("--data", "a shared file system", f"{context.data_on}", remedy, "warning")
+        remedy = "empty it: files of an interrupted run were not copied inside this run's clock"
+        yield _violation("--stage", "an empty staging target", "one with staged files", remedy)
+    if context.data_on in _NODE_LOCAL:
+        remedy = "if that is node-local storage, start from shared storage and give --stage"
+        yield _violation("--data", "a shared file system", f"{context.data_on}", remedy, "warning")
 
 
 def caches(context: RunContext) -> Iterator[Finding]:
@@ -306,39 +309,39 @@ def caches(context: RunContext) -> Iterator[Finding]:
     """
     if context.evicted is False:
         remedy = "give --evict, or drop the caches before the run"
-        yield _against("--evict", "caches dropped", "caches as they were", remedy, "warning")
+        yield _violation("--evict", "caches dropped", "caches as they were", remedy, "warning")
 
 
 # When the data set is opened, inside the clock.
 
 
 def data_of_benchmark(context: RunContext) -> Iterator[Finding]:
-    """The published data set, not one of simulations made here.
+    """The published data set, not a simulated one.
 
     Source: HPC rules, "Benchmarks" and "Data Set".
     """
     facts = context.facts or {}
     if facts.get("benchmark", context.run.benchmark) != context.run.benchmark:
         actual = f"of {facts['benchmark']}"
-        yield _against("manifest.json", "the published data set", actual, "give its --data")
+        yield _violation("manifest.json", "the published data set", actual, "give the right --data")
     if facts.get("simulation"):
         actual = "made by mlhpc data make"
-        yield _against("manifest.json", "the published data set", actual, f"or {_OPEN}")
+        yield _violation("manifest.json", "the published data set", actual, f"or {_OPEN}")
 
 
 def codec(context: RunContext) -> Iterator[Finding]:
-    """Samples hold the numbers that were published: another layout or a lossless codec is allowed, one that
-    rounds is not.
+    """Samples hold the numbers that were published: another layout or a lossless codec is allowed, a lossy
+    one is not.
 
     Source: training rules, "Data State at Start of Run" (reformatting may not change the information).
     """
     facts = context.facts or {}
-    remedy = f"convert it without loss, or {_OPEN}"
+    remedy = f"convert it losslessly, or {_OPEN}"
     for name, value in definition_of(context.run.benchmark).get("closed_data", {}).items():
         if facts.get(name, value) != value:
-            yield _against("manifest.json", f"{name} {value}", f"{facts[name]}", remedy)
+            yield _violation("manifest.json", f"{name} {value}", f"{facts[name]}", remedy)
     if facts.get("lossy"):
-        yield _against("manifest.json", "data without loss", f"{facts.get('codec', 'lossy')}", remedy)
+        yield _violation("manifest.json", "lossless data", f"{facts.get('codec', 'lossy')}", remedy)
 
 
 # After the run.
@@ -350,8 +353,10 @@ def init_time(context: RunContext) -> Iterator[Finding]:
     Source: training rules, "Run Results"; mlperf-logging, hpc_2.0.0/common.yaml, init_stop.
     """
     if context.init_s is not None and context.init_s >= INIT_LIMIT_S:
-        remedy = "the official checker rejects the log: less warm-up, or a compilation cache, and run again"
-        yield _against(
+        remedy = (
+            "the official checker rejects the log: shorten warm-up or use a compilation cache, and run again"
+        )
+        yield _violation(
             "init", f"less than {INIT_LIMIT_S // 60} min", f"{context.init_s / 60:.1f} min", remedy
         )
 
@@ -364,10 +369,10 @@ def seeds(context: RunContext) -> Iterator[Finding]:
 
     Source: training rules, "Random numbers"; HPC rules, "Throughput" (equal seeds are pruned).
     """
-    twice = [seed for seed, count in Counter(context.seeds or ()).items() if count > 1]
-    for seed in twice:
+    repeated = [seed for seed, count in Counter(context.seeds or ()).items() if count > 1]
+    for seed in repeated:
         actual = f"{seed} in {Counter(context.seeds)[seed]} runs"
-        yield _against("seed", "a different seed for every run", actual, "repeat those runs")
+        yield _violation("seed", "a different seed for every run", actual, "repeat those runs")
 
 
 def number_of_runs(context: RunContext) -> Iterator[Finding]:
@@ -377,8 +382,8 @@ def number_of_runs(context: RunContext) -> Iterator[Finding]:
     """
     needed = runs_of_a_score(context.run.benchmark)
     if context.runs is not None and context.runs < needed:
-        remedy = "a score needs them all; a second campaign with more --runs goes on from here"
-        yield _against("--runs", f"{needed} runs", f"{context.runs}", remedy, "warning")
+        remedy = "a score needs them all; a second campaign with more --runs continues from here"
+        yield _violation("--runs", f"{needed} runs", f"{context.runs}", remedy, "warning")
 
 
 RULES: dict[When, tuple[Rule, ...]] = {
@@ -410,13 +415,13 @@ RULES: dict[When, tuple[Rule, ...]] = {
 }
 
 
-def asks(rule: Rule) -> str:
-    """What a rule asks, in a sentence or two."""
+def requirement(rule: Rule) -> str:
+    """The requirement of a rule, in a sentence or two."""
     return _paragraphs(rule)[0]
 
 
 def source(rule: Rule) -> str:
-    """Where a rule stands."""
+    """Where a rule is stated."""
     return _paragraphs(rule)[1].removeprefix("Source: ").removesuffix(".")
 
 
@@ -427,14 +432,14 @@ def default_ruleset(benchmark: str) -> str:
 
 
 def bounds(condition: Mapping[str, Any]) -> str:
-    """A condition of ``closed_free`` in words and signs."""
+    """A condition of ``closed_free`` in words and symbols."""
     if "one_of" in condition:
         return " or ".join(map(str, condition["one_of"]))
     return " and ".join(_SIGNS[name].format(limit) for name, limit in condition.items()) or "any value"
 
 
 def name_of(rule: Rule) -> str:
-    """The name under which a rule is told."""
+    """The name under which a rule is reported."""
     return rule.__name__.replace("_", "-")
 
 
@@ -451,14 +456,14 @@ _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "above": lambda value, limit: value > limit,
     "at_most": lambda value, limit: value <= limit,
     "below": lambda value, limit: value < limit,
-    "multiple_of": lambda value, unit: _whole(value / unit),
-    "power_of_two_times": lambda value, unit: value > 0 and _whole(math.log2(value / unit)),
+    "multiple_of": lambda value, unit: _is_whole(value / unit),
+    "power_of_two_times": lambda value, unit: value > 0 and _is_whole(math.log2(value / unit)),
     "one_of": lambda value, options: value in options,
 }
 
 
-def _whole(number: float) -> bool:
-    """Whether it is a whole number, but for the rounding of a division."""
+def _is_whole(number: float) -> bool:
+    """Whether ``number`` is whole, up to the rounding of a division."""
     return math.isclose(number, round(number), rel_tol=1e-9, abs_tol=1e-9)
 
 
@@ -466,20 +471,20 @@ def _within(value: Any, condition: Mapping[str, Any]) -> bool:
     return all(_HOLDS[name](value, limit) for name, limit in condition.items())
 
 
-def _fixed(context: RunContext, *keys: str, but: Sequence[str] = ()) -> Iterator[Finding]:
-    """What differs from ``closed_fixes`` under these keys; one that ends in a dot stands for all below it."""
+def _fixed(context: RunContext, *keys: str, exclude: Sequence[str] = ()) -> Iterator[Finding]:
+    """Settings under ``keys`` that differ from ``closed_fixes``; a key that ends in a dot is a whole table."""
     settings = context.run.model_dump(mode="json")
     for key, value in definition_of(context.run.benchmark).get("closed_fixes", {}).items():
         table, _, name = key.partition(".")
-        if key in but or not any(
+        if key in exclude or not any(
             key == each or (each.endswith(".") and key.startswith(each)) for each in keys
         ):
             continue
-        if (given := settings[table][name]) != value:
-            yield _against(key, toml_value(value), toml_value(given), f"leave it, or {_OPEN}")
+        if (actual := settings[table][name]) != value:
+            yield _violation(key, toml_value(value), toml_value(actual), f"do not change it, or {_OPEN}")
 
 
-def _against(where: str, expected: str, actual: str, remedy: str, severity: Severity = "error") -> Finding:
+def _violation(where: str, expected: str, actual: str, remedy: str, severity: Severity = "error") -> Finding:
     return Finding("", severity, where, expected, actual, remedy)
 
 

@@ -1,9 +1,9 @@
-"""What every benchmark's run is made of, fully resolved before it starts.
+"""The settings of a run that all benchmarks share, fully resolved before it starts.
 
-What is particular to a benchmark stands beside its TOML file: ``benchmarks/cosmoflow.py`` narrows these
+What is specific to a benchmark is beside its TOML file: ``benchmarks/cosmoflow.py`` narrows these
 classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unknown keys. The field names of
-``Hyperparameters`` are the keys of the MLPerf logging rules, so that what is configured, what is logged and
-what the rules check have one name.
+``Hyperparameters`` are the keys of the MLPerf logging rules, so that configuration, logs and rules use
+the same names.
 """
 
 from typing import Literal, Self
@@ -34,7 +34,7 @@ def meets(value: float, target: float, *, higher_is_better: bool) -> bool:
     """Whether ``value`` meets ``target``: an accuracy reaches it, an error falls to it. NaN never does.
 
     An error of zero or less does not count, nor an accuracy above 1 where the target is at most 1 (mlperf-logging
-    4.1.68, hpc_2.0.0/closed_*.yaml): some published logs hold the error twice, the second time negated.
+    4.1.68, hpc_2.0.0/closed_*.yaml): some published logs contain the error twice, the second time negated.
     """
     if higher_is_better:
         return target <= value and (value <= 1 or target > 1)
@@ -47,7 +47,7 @@ class Data(FrozenModel):
     train_samples: PositiveInt
     eval_samples: PositiveInt
     sample_shape: tuple[int, ...] = Field(description="of one sample as stored, channels last")
-    official: bool = Field(False, description="the published data set, which cannot be made here")
+    official: bool = Field(False, description="the published data set, which `data make` cannot make")
 
 
 class Network(FrozenModel):
@@ -57,20 +57,20 @@ class Network(FrozenModel):
 class Hyperparameters(FrozenModel):
     """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
 
-    global_batch_size: PositiveInt = Field(description="samples of all ranks that one update is made from")
+    global_batch_size: PositiveInt = Field(description="samples of all ranks per update")
 
     def logged(self) -> dict[str, object]:
-        """The records of these choices: key and value."""
+        """Keys and values as they are logged."""
         return self.model_dump(mode="json")
 
 
 class Training(FrozenModel):
     """Choices that are neither the rules' hyperparameters nor the network."""
 
-    framework: str = Field("", description="the implementation; empty: the first that the benchmark has")
+    framework: str = Field("", description="the implementation; empty: the benchmark's first")
     max_epochs: PositiveInt
     eval_batch_size: PositiveInt = Field(
-        description="samples a rank evaluates at once; no effect on the metric"
+        description="samples per rank and evaluation step; no effect on the metric"
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     checkpoint_epochs: int = Field(
@@ -79,12 +79,12 @@ class Training(FrozenModel):
 
 
 class Staging(FrozenModel):
-    """How the data set gets to node-local storage when ``--stage`` names a place for it."""
+    """How the data set is copied to node-local storage when ``--stage`` gives a folder for it."""
 
     mode: Literal["replicate", "shard"] = Field(
         "replicate", description="shard: a node holds only its part of the training set, for the whole run"
     )
-    workers: PositiveInt = Field(4, description="files that a rank copies at once")
+    workers: PositiveInt = Field(4, description="files that a rank copies at the same time")
 
 
 class Loading(FrozenModel):
@@ -92,10 +92,10 @@ class Loading(FrozenModel):
 
     workers: NonNegativeInt = Field(
         0,
-        description="threads or processes per rank that read ahead of the training loop; 0: with a GPU as many "
-        "as the rank has cores, 16 at most, otherwise 2",
+        description="threads or processes per rank that read ahead of the training loop; 0: with a GPU one "
+        "per core of the rank, at most 16; otherwise 2",
     )
-    prefetch: PositiveInt = Field(4, description="batches ready and waiting at most")
+    prefetch: PositiveInt = Field(4, description="batches read ahead, at most")
 
     def resolved(self, *, gpu: bool, cores: int) -> Self:
         """These settings with the number of workers filled in for a rank with ``cores`` cores."""
@@ -104,27 +104,27 @@ class Loading(FrozenModel):
 
 
 class Study(FrozenModel):
-    """A run of ``mlhpc study``: it ends after some steps of its first epoch, and evaluates nothing."""
+    """A run of ``mlhpc study``: it ends after some steps of its first epoch, without an evaluation."""
 
-    warmup_steps: NonNegativeInt = Field(0, description="steps before what is measured")
+    warmup_steps: NonNegativeInt = Field(0, description="steps before the measured ones")
     steps: NonNegativeInt = Field(0, description="steps to measure; 0: train to the target")
 
     def cut(self, steps: int) -> int:
-        """The training steps of an epoch that could have ``steps``. Raises UserError when they are too few:
-        reading a sample twice would measure the page cache."""
-        wanted = self.warmup_steps + self.steps
+        """The training steps to take of an epoch of ``steps``. Raises UserError when it has too few, since reading
+        a sample twice would measure the page cache."""
+        requested = self.warmup_steps + self.steps
         if not self.steps:
             return steps
-        if wanted > steps:
+        if requested > steps:
             raise UserError(
-                f"{count(self.warmup_steps, 'step')} of warm-up and {self.steps} to measure are more than "
+                f"{count(self.warmup_steps, 'step')} of warm-up and {self.steps} to measure exceed "
                 f"the {steps} of an epoch; take fewer, a smaller batch, or more training samples"
             )
-        return wanted
+        return requested
 
 
 class Submission(FrozenModel):
-    """Who runs it; goes into the log's submission_* records."""
+    """Who submits; goes into the log's submission_* records."""
 
     org: str = "unnamed"
     platform: str = "unnamed"
@@ -132,7 +132,7 @@ class Submission(FrozenModel):
 
 
 class Run(FrozenModel):
-    """One training to target: everything that was decided before it starts."""
+    """One training to target: everything decided before it starts."""
 
     benchmark: str
     preset: str
@@ -167,7 +167,7 @@ class Run(FrozenModel):
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:
-        """The keys of the logging rules that runs of this benchmark choose."""
+        """The keys of the logging rules that are hyperparameters of this benchmark."""
         chosen = cls.model_fields["hyperparameters"].annotation
         assert isinstance(chosen, type) and issubclass(chosen, Hyperparameters)
         return tuple(chosen.model_fields)

@@ -1,10 +1,10 @@
-"""Gradient skipping: blocks near the input whose weights hardly move any more are no longer updated.
+"""Gradient skipping: blocks near the input whose weights hardly move are no longer updated.
 
-An open-division technique (Farrell et al. 2021, paper 001, section 4.2.2, which names it without its
-criterion). What is done here: after an epoch, counted from the input, the blocks whose weights moved by less
-than a share of their norm, up to the first that moved more, are frozen for good. Their weights take no
-gradient, their batch norm keeps its running statistics, and the backward pass ends where they begin: their
-gradients are neither computed nor summed over ranks, and their activations are not kept. The ASPP and the
+An open-division technique (Farrell et al. 2021, paper 001, section 4.2.2, which does not give its
+criterion). Here, after an epoch, counting from the input, the blocks whose weights moved by less than a fraction
+of their norm, up to the first block that moved more, are frozen for good. Their weights take no gradient, their
+batch norm keeps its running statistics, and the backward pass ends at them: their gradients are neither computed
+nor summed over ranks, and their activations are not kept. The ASPP and the
 decoder are never frozen.
 """
 
@@ -21,9 +21,9 @@ Weights = list[list[Tensor]]
 
 
 class Freezer:
-    """Freezes converged blocks of ``model`` after each epoch. ``below`` is the share of their norm that weights
-    may move by in an epoch and count as converged; 0: nothing is ever frozen. ``frozen`` blocks are from the
-    start."""
+    """Freezes converged blocks of ``model`` after each epoch. ``below``: blocks whose weights move by
+    less than this fraction of their norm in an epoch count as converged; 0: nothing is ever frozen. ``frozen``:
+    blocks frozen from the start."""
 
     def __init__(self, model: nn.Module, below: float, frozen: int = 0) -> None:
         self._model, self._below = model, below
@@ -32,12 +32,12 @@ class Freezer:
 
     @property
     def frozen(self) -> int:
-        """How many blocks from the input on are frozen."""
+        """Number of frozen blocks, from the input on."""
         return frozen_blocks(self._model)
 
     def after_epoch(self, world: World, log: RunLog, epoch: int) -> bool:
-        """Freeze what has converged in ``epoch``, and record how many blocks are frozen. Returns whether it is
-        more than before: the steps must then be made again. Called by all ranks."""
+        """Freeze what has converged in ``epoch``, and record how many blocks are frozen. Returns whether the
+        number grew: the steps must then be rebuilt. Called by all ranks."""
         if not self._below:
             return False
         already = self.frozen
@@ -50,19 +50,19 @@ class Freezer:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """What may be frozen, from the input on: the stem and the blocks of the encoder."""
+    """The blocks that may be frozen, from the input on: the stem and the blocks of the encoder."""
     assert isinstance(model, DeepLab)
     return [model.stem, model.entry_block1, *model.encoder]
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """Copies of the weights as they are now."""
+    """Copies of the current weights."""
     return [[weight.detach().clone() for weight in block.parameters()] for block in blocks(model)]
 
 
 @torch.no_grad()
 def count_converged_blocks(model: nn.Module, before: Weights, below: float, world: World) -> int:
-    """How many blocks from the input on moved by less than ``below`` times the norm that they had ``before``.
+    """Number of blocks, from the input on, that moved by less than ``below`` times their norm ``before``.
 
     The norm is the Euclidean one over all weights of a block. All ranks call it and get rank 0's answer.
     """
@@ -76,14 +76,14 @@ def count_converged_blocks(model: nn.Module, before: Weights, below: float, worl
 
 
 def frozen_blocks(model: nn.Module) -> int:
-    """How many blocks from the input on are no longer updated."""
+    """Number of blocks, from the input on, that are no longer updated."""
     trained = [any(weight.requires_grad for weight in block.parameters()) for block in blocks(model)]
     return trained.index(True) if True in trained else len(trained)
 
 
 def freeze(model: nn.Module, count: int) -> None:
-    """Stop updating the first ``count`` blocks. Make the training step again afterwards: it knows which weights
-    take gradients."""
+    """Stop updating the first ``count`` blocks. Rebuild the training step afterwards, since it depends on which
+    weights take gradients."""
     for block in blocks(model)[:count]:
         for weight in block.parameters():
             weight.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The two numbers of a batch: the loss that is minimised and the metric that the target is set for."""
+"""The loss, and the metric that the target is set for."""
 
 from functools import cache
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FREQUENCIES = (0.986267818390377, 0.0004578708870701058, 0.01327431072255291)
-"""Shares of the pixels of the data set: background, tropical cyclone, atmospheric river (class ids 0, 1, 2);
+"""Fractions of the data set's pixels: background, tropical cyclone, atmospheric river (class ids 0, 1, 2);
 the MLPerf HPC reference, deepcam/src/deepCam/train.py."""
 
 CLASS_WEIGHTS = tuple(share**-0.125 for share in FREQUENCIES)
@@ -26,7 +26,7 @@ def weighted_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 @cache
 def _class_weights(device: torch.device) -> Tensor:
-    """Kept on the device: to bring them there in every step would wait for all that was started on a GPU."""
+    """Cached on the device: copying them in every step would synchronise with the GPU."""
     return torch.tensor(CLASS_WEIGHTS, device=device)
 
 
@@ -34,20 +34,20 @@ def iou(prediction: Tensor, y: Tensor, classes: int = 3) -> Tensor:
     """Intersection over union of every sample, float64 [b]: the mean over classes of TP / (TP + FP + FN).
 
     ``prediction`` is [b, H, W] of class ids, or [b, classes, H, W] of logits, whose largest decides (the first
-    of equals). ``y`` is [b, H, W]. A class that neither holds counts as 1 (MLPerf HPC reference,
+    on ties). ``y`` is [b, H, W]. A class that occurs in neither counts as 1 (MLPerf HPC reference,
     utils/metric.py). The caller sums over samples and ranks and divides by the number of samples.
     """
     if prediction.dim() == 4:
         prediction = prediction.argmax(1)
     shares = []
     for number in range(classes):
-        ours, theirs = prediction == number, y == number
-        both = (ours & theirs).sum((1, 2))
-        either = (ours | theirs).sum((1, 2))
+        predicted, labelled = prediction == number, y == number
+        both = (predicted & labelled).sum((1, 2))
+        either = (predicted | labelled).sum((1, 2))
         shares.append(torch.where(either > 0, both.double() / either.clamp(min=1), 1.0))
     return torch.stack(shares).mean(0)
 
 
 def summed_iou(logits: Tensor, y: Tensor) -> tuple[Tensor, int]:
-    """The sum of the samples' IoU, float64 and on their device, and how many they are."""
+    """The sum of the samples' IoU, float64 on their device, and the number of samples."""
     return iou(logits, y, logits.shape[1]).sum(), len(y)

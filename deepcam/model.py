@@ -18,8 +18,8 @@ def build_model(network: Network, channels: int) -> "DeepLab":
     """Fields ``[b, channels, H, W]`` to logits ``[b, classes, H, W]``, for H and W divisible by 16, at least 32.
 
     With ``width`` 1 and 16 middle blocks it is the reference's network, 56 454 720 parameters for 16 channels
-    and 3 classes. A smaller ``width`` takes that share of the filters of every layer, rounded to a multiple
-    of 8. The initial weights are drawn from torch's random state.
+    and 3 classes. A smaller ``width`` takes that fraction of the filters of every layer, rounded to a
+    multiple of 8. The initial weights are drawn from torch's random state.
     """
     return DeepLab(network, channels)
 
@@ -76,11 +76,11 @@ OLD_NAMES = {
     "decoder.blend.": "decoder.fuse.",
     "decoder.finish.": "decoder.head.",
 }
-"""Beginnings of the names of weights in checkpoints of version 0.1, and what they are called today."""
+"""Prefixes of weight names in checkpoints of version 0.1, and their current names."""
 
 
 def current_name(name: str) -> str:
-    """Today's name of a weight in a checkpoint of any version."""
+    """The current name of a weight in a checkpoint of any version."""
     for old, new in OLD_NAMES.items():
         if name.startswith(old):
             return new + name.removeprefix(old)
@@ -89,8 +89,8 @@ def current_name(name: str) -> str:
 
 class Block(nn.Module):
     """Separable convolutions of these ``widths`` with batch norm after each and a ReLU between them; a closing
-    one without batch norm, which takes the stride; plus what came in, through a 1 x 1 convolution and batch
-    norm where the shape changes; and a ReLU over the sum where ``relu`` says so."""
+    one without batch norm, which takes the stride; plus the shortcut, through a 1 x 1 convolution and batch
+    norm if the shape changes; and a ReLU on the sum if ``relu``."""
 
     def __init__(
         self, inputs: int, widths: Sequence[int], *, stride: int = 1, closing: bool = False, relu: bool = True
@@ -116,8 +116,8 @@ class Block(nn.Module):
 
 
 class Affine(nn.Module):
-    """A factor and an offset for every channel, learned; batch norm has nothing to average over in the one
-    pixel that is left."""
+    """A learned factor and offset for every channel, instead of batch norm, which cannot average over the single
+    remaining pixel."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -129,8 +129,8 @@ class Affine(nn.Module):
 
 
 class ASPP(nn.Module):
-    """Atrous spatial pyramid pooling: a 1 x 1 convolution, three dilated ones and the mean over the picture,
-    side by side, joined by a 1 x 1 convolution."""
+    """Atrous spatial pyramid pooling: a 1 x 1 convolution, three dilated ones and the global mean, in
+    parallel, joined by a 1 x 1 convolution."""
 
     def __init__(self, inputs: int, filters: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class ASPP(nn.Module):
 
 
 class Decoder(nn.Module):
-    """From stride 16 to 4, joined there with the encoder's features of that stride, and on to 1."""
+    """From stride 16 to 4, joined with the encoder's features of that stride, and to stride 1."""
 
     def __init__(self, filters: int, low_level: int, reduced: int, classes: int) -> None:
         super().__init__()
@@ -184,5 +184,5 @@ class Decoder(nn.Module):
 
 
 def upsample_block(filters: int) -> tuple[nn.Module, nn.Module]:
-    """To twice the rows and columns."""
+    """Doubles rows and columns."""
     return Deconvolution(filters, filters), BatchNorm(filters, relu=True)

@@ -41,7 +41,7 @@ ADVICE = "look at them with mlhpc data show deepcam, or lower hyperparameters.op
 
 
 def check(run: DeepCam, staged: Path | None, world: World) -> None:
-    """Raise UserError when the run cannot start on these ranks and this machine. Makes and changes nothing."""
+    """Raise UserError when the run cannot start on these ranks and this machine. No side effects."""
     run.require_startable(world.size, staged=staged is not None)
     make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
 
@@ -50,7 +50,7 @@ def check(run: DeepCam, staged: Path | None, world: World) -> None:
 def train(
     run: DeepCam, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
-    """Train until an evaluation meets the target or the epochs run out; what happened is in ``log``.
+    """Train until an evaluation meets the target or the epochs run out, recorded in ``log``.
 
     ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
     ``resume`` the folder of a run to continue. Raises UserError for what the user can fix.
@@ -141,7 +141,7 @@ def train(
             if status == "success":
                 break
             if freezer.after_epoch(world, log, epoch):
-                if training.compile:  # what was compiled is of no use now, and PyTorch keeps a limited number
+                if training.compile:  # the old compiled code is obsolete, and PyTorch's cache is limited
                     torch.compiler.reset()
                 steps = make()
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
@@ -151,7 +151,7 @@ def train(
 
 
 def _open(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
-    """The part of the data set that the run needs, and its statistics: checked before terabytes are copied."""
+    """The part of the data set that the run needs, and its statistics, checked before terabytes are copied."""
     dataset = open_dataset(
         data,
         run.benchmark,

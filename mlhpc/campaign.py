@@ -28,9 +28,9 @@ ABORTS_IN_A_ROW = 2
 
 
 def make(campaign: Campaign, number: int | None, console: Console) -> int:
-    """Make the missing runs, or only run ``number`` (a task of a job array), and print the state of the campaign.
+    """Run what is missing, or only run ``number`` (a task of a job array), and print the state of the campaign.
 
-    Returns the exit status: 0 when all runs were made and have a score, 1 when not, 130 when it was interrupted.
+    Returns the exit status: 0 when all runs are done and have a score, 1 when not, 130 when it was interrupted.
     Raises UserError when another campaign is running in the folder, when the folder holds runs with other
     settings, or when the rules of the closed division forbid the runs.
     """
@@ -57,7 +57,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
         return 128 + signal.SIGINT
     if number is not None:
         return 0 if states[number - 1].state == "converged" else 1
-    # Too few runs for a score: they were asked for, so that is no failure.
+    # With fewer --runs than a score needs, having no score is not a failure.
     if campaign.runs < load.runs_of_a_score(campaign.run.benchmark):
         return 0 if all(state.state == "converged" for state in states) else 1
     return 0 if score.minutes is not None else 1
@@ -117,8 +117,8 @@ def _read_all(campaign: Campaign, own: Sequence[str], running: Sequence[str] = (
 
 
 def _no_score_possible(campaign: Campaign) -> str:
-    """Why these runs cannot have a score any more, or "": one run may miss the target, as the slowest (MLPerf
-    training rules, "Benchmark Results")."""
+    """Why these runs can no longer have a score, or "": one run may miss the target and then counts as the
+    slowest (MLPerf training rules, "Benchmark Results")."""
     missed = [name for name in campaign.names if read_run(campaign, name).state == "missed"]
     if len(missed) < 2:
         return ""
@@ -153,14 +153,14 @@ def _start(
 
 
 def _clock_seed(used: set[int]) -> int:
-    """A seed from the clock that no other run of the campaign has (MLPerf training rules, "Random numbers")."""
+    """A seed from the clock that no other run of the campaign uses (MLPerf training rules, "Random numbers")."""
     while (seed := time.time_ns() // 1000 % (2**31 - 1) + 1) in used:
         time.sleep(1e-5)
     return seed
 
 
 def _set_aside(out: Path, name: str) -> None:
-    """Move an aborted attempt to where no tool takes it for a run of the set."""
+    """Move an aborted attempt out of the way, so that no tool takes it for a run of the set."""
     if (out / name).exists():
         (out / ".aborted").mkdir(exist_ok=True)
         (out / name).rename(out / ".aborted" / f"{name}-{attempts(out, name) + 1}")

@@ -49,7 +49,7 @@ def rule_context(campaign: Campaign) -> rules.RunContext:
 
 
 def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
-    """The facts of the manifest; None without one. Raises UserError where every run would fail: no data set, an
+    """The facts of the manifest; None without one. Raises UserError if every run would fail: no data set, an
     empty one, an invalid manifest, or too few samples."""
     data, train_samples = campaign.data, campaign.run.data.train_samples
     if (data / manifest.NAME).exists():
@@ -63,7 +63,7 @@ def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
     except OSError as error:
         raise UserError(f"--data {data}: {error.strerror}; give the data set's folder, or {make}") from None
     if not has_files:
-        raise UserError(f"--data {data}: holds no file; give the data set's folder, or {make}")
+        raise UserError(f"--data {data}: contains no files; give the data set's folder, or {make}")
     return None
 
 

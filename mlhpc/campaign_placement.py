@@ -26,8 +26,8 @@ def srun_options(campaign: Campaign, slot: int, env: Mapping[str, str]) -> list[
 
 
 def max_ranks(campaign: Campaign, tasks: int) -> int:
-    """Ranks that each instance can have when all run at the same time in a job of ``tasks`` tasks, which has as
-    many tasks on every node; 0: they do not fit."""
+    """Ranks that each instance can have when all run at the same time in a job of ``tasks`` tasks, spread evenly
+    over its nodes; 0 if they do not fit."""
     if campaign.instances <= campaign.nodes:
         return tasks * (campaign.nodes // campaign.instances) // campaign.nodes
     instances_per_node = -(-campaign.instances // campaign.nodes)
@@ -35,7 +35,7 @@ def max_ranks(campaign: Campaign, tasks: int) -> int:
 
 
 def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, str]) -> None:
-    """Raises UserError where the instances cannot all run at the same time: srun would let some wait, and they
+    """Raises UserError if the instances cannot all run at the same time: srun would let some wait, and they
     would be scored as concurrent."""
     if in_slurm_job:
         _check_tasks(campaign, env)
@@ -55,7 +55,7 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
             "number that divides the nodes"
         )
     if campaign.instances == 1 and not env.get("SLURM_NTASKS"):
-        return  # srun itself refuses what the nodes have no processors for
+        return  # srun itself refuses more ranks than the nodes have processors
     tasks = allocated_tasks(env, campaign.nodes)
     limit = max_ranks(campaign, tasks)
     if limit == 0 or campaign.ranks > limit:
@@ -67,7 +67,7 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
 
 
 def cores_of(campaign: Campaign, slot: int) -> set[int]:
-    """The cores of an instance on this machine; empty where there are too few to give each its own."""
+    """The cores of an instance on this machine; empty if there are too few to give each its own."""
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // campaign.instances
     return set(cores[slot * share : (slot + 1) * share]) if campaign.instances > 1 else set()

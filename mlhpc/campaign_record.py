@@ -32,8 +32,8 @@ State = Literal["converged", "missed", "aborted", "running", "to do"]
 @dataclass(frozen=True)
 class Campaign:
     """``runs`` runs of ``run`` in ``out``, ``instances`` of them at a time, with ``ranks`` ranks each (0: one, or
-    in a Slurm job its tasks divided by the instances), on ``nodes`` nodes in all. ``arguments``: the options that
-    every run gets."""
+    in a Slurm job its tasks divided by the instances), on ``nodes`` nodes in all. ``arguments``: the options
+    passed to every run."""
 
     run: Run
     arguments: tuple[str, ...]
@@ -77,8 +77,8 @@ def attempts(out: Path, name: str) -> int:
 
 
 def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
-    """The state of a run, from its directory; ``running``: a process is working on it, so that what is missing
-    may still come. A run whose loss diverged has missed its target: running it again would be cherry-picking."""
+    """The state of a run, from its directory; ``running``: a process is working on it, so that missing
+    records may still appear. A run whose loss diverged has missed its target: to repeat it is cherry-picking."""
     folder = campaign.out / name
     aborted = attempts(campaign.out, name)
     if running and not (folder / "result.json").exists():
@@ -111,7 +111,7 @@ def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
 def _outcome(
     result: Mapping[str, Any], events: Sequence[Mapping[str, Any]], ends: Mapping[str, Mapping[str, Any]]
 ) -> tuple[State, str]:
-    """How a run ended, and why where it did not converge."""
+    """How a run ended, and the reason if it did not converge."""
     if result.get("status") == "success":
         return "converged", ""
     if result.get("status") == "failed":
@@ -144,7 +144,7 @@ def score_of(campaign: Campaign, states: Sequence[RunState]) -> Strong | Weak:
 
 
 def _total_scale(campaign: Campaign, logs: Sequence[Log]) -> int | None:
-    """T, in the units of S (``instance_scale``): accelerators, or nodes where there are none. Instances that
+    """T, in the units of S (``instance_scale``): accelerators, or nodes if there are none. Instances that
     share nodes without accelerators use these nodes and no more."""
     scales = {instance_scale(log) for log in logs}
     if len(scales) != 1 or (scale := scales.pop()) is None:

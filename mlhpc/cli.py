@@ -13,7 +13,7 @@ INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 1 the result is bad news (target missed, findings),
+    """Run one command and return its exit status: 0 done, 1 the result is negative (target missed, findings),
     2 the user has something to fix, 128 plus its number after a signal."""
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("mlhpc: interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; there is nobody to tell
+        sys.stderr.close()  # the reader of our output is gone, so a message would reach nobody
         return 1
 
 

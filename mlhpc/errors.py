@@ -13,14 +13,14 @@ class UserError(Exception):
 
 
 class AlreadyReported(UserError):
-    """A ``UserError`` that all ranks raise alike, on a rank that leaves printing it to rank 0."""
+    """A ``UserError`` that all ranks raise, on a rank that leaves printing it to rank 0."""
 
 
 class Terminated(BaseException):
     """A signal ends the run; ``status`` is the exit status, 128 plus the signal's number.
 
-    Like KeyboardInterrupt it passes handlers of Exception: mlperf-logging catches those that are raised while it
-    writes a record, and would let the run go on.
+    Like KeyboardInterrupt it is not an Exception: mlperf-logging catches those raised while it writes a record,
+    and would let the run continue.
     """
 
     def __init__(self, message: str, status: int) -> None:

@@ -14,11 +14,11 @@ from mlhpc.benchmarks.load import definition_of, load, runs_of_a_score, toml_val
 from mlhpc.benchmarks.rules import (
     RULES,
     RunContext,
-    asks,
     bounds,
     default_ruleset,
     findings,
     name_of,
+    requirement,
     source,
 )
 from mlhpc.common.data import manifest
@@ -29,21 +29,21 @@ from mlhpc.submission.logs.findings import print_findings
 
 
 def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
-    """The rules of a benchmark as tables: what is asked, what is fixed, what may be chosen."""
+    """The rules of a benchmark as tables: requirements, fixed settings, and free settings with their bounds."""
     definition = _closed(benchmark)
     ruleset = _known_ruleset(benchmark, ruleset)
     for when, rules in RULES.items():
-        table = Table("rule", "what it asks", "source", title=when, box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table("rule", "requirement", "source", title=when, box=box.SIMPLE_HEAD, pad_edge=False)
         table.title_justify = "left"
         for rule in rules:
             table.add_row(
-                Text(name_of(rule), style="bold"), Text(asks(rule)), Text(source(rule), style="dim")
+                Text(name_of(rule), style="bold"), Text(requirement(rule)), Text(source(rule), style="dim")
             )
         console.print(table)
     fixed = Table("fixed", "to", box=box.SIMPLE_HEAD, pad_edge=False)
     for key, value in (definition["closed_fixes"] | definition["closed_data"]).items():
         fixed.add_row(Text(key), Text(toml_value(value)))
-    free = Table("may be chosen", "bounds", box=box.SIMPLE_HEAD, pad_edge=False)
+    free = Table("free", "bounds", box=box.SIMPLE_HEAD, pad_edge=False)
     for key, condition in definition["closed_free"].items():
         free.add_row(Text(key), Text(bounds(condition)))
     console.print(fixed, free)
@@ -53,7 +53,7 @@ def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
     )
 
 
-def against(
+def print_violations(
     benchmark: str,
     preset: str,
     settings: Sequence[str],
@@ -66,7 +66,7 @@ def against(
     """Print the violations of a planned run, from its settings and the data set's manifest.
 
     Returns the exit status: 0 when nothing keeps the run from starting. Raises UserError for settings that
-    are not valid, and for a ruleset that the benchmark does not have.
+    are not valid, and for a ruleset unknown to the benchmark.
     """
     run = load(benchmark, preset, settings)
     _known_ruleset(benchmark, ruleset)
@@ -74,14 +74,14 @@ def against(
         console.print(f"{benchmark} {preset}: open division, none of these rules apply")
         return 0
     has_manifest = data is not None and (data / manifest.NAME).exists()
-    known = RunContext(
+    context = RunContext(
         run,
         ruleset=ruleset,
         data_on=filesystem_of(data).type if data else None,
         staged_before=stage is not None and (stage / manifest.NAME).exists() and not in_use(stage),
         facts=manifest.load(data).facts if data and has_manifest else None,
     )
-    return print_findings(findings(known), console)
+    return print_findings(findings(context), console)
 
 
 def document() -> str:
@@ -89,20 +89,20 @@ def document() -> str:
     lines = [
         "# Rules of the closed division",
         "",
-        "Made by `mlhpc rules > docs/rules.md` from `benchmarks/rules.py` and the tables `closed_*` of the",
-        "benchmarks' TOML files; a test holds it up to date. `mlhpc rules BENCHMARK --ruleset 2.0.0` shows",
+        "Written by `mlhpc rules > docs/rules.md` from `benchmarks/rules.py` and the tables `closed_*` of the",
+        "benchmarks' TOML files; a test keeps it up to date. `mlhpc rules BENCHMARK --ruleset 2.0.0` shows",
         "the rules of one benchmark. With `--preset`, and `--set`, `--data` and `--stage` as for `run`, it",
-        "shows what speaks against that run.",
+        "lists the violations of that run.",
         "",
-        "A run of a closed preset is held to them before it reads a byte. One that breaks a rule does not",
-        "start; what is worth a look is printed as a warning. HPC rules are the MLPerf HPC training rules",
-        "3.0, training rules the MLPerf training rules that they build on (mlcommons/training_policies).",
+        "A run of a closed preset is checked before it reads any data. A run that violates a rule does not",
+        "start; warnings are printed. HPC rules are the MLPerf HPC training rules 3.0, training rules the",
+        "MLPerf training rules that they build on (mlcommons/training_policies).",
         "",
-        "| rule | when | what it asks | source |",
+        "| rule | when | requirement | source |",
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {name_of(rule)} | {when} | {asks(rule)} | {source(rule)} |"
+        f"| {name_of(rule)} | {when} | {requirement(rule)} | {source(rule)} |"
         for when, rules in RULES.items()
         for rule in rules
     ]
@@ -115,7 +115,7 @@ def _page(benchmark: str) -> list[str]:
     definition = definition_of(benchmark)
     results = definition["closed_results"]
     return [
-        f"{results['runs']} runs to a score. Rulesets {', '.join(results['rulesets'])}; staging is timed in "
+        f"{results['runs']} runs make a score. Rulesets {', '.join(results['rulesets'])}; staging is timed in "
         f"{', '.join(results['staging_timed']) or 'none of them'}.",
         "",
         "| fixed | to |",
@@ -123,7 +123,7 @@ def _page(benchmark: str) -> list[str]:
         *(f"| `{key}` | `{toml_value(value)}` |" for key, value in definition["closed_fixes"].items()),
         *(f"| `{key}` of the data set | `{toml_value(v)}` |" for key, v in definition["closed_data"].items()),
         "",
-        "| may be chosen | bounds |",
+        "| free | bounds |",
         "|---|---|",
         *(f"| `{key}` | {bounds(condition)} |" for key, condition in definition["closed_free"].items()),
     ]

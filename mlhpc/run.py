@@ -1,4 +1,4 @@
-"""``mlhpc run``: one training to target, and the folder that is its evidence. Read ``main`` first."""
+"""``mlhpc run``: one training to target, and the folder that records it. Start reading at ``main``."""
 
 import argparse
 import json
@@ -38,7 +38,7 @@ from mlhpc.run_signals import closing_in_order, exit_on_sigterm
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Where a run reads and writes. ``stage`` None: read the data set where it is. ``out`` None: the first
+    """Where a run reads and writes. ``stage`` None: the data set is read in place. ``out`` None: the first
     free number under ``results/``."""
 
     data: Path
@@ -50,8 +50,7 @@ class RunPaths:
 def main(options: argparse.Namespace) -> int:
     """Prepare, train, conclude. Returns the exit status: 0 when the target was met, 1 when it was not.
 
-    Raises UserError for whatever the user has to fix; once the run has begun, its log then says that it was
-    aborted.
+    Raises UserError for whatever the user has to fix; a run that has begun is then logged as aborted.
     """
     run, paths = _requested(options)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
@@ -65,7 +64,7 @@ def main(options: argparse.Namespace) -> int:
         with (
             RunLog(out, world) as log,
             closing_in_order(world, out),
-            unleaked_stage(paths.stage, world),
+            removed_on_abort(paths.stage, world),
         ):
             _log_facts(run, paths.resume, seed, evicted, world, log)
             conclusion = Conclusion(run, out, world, log)
@@ -88,7 +87,7 @@ def _import_trainer(benchmark: str, framework: registry.Framework) -> ModuleType
         ) from error
 
 
-# Act 1: everything that can be known to be wrong is reported before the run has a folder.
+# Act 1: every mistake that can be detected early is reported before the run has a folder.
 
 
 def _requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
@@ -109,9 +108,11 @@ def _requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
 
 
 def _set_environment() -> None:
-    """Variables that the frameworks read when they are loaded; what the user has set stays."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its build would bury ours
-    # Where TensorFlow would do without oneDNN, on older CPUs, its pooling in three dimensions gives the gradient
+    """Set variables that the frameworks read when they are loaded, unless the user has set them."""
+    os.environ.setdefault(
+        "TF_CPP_MIN_LOG_LEVEL", "2"
+    )  # TensorFlow's notes on its build would bury our messages
+    # On older CPUs, where TensorFlow does not use oneDNN by default, its 3-D pooling sends the gradient
     # to every voxel within 1e-5 of the largest.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     threads = str(threads_per_rank(identify(os.environ)))
@@ -123,7 +124,7 @@ def prepare(run: Run, paths: RunPaths, seed: int | None, evict: bool, world: Wor
     """The folder of the run with its ``config.toml`` and ``env.json``, the seed, and whether the data set was
     dropped from all page caches. Called by all ranks.
 
-    Raises UserError when the rules forbid the run, the data set is not there, or the folder holds results.
+    Raises UserError when the rules forbid the run, the data set does not exist, or the folder holds results.
     """
     _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, evict)))[0], world)
     on_rank0(world, lambda: manifest.require_folder(paths.data))
@@ -136,7 +137,7 @@ def prepare(run: Run, paths: RunPaths, seed: int | None, evict: bool, world: Wor
 
 
 def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
-    """What the rules can know of a run before it starts. The data set is neither opened nor listed."""
+    """What the rules can check before a run starts. The data set is neither opened nor listed."""
     stage = paths.stage
     return rules.RunContext(
         run,
@@ -148,8 +149,8 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
 
 
 def seed_of(directory: Path, run: Run) -> int:
-    """The seed of the run in ``directory`` that ``run`` resumes. Raises UserError, naming the settings, when they
-    differ."""
+    """The seed of the run in ``directory`` that ``run`` resumes. Raises UserError when their settings differ,
+    naming them."""
     saved = checkpoint.load(directory)
     before, now = (
         dict(_settings(each.model_dump(mode="json", exclude={"division"})))
@@ -167,7 +168,7 @@ def seed_of(directory: Path, run: Run) -> int:
 
 
 def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting of a table and the tables in it, by its name as ``--set`` has it."""
+    """Every setting of a table and the tables in it, under the dotted name that ``--set`` uses."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _settings(value, f"{prefix}{key}.")
@@ -176,19 +177,19 @@ def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _make_out(run: Run, requested: Path | None) -> Path:
-    """A folder for the results. Results are never overwritten: whoever creates ``run.log`` first has the folder,
-    also when two runs start at once."""
-    taken = "{} holds the results of another run; choose another --out, or move it away"
+    """A folder for the results. Results are never overwritten: whoever creates ``run.log`` first owns the folder,
+    even when two runs start at the same time."""
+    occupied = "{} holds the results of another run; choose another --out, or move it away"
     numbered = (Path("results") / f"{run.benchmark}-{run.preset}-{number}" for number in count(1))
     out = requested or next(path for path in numbered if not path.exists())
     try:
         out.mkdir(parents=True, exist_ok=out.is_dir())
         if (out / "result.json").exists():
-            raise UserError(taken.format(out))
+            raise UserError(occupied.format(out))
         (out / "run.log").open("x").close()
     except FileExistsError:
         raise UserError(
-            taken.format(out) if out.is_dir() else f"{out} is a file; choose another --out"
+            occupied.format(out) if out.is_dir() else f"{out} is a file; choose another --out"
         ) from None
     except OSError as error:
         raise UserError(f"cannot write results in {out}: {error.strerror}; choose another --out") from None
@@ -211,14 +212,14 @@ def _write_evidence(run: Run, data: Path, out: Path, world: World) -> None:
 
 
 def _evict(data: Path, world: World) -> bool:
-    """Before the run, as the rules have caches cleared: drop the data set from every node's page cache; no
-    file's content is read. Returns whether no page of it was left on any node."""
-    gone = True
+    """Drop the data set from every node's page cache before the run, as the rules require; no file's content is
+    read. Returns whether no page of it is left on any node."""
+    evicted = True
     if world.local_rank == 0:
         files = [path for path in data.rglob("*") if path.is_file()]
         pagecache.evict(files)
-        gone = not any(pagecache.resident_fraction(path) for path in files)
-    return all(world.gather(gone))
+        evicted = not any(pagecache.resident_fraction(path) for path in files)
+    return all(world.gather(evicted))
 
 
 def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: World, log: RunLog) -> None:
@@ -245,7 +246,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
             "number_of_nodes": world.nodes,
             "accelerators_per_node": 0 if on_cpus else min(len(accelerators()), world.local_size),
             "seed": seed,
-            # Not keys of the rules: the suite's own check reads them.
+            # Not keys of the logging rules: the suite's own check reads them.
             **({"resumed": True} if resume else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),
             "train_samples": run.data.train_samples,
@@ -267,7 +268,7 @@ def conclude(
     out: Path,
     world: World,
 ) -> int:
-    """Remove what was staged, print what the run came to, and return its exit status. Called by all ranks."""
+    """Remove the staged copy, print the outcome, and return the exit status. Called by all ranks."""
     if paths.stage:
         _remove_staged(paths.stage, world)
     init_s = next((e["seconds"] for e in events if e["event"] == "end" and e["name"] == "init"), None)
@@ -279,9 +280,9 @@ def conclude(
 
 
 @contextmanager
-def unleaked_stage(stage: Path | None, world: World) -> Iterator[None]:
-    """Where the site named the stage after the batch job, no later job could resume from it: a run that is aborted
-    removes it then, on every node."""
+def removed_on_abort(stage: Path | None, world: World) -> Iterator[None]:
+    """If an aborted run's stage is named after the batch job, no later job could use it: then remove it, on every
+    node."""
     if stage is None or world.local_rank != 0:
         yield
         return
@@ -294,16 +295,16 @@ def unleaked_stage(stage: Path | None, world: World) -> Iterator[None]:
 
 
 def _remove_staged(stage: Path, world: World) -> None:
-    """After a run that went to its end: the next one is to find nothing staged. An interrupted run leaves its
-    files for the next try."""
+    """Remove the staged copy after a complete run, since the next one must start without it. An interrupted run
+    leaves its files for the next attempt."""
     for turn in (world.rank == 0, world.rank > 0 and world.local_rank == 0):
-        # Nodes may turn out to share the folder; then rank 0 has removed it for all.
+        # If the nodes share the folder after all, rank 0 has removed it for everybody.
         if turn and (stage / manifest.NAME).exists():
             remove(stage)
         world.barrier()
 
 
 def _print_findings(findings: Sequence[Finding], world: World) -> None:
-    """Violations that do not keep a run from starting, or that a run ended with."""
+    """Violations that did not stop a run from starting, or that were found at its end."""
     for finding in findings if world.rank == 0 else ():
         sys.stderr.write(f"mlhpc: {finding.severity}: {rules.sentence(finding)}\n")

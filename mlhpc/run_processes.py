@@ -18,10 +18,10 @@ from mlhpc.errors import UserError
 GRACE_S = 60.0
 """Seconds that runs have to close their logs after SIGTERM before they are killed."""
 SRUN_WAIT_S = 120
-"""Seconds after the first exit until srun kills the remaining ranks. Longer than the 60 s of the roll call,
-which then has named a rank that never connected."""
+"""Seconds after the first exit until srun kills the remaining ranks. Longer than the 60 s of the roll call, which
+has by then named a rank that never connected."""
 NARROWEST = 120
-"""Columns of a table that goes to a file, such as the output of a batch job."""
+"""Width of a table that goes to a file, such as the output of a batch job."""
 
 
 def in_slurm(env: Mapping[str, str]) -> bool:
@@ -30,17 +30,17 @@ def in_slurm(env: Mapping[str, str]) -> bool:
 
 
 def allocated_tasks(env: Mapping[str, str], nodes: int) -> int:
-    """Tasks of this Slurm job; one per node where it was submitted without a number of tasks."""
+    """Tasks of this Slurm job; one per node if it was submitted without a number of tasks."""
     return int(env.get("SLURM_NTASKS") or nodes)
 
 
 def require_one_process(command: str) -> None:
-    """Raises UserError where a launcher started this command on several ranks."""
+    """Raises UserError if a launcher started this command on several ranks."""
     rank_info = identify(os.environ)
     if rank_info.size > 1:
         raise UserError(
-            f"{rank_info.launcher} started {rank_info.size} processes of mlhpc {command}; start one, it starts "
-            "the ranks itself"
+            f"{rank_info.launcher} started {rank_info.size} processes of mlhpc {command}; start one process, "
+            "which starts the ranks itself"
         )
 
 
@@ -56,10 +56,10 @@ def start_run(
 ) -> subprocess.Popen[bytes]:
     """Start ``mlhpc run ARGUMENTS`` with ``ranks`` ranks (0: one, or as many as the allocation has tasks).
 
-    It gets its own session, so that Ctrl-C reaches only the caller, which then stops it cleanly.
-    ``srun_options``: where it runs, inside a Slurm job. ``output``: the file for what it prints. ``env``: added
-    to its environment. ``cores``: the only cores it may use. ``lock_fds``: locks that it inherits, so that nobody
-    starts the same run again while an orphan of a killed caller is still running.
+    It gets its own session, so that Ctrl-C reaches only the caller, which stops the run cleanly.
+    ``srun_options``: its nodes and tasks, inside a Slurm job. ``output``: the file for its output. ``env``: added
+    to its environment. ``cores``: the only cores it may use. ``lock_fds``: locks that it inherits, so that the
+    same run is not started again while an orphan of a killed caller is still running.
     """
     with contextlib.ExitStack() as stack:
         stdout = stack.enter_context(output.open("ab")) if output else None
@@ -76,8 +76,8 @@ def start_run(
 
 
 def _command(arguments: Sequence[str], ranks: int, srun_options: Sequence[str]) -> list[str]:
-    """The command line of a run. In a Slurm job LAUNCH_WRAP (docs/sites.md) stands between srun and ``mlhpc``,
-    which is then the one of the container rather than the caller's."""
+    """The command line of a run. In a Slurm job LAUNCH_WRAP (docs/sites.md) goes between srun and ``mlhpc``,
+    which is then the container's rather than the caller's."""
     this_mlhpc = [sys.executable, "-m", "mlhpc"]
     if in_slurm(os.environ):
         wrap = _launch_wrap(os.environ)
@@ -128,7 +128,7 @@ def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def report_lock(out: Path) -> Iterator[None]:
-    """Held while a task of a job array writes the summary, so that the last one to write has seen all runs."""
+    """A lock for writing the summary from a task of a job array, so that the last writer has seen all runs."""
     with (out / ".lock.report").open("w") as file:
         with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -137,7 +137,7 @@ def report_lock(out: Path) -> Iterator[None]:
 
 def is_locked(out: Path, name: str) -> bool:
     """Whether a task of a job array, or a run it started, is working on run ``name`` in ``out``. True for this
-    process's own lock as well; False where the file system has no locks."""
+    process's own lock as well; False if the file system has no locks."""
     try:
         fd = os.open(_lock_path(out, name), os.O_RDWR)
     except OSError:
@@ -158,7 +158,7 @@ def _lock_path(out: Path, name: str) -> Path:
 
 
 def table_console(console: Console) -> Console:
-    """``console`` for a table: output that is no terminal has no width of its own, and at rich's 80 columns
+    """``console`` for a table: output to a file has no width of its own, and at rich's default of 80 columns
     numbers would lose digits."""
     if console.is_terminal:
         return console

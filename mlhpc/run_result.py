@@ -1,4 +1,4 @@
-"""``result.json``: what a run came to, from its events."""
+"""``result.json``: the outcome of a run, from its events."""
 
 import json
 import shlex
@@ -32,7 +32,7 @@ class Conclusion:
 
     def _lost(self, loss: Loss) -> None:
         self._log.lost(loss)
-        self._turn.acquire()  # never released: the process ends after this, and nobody else is to begin to write
+        self._turn.acquire()  # never released: the process ends after this, and nobody else may start to write
         self._write()
 
     def _write(self) -> tuple[list[Event], dict[str, Any]]:
@@ -65,6 +65,7 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
         "benchmark": run.benchmark,
         "preset": run.preset,
         "division": run.division,
+        "framework": run.training.framework,
         "status": status,
         **notes["facts"],
         "target": {
@@ -101,7 +102,7 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
 
 
 def last_line(result: dict[str, Any], out: Path) -> str:
-    """What a run prints when it has ended."""
+    """The last line that a run prints."""
     target = result["target"]
     outcome = ("reached" if target["reached"] else "missed") + (", resumed" if result["resumed"] else "")
     staging = "staging included" if result["staging"] else "nothing was staged"

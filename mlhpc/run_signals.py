@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C during a run: the log is closed in order, and the exit status says what came."""
+"""SIGTERM, SIGUSR1 and Ctrl-C during a run: the log is closed properly, and the exit status names the signal."""
 
 import os
 import signal
@@ -16,8 +16,8 @@ TERMINATING = (signal.SIGTERM, signal.SIGUSR1)
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """While there is nothing to close a terminating signal ends the process at once: frameworks that are being
-    loaded cannot bear an exception from a signal handler (PyTorch 2.13 aborts with pages of frames)."""
+    """End the process at once on a terminating signal, while there is no log to close: frameworks that are being
+    loaded do not survive an exception from a signal handler (PyTorch 2.13 aborts with pages of frames)."""
 
     def leave(number: int, frame: object) -> None:
         os.write(2, f"mlhpc: {reason(number)}\n".encode())
@@ -35,13 +35,13 @@ def exit_on_sigterm() -> Iterator[None]:
 def closing_in_order(world: World, out: Path) -> Iterator[None]:
     """SIGTERM, SIGUSR1 and Ctrl-C while the log of the run in ``out`` is open.
 
-    Rank 0 raises :class:`Terminated` or KeyboardInterrupt, so that everything is closed in order; later signals
+    Rank 0 raises :class:`Terminated` or KeyboardInterrupt, so that everything is closed properly; later signals
     are ignored, since a launcher may send several, and Ctrl-C also reaches the parent of local ranks, which
     then ends them. The other ranks have nothing to close: they report it and exit, from a thread, because the
-    signal may have come in the middle of a message to rank 0.
+    signal may have arrived in the middle of a message to rank 0.
     """
     received: list[int] = []
-    # A process that was started with Ctrl-C ignored, in the background of a script, keeps ignoring it.
+    # A process started with Ctrl-C ignored, as in the background of a script, keeps ignoring it.
     ctrl_c = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else []
     numbers = [*TERMINATING, *ctrl_c]
 
@@ -53,7 +53,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         received.append(number)
         if len(received) > 1:
-            return  # rather than SIG_IGN: Python reports a signal that came just before with a traceback
+            return  # rather than SIG_IGN: Python would report a signal that arrived just before with a traceback
         if world.rank != 0:
             threading.Thread(target=leave, args=(number,), daemon=True).start()
         else:
@@ -63,7 +63,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if received:  # a framework may have turned it into another exception on its way
+        if received:  # a framework may have turned it into another exception
             raise _exception(received[0], out) from error
         raise
     finally:

@@ -1,7 +1,7 @@
 """``mlhpc study``: training throughput under varied settings, several runs each.
 
 The folder is the record, and grows: a second call with other settings adds cells, one with the same settings
-continues where the first stopped. ``study.json`` and ``study.html`` are regenerated from the directories.
+continues where the first one stopped. ``study.json`` and ``study.html`` are regenerated from the directories.
 """
 
 import json
@@ -37,7 +37,7 @@ from mlhpc.submission.report.summary import plain
 
 
 def make(sweep: Sweep, number: int | None, console: Console) -> int:
-    """Make the missing runs, or only run ``number`` (a task of a job array), write study.json and study.html and
+    """Run what is missing, or only run ``number`` (a task of a job array), write study.json and study.html and
     print the table. Returns 0 when all runs were measured, 1 when not, 130 when it was interrupted. Raises
     UserError as ``plan`` does, and when another study is running in the folder."""
     require_one_process("study")
@@ -73,7 +73,7 @@ def make(sweep: Sweep, number: int | None, console: Console) -> int:
 
 
 def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], console: Console) -> str:
-    """Make one run, unless it is measured already. Returns why it was not measured, or ""."""
+    """Start one run, unless it is measured already. Returns why it was not measured, or ""."""
     out = sweep.out / cell.name / f"run-{repeat}"
     try:
         measured(out, cell.settings)
@@ -102,7 +102,7 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
         process.wait()
     finally:
         end([process], GRACE_S)
-    if process.returncode < 0:  # a killed process could not print why
+    if process.returncode < 0:  # a killed process printed no reason
         with output.open("a") as file:
             file.write(f"killed by {signal.Signals(-process.returncode).name}; out of memory?\n")
     label = f"{cell.name} run {repeat} of {sweep.repeats}"
@@ -116,7 +116,7 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
 
 
 def _check_benchmark(sweep: Sweep) -> None:
-    """A folder holds the cells of one benchmark."""
+    """Raises UserError when the folder holds cells of another benchmark."""
     for path in sweep.out.glob(f"*/{CELL}"):
         benchmark = described(path.parent)[0].get("benchmark")
         if benchmark != sweep.benchmark:
@@ -124,7 +124,7 @@ def _check_benchmark(sweep: Sweep) -> None:
 
 
 def _describe(sweep: Sweep, cell: PlannedCell) -> None:
-    """Write the settings of a cell, unless they are there; its folder may be named after other axes."""
+    """Write the settings of a cell, unless they exist; its folder may be named after other axes."""
     folder = sweep.out / cell.name
     if (folder / CELL).exists():
         return

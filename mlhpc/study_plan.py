@@ -1,4 +1,4 @@
-"""What a study runs: every combination of the values that are varied, checked before anything starts."""
+"""What a study runs: every combination of the varied settings, checked before anything starts."""
 
 import csv
 import hashlib
@@ -23,7 +23,7 @@ from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, Value, fla
 
 STORAGE = ("shared", "staged")
 MAX_NAME = 200
-"""Characters of a cell's folder name that say its settings; file systems allow 255 bytes in all."""
+"""Characters of a cell's folder name that describe its settings; file systems allow 255 bytes in all."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Sweep:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One cell before it is run. ``arguments``: of ``mlhpc run``. ``name``: of its folder, made of the varied
-    settings and a digest of all settings; a cell that another call created under other axes keeps its name."""
+    """One cell before it is run. ``arguments``: for ``mlhpc run``. ``name``: its folder, from the varied settings
+    and a digest of all settings; a cell that an earlier call created under other axes keeps its name."""
 
     run: Run
     arguments: tuple[str, ...]
@@ -91,8 +91,8 @@ def _values(key: str, listed: str) -> list[Value]:
 def plan(sweep: Sweep) -> list[PlannedCell]:
     """All cells, checked before anything runs.
 
-    Raises UserError for a setting that does not exist or is invalid, a batch that the ranks cannot share, a data
-    set that is missing or too small for the steps.
+    Raises UserError for an unknown or invalid setting, a batch that the ranks cannot share, and a data set that
+    is missing or too small for the steps.
     """
     _check_options(sweep)
     cells = []

@@ -1,12 +1,12 @@
-"""Time to solution where nothing was run: throughput and epoch scaling, joined on the batch size.
+"""Time to solution of configurations that were not run: throughput and epoch scaling, joined on the batch size.
 
-T_solution = T_staging + T_epoch · epochs + T_extra (paper 001, section 4.1, equation 1). T_epoch is a matter
-of the system and of its size, the epochs to the target of the batch size (section 4.1.2), so each is carried
-over from what was measured along its own axis, and they are multiplied.
+T_solution = T_staging + T_epoch · epochs + T_extra (paper 001, section 4.1, equation 1). T_epoch depends
+on the system and its size, the epochs to target on the batch size (section 4.1.2), so each is carried over from
+measurements along its own axis, and they are multiplied.
 
-Between two measured sizes a quantity is interpolated, straight in logarithms. Beyond them, and from one
-single measurement, it lies between two limits: it stays unchanged, or it changes in proportion to the size.
-T_epoch and staging are limited by no gain and ideal scaling; epochs by the same number of epochs and, where
+Between two measured sizes a quantity is interpolated linearly in logarithms. Beyond them, and from a single
+measurement, it is bounded by two limits: it stays unchanged, or it changes in proportion to the size.
+T_epoch and staging are bounded by no gain and ideal scaling; epochs by the same number of epochs and, where
 data parallelism stops helping, the same number of steps (the level lines of figure 2).
 """
 
@@ -21,7 +21,7 @@ Triple = tuple[float, float, float]
 
 
 class Point(NamedTuple):
-    """What was measured at one size (units or batch size)."""
+    """A measurement at one size (units or batch size)."""
 
     size: float
     value: Triple
@@ -43,10 +43,10 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """One set as the model sees it. Times are in seconds.
+    """The quantities of one set that the model uses. Times are in seconds.
 
-    ``epoch_s`` is training and evaluation an epoch without the first one's excess; ``staging_s`` holds that
-    excess, because it is staging that no key shows; ``rest_s`` is everything else inside the clock.
+    ``epoch_s`` is training and evaluation per epoch without the first epoch's excess; ``staging_s`` includes that
+    excess, because it is staging without a key of its own; ``rest_s`` is everything else inside the clock.
     """
 
     name: str
@@ -71,8 +71,8 @@ class Prediction:
     rest_s: Estimate
 
 
-# Exponents of the size: of one measurement carried over, and of the two limits.
-_IDEAL = (-1.0, (-1.0, 0.0))  # throughput per unit stays: weak scaling, paper 001 section 4.1.2 (b)
+# Exponents of the size: for a single measurement, and for the two limits.
+_IDEAL = (-1.0, (-1.0, 0.0))  # constant throughput per unit: weak scaling, paper 001 section 4.1.2 (b)
 _MIDWAY_DOWN = (-0.5, (-1.0, 0.0))
 _MIDWAY_UP = (0.5, (0.0, 1.0))
 _SAME = (0.0, (0.0, 0.0))
@@ -84,15 +84,15 @@ def predict(
     """Joins the throughput scaling of ``system`` (sets of one machine) with the epoch scaling ``convergence``
     (epochs by batch size, of one problem and division on any machine) at ``batch``.
 
-    Every end of the range takes all terms at that end. None when either has no measurement.
+    Every end of the range takes all terms at that end. None if either has no measurement.
     """
     if not system or not convergence:
         return None
-    # T_epoch depends on the share of the batch that a unit computes: sets with the same share are the best guide.
+    # T_epoch depends on the share of the batch per unit: sets with the same share predict it best.
     share = batch / units
-    alike = [m for m in system if math.isclose(m.batch / m.units, share, rel_tol=0.01)]
-    if alike:
-        epoch_s = carried([Point(m.units, m.epoch_s, m.name) for m in alike], units, "units", *_IDEAL)
+    same_share = [m for m in system if math.isclose(m.batch / m.units, share, rel_tol=0.01)]
+    if same_share:
+        epoch_s = carried([Point(m.units, m.epoch_s, m.name) for m in same_share], units, "units", *_IDEAL)
     else:
         epoch_s = _other_share(system, units, share)
     epochs = carried(convergence, batch, "batch size", *_MIDWAY_UP)
@@ -118,8 +118,8 @@ def carried(
     """A quantity at size ``at`` from ``points``; sizes are positive. ``axis`` names the size in words.
 
     One measurement is carried over with ``exponent``, its range with both ``limits``. Between two, the value
-    is interpolated and the range spans what each of the two would give. Beyond several, the value follows the
-    slope of the last two where that is within the limits.
+    is interpolated and the range spans the predictions of each of the two. Beyond several, the value follows the
+    slope of the last two if it is within the limits.
     """
     sizes = _by_size(points)
     below = [p for p in sizes if p.size <= at]
@@ -146,31 +146,31 @@ def carried(
 
 
 def _other_share(system: Sequence[Measured], units: int, share: float) -> Estimate:
-    """T_epoch where no set had this share of the batch a unit. A larger share is between as fast an epoch
-    (throughput bound) and as fast a step (the epoch shorter in proportion); a smaller one the other way
-    round. From the set with the nearest share, at ideal scaling to ``units``."""
+    """T_epoch if no set has this share of the batch per unit. With a larger share it is between the same epoch
+    time (throughput bound) and the same step time (the epoch shorter in proportion); with a smaller share the
+    other way round. From the set with the nearest share, with ideal scaling to ``units``."""
     near = min(
         system, key=lambda m: (abs(math.log(m.batch / m.units / share)), abs(math.log(m.units / units)))
     )
     ideal = carried([Point(near.units, near.epoch_s, near.name)], units, "units", *_IDEAL)
     factor = near.batch / near.units / share
     how = (
-        f"extrapolated from {_number(near.batch / near.units)} samples a unit on {near.units} units "
-        f"({near.name}), at the same throughput a unit"
+        f"extrapolated from {_number(near.batch / near.units)} samples per unit on {near.units} units "
+        f"({near.name}), at the same throughput per unit"
     )
     return Estimate(ideal.value, ideal.low * min(1.0, factor), ideal.high * max(1.0, factor), how)
 
 
 def _by_size(points: Sequence[Point]) -> list[Point]:
-    """One point a size, growing: the mean of the values measured there, and the widest range."""
+    """One point per size, sorted: the mean of the values measured there, and the widest range."""
     sizes: dict[float, list[Point]] = {}
     for point in points:
         sizes.setdefault(point.size, []).append(point)
     joined = []
-    for size, there in sorted(sizes.items()):
-        value = sum(p.value[0] for p in there) / len(there)
-        triple = value, min(p.value[1] for p in there), max(p.value[2] for p in there)
-        joined.append(Point(size, triple, ", ".join(p.name for p in there)))
+    for size, points_there in sorted(sizes.items()):
+        value = sum(p.value[0] for p in points_there) / len(points_there)
+        triple = value, min(p.value[1] for p in points_there), max(p.value[2] for p in points_there)
+        joined.append(Point(size, triple, ", ".join(p.name for p in points_there)))
     return joined
 
 
@@ -196,17 +196,17 @@ def _number(value: float) -> str:
 
 
 def neighbours(system: Sequence[Measured]) -> list[tuple[int, int]]:
-    """Configurations worth a prediction: half and double the size of each set, with its share of the batch a
-    unit, less those that were measured. (units, batch), growing."""
+    """Configurations worth a prediction: half and double the size of each set, with its share of the batch per
+    unit, without those that were measured. (units, batch), sorted."""
     measured = {(m.units, m.batch) for m in system}
-    asked = set()
+    candidates = set()
     for m in system:
         if m.units % 2 == 0 and m.batch % 2 == 0:
-            asked.add((m.units // 2, m.batch // 2))
-        asked.add((m.units * 2, m.batch * 2))
+            candidates.add((m.units // 2, m.batch // 2))
+        candidates.add((m.units * 2, m.batch * 2))
     for a, b in pairwise(sorted(system, key=lambda m: m.units)):
-        # Halfway between two measured sizes, where they keep the share.
+        # Halfway between two measured sizes that have the same share.
         middle = round(math.sqrt(a.units * b.units))
         if a.units < middle < b.units and a.batch * b.units == b.batch * a.units:
-            asked.add((middle, middle * a.batch // a.units))
-    return sorted(asked - measured)
+            candidates.add((middle, middle * a.batch // a.units))
+    return sorted(candidates - measured)

@@ -1,4 +1,4 @@
-"""The two numbers of a batch: the loss that is minimised and the metric that the target is set for."""
+"""The loss, and the metric that the target is set for."""
 
 import torch
 import torch.nn.functional as F
@@ -7,11 +7,12 @@ from torch import Tensor
 
 def cross_entropy(logits: Tensor, y: Tensor, label_smoothing: float = 0.1) -> Tensor:
     """Mean cross entropy of ``logits`` [b, classes] and ``y`` integer [b], with ``label_smoothing`` spread over
-    all classes (Szegedy et al. 2016, section 7; 0.1 in the MLPerf reference): a scalar, float32 at least."""
+    all classes (Szegedy et al. 2016, section 7; 0.1 in the MLPerf reference): a scalar of at least float32."""
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(precise, y, label_smoothing=label_smoothing)
 
 
-def right_answers(logits: Tensor, y: Tensor) -> Tensor:
-    """How many of ``y`` [b] have the largest of ``logits`` [b, classes]: an integer on their device."""
+def count_correct(logits: Tensor, y: Tensor) -> Tensor:
+    """Number of samples whose class ``y`` [b] has the largest of ``logits`` [b, classes]: an integer on their
+    device."""
     return torch.eq(logits.argmax(1), y).sum()

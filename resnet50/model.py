@@ -1,4 +1,4 @@
-"""The networks: ResNet-50 v1.5, which is the benchmark's, and three others for scaling studies."""
+"""The networks: ResNet-50 v1.5, the benchmark's, and three others for scaling studies."""
 
 import math
 
@@ -34,14 +34,14 @@ def build_model(network: Network) -> nn.Module:
 
 @torch.no_grad()
 def initialise(model: nn.Module) -> None:
-    """The initial weights of the MLPerf reference: of convolutions He's normal distribution (He et al. 2015,
-    section 2.2: variance 2 / inputs of a neuron) cut off at two deviations, of dense layers a normal one of
-    deviation 0.01 without bias. Batch norm begins with factor 1 and summand 0."""
-    # Of a normal distribution that is cut off at two deviations, 0.8796 is the deviation of what is left.
-    left = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
+    """The initial weights of the MLPerf reference: for convolutions He's normal distribution (He et al. 2015,
+    section 2.2: variance 2 / fan-in) truncated at two standard deviations, for dense layers a normal distribution
+    with standard deviation 0.01, biases zero. Batch norm starts with weight 1 and bias 0."""
+    # A normal distribution truncated at two standard deviations has a standard deviation of 0.8796.
+    truncated = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            deviation = math.sqrt(2 / module.weight[0].numel()) / left
+            deviation = math.sqrt(2 / module.weight[0].numel()) / truncated
             nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.01)
@@ -49,8 +49,8 @@ def initialise(model: nn.Module) -> None:
 
 
 def lenet(classes: int) -> nn.Module:
-    """LeNet-5 (LeCun et al. 1998, section II.B) with three colours, ReLU and maximum pooling. An average over
-    areas brings images larger than its 32 x 32 to the 5 x 5 of its first dense layer."""
+    """LeNet-5 (LeCun et al. 1998, section II.B) with three colours, ReLU and max pooling. Adaptive average pooling
+    reduces images larger than its 32 x 32 to the 5 x 5 of its first dense layer."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 5),
         nn.ReLU(inplace=True),

@@ -25,7 +25,7 @@ from mlhpc.common.training.finite import require_finite
 from mlhpc.resnet50.data.dataset import assign_samples, select
 from mlhpc.resnet50.data.loader import Loader, zeros_batch
 from mlhpc.resnet50.data.pack import pack
-from mlhpc.resnet50.metric import cross_entropy, right_answers
+from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
 
@@ -34,7 +34,7 @@ ADVICE = "look at them, or lower the base learning rate in hyperparameters"
 
 
 def check(run: ResNet50, staged: Path | None, world: World) -> None:
-    """Raise UserError when the run cannot start on these ranks and this machine. Makes and changes nothing."""
+    """Raise UserError when the run cannot start on these ranks and this machine. No side effects."""
     run.require_startable(world.size, staged=staged is not None)
     make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
 
@@ -43,7 +43,7 @@ def check(run: ResNet50, staged: Path | None, world: World) -> None:
 def train(
     run: ResNet50, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
-    """Train until an evaluation meets the target or the epochs run out; what happened is in ``log``.
+    """Train until an evaluation meets the target or the epochs run out, recorded in ``log``.
 
     ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
     ``resume`` the folder of a run to continue. Raises UserError for what the user can fix.
@@ -51,7 +51,7 @@ def train(
     hparams, training = run.hyperparameters, run.training
     accumulate = hparams.gradient_accumulation_steps
     local_batch = local_batch_size(hparams.global_batch_size, world.size * accumulate)
-    log.hyperparameters({"model_bn_span": local_batch})  # images that batch norm's statistics are taken over
+    log.hyperparameters({"model_bn_span": local_batch})  # images per batch of batch norm's statistics
 
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
@@ -65,7 +65,7 @@ def train(
         last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
         loss_of = partial(cross_entropy, label_smoothing=training.label_smoothing)
         make = partial(make_steps, model, training, world, optimizer, scaler)
-        steps = make(loss_of=loss_of, measure=right_answers, accumulate=accumulate)
+        steps = make(loss_of=loss_of, measure=count_correct, accumulate=accumulate)
         prepare(run.loading.loader, "mlhpc.resnet50.data.workers")
         zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
         sizes = WarmUpSizes(local_batch, training.eval_batch_size, accumulate)
@@ -111,7 +111,7 @@ def train(
                         timed = log.timed(loader.evaluation(), "eval_data_wait", events, "eval", epoch=epoch)
                         results = [steps.evaluate(x, y) for x, y in timed]
                         (right,) = world.sum([sum(int(right) for right in results)])
-                        # Of all images: one that was skipped (loading.broken_images) counts as wrong.
+                        # Out of all images: a skipped one (loading.broken_images) counts as wrong.
                         accuracy = float(right) / run.data.eval_samples
                     log.metric(run.target.metric, accuracy, epoch=epoch)
 
@@ -173,7 +173,7 @@ def _open_loader(
 
 
 def _log_skipped(run: ResNet50, loader: Loader, epoch: int, world: World, log: RunLog) -> None:
-    """Where images may be skipped: how many have been so far, on all ranks, each counted once, and which."""
+    """If images may be skipped, record how many and which have been so far, over all ranks, each counted once."""
     if run.loading.broken_images == "skip":
         skipped = sorted(set[str]().union(*world.gather(loader.skipped)))
         log.metric("images_skipped", len(skipped), epoch=epoch)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The beginning of every Slurm script: what to run, the site, and what holds at every site. Sourced, not run.
+# Common start of every Slurm script: what to run, the site, and settings for all sites. Sourced, not run.
 BENCHMARK=${BENCHMARK:?set it to cosmoflow, deepcam or resnet50 (with sbatch --export=NONE: --export=BENCHMARK=...)}
 PRESET=${PRESET:-smoke}
 if [[ ${SLURM_HET_SIZE:-1} != 1 ]]; then

@@ -6,12 +6,12 @@ set -uo pipefail
 
 lock=${STAGE:?}.lock
 mkdir -p "${lock%/*}"
-# Opened again where the file that was locked has just been removed with the stage of an earlier run.
+# Opened again if the locked file has just been removed with the stage of an earlier run.
 until [[ $lock -ef /dev/fd/9 ]]; do exec 9>>"$lock" && flock --shared 9 || exit; done
 
-"$@" 9>&- & # what a rank leaves running does not keep the stage
+"$@" 9>&- & # processes that a rank leaves running do not hold the lock
 rank=$!
-# proctrack/cgroup signals this process only. Bash has its background processes ignore SIGINT.
+# proctrack/cgroup signals this process only. Bash makes its background processes ignore SIGINT.
 trap 'kill -TERM "$rank" 2>/dev/null' TERM INT
 trap 'kill -USR1 "$rank" 2>/dev/null' USR1
 while kill -0 "$rank" 2>/dev/null; do wait "$rank"; done # a signal interrupts wait

@@ -1,4 +1,5 @@
-"""Which files of a data set a rank reads: its samples of all, or of the shard that was staged to its node."""
+"""Which files of a data set a rank reads: its part of the whole data set, or of the shard that was staged to its
+node."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from mlhpc.errors import UserError, count
 
 @dataclass(frozen=True)
 class RankSamples:
-    """The sample files of the pools that a rank reads from, in order of path, and its rank in the pools."""
+    """The sample files of the pools that a rank reads from, sorted by path, and its rank in the pools."""
 
     train_files: list[Path]
     eval_files: list[Path]
@@ -37,7 +38,7 @@ def assign_samples(
     """The files of ``train/`` and ``validation/`` that this rank reads, one sample per file.
 
     ``staged`` is the folder that the data set was staged to in ``mode``; None: all ranks read it in place.
-    ``is_sample`` selects the files that stand for a sample. The ``spatial_size`` ranks of a spatial group share
+    ``is_sample`` selects the files that count as samples. The ``spatial_size`` ranks of a spatial group share
     their samples. Called by all ranks.
 
     Raises UserError when the number of files is not that of the run's samples, when nodes that hold shards have
@@ -66,10 +67,11 @@ def assign_samples(
 
 
 def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]:
-    """This rank's coordinates among the ranks of its pool, and the pool's number: all ranks in one pool, or, of a
-    sharded data set, one pool per node. Called by all ranks.
+    """This rank's coordinates in its pool, and the pool's number: one pool of all ranks, or one per node for a
+    sharded data set. Called by all ranks.
 
-    Raises UserError when nodes that hold shards have unequal numbers of ranks, or spatial groups do not fill up.
+    Raises UserError when nodes that hold shards have unequal numbers of ranks, or spatial groups do not fill a
+    pool.
     """
     if mode == "replicate":
         return mesh_of(world.rank, world.size, spatial_size), 0

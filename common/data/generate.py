@@ -1,4 +1,4 @@
-"""Generating a data set of many files: by several ranks and processes, resuming where one was interrupted."""
+"""Generating a data set of many files: by several ranks and processes, resuming after an interruption."""
 
 import json
 import multiprocessing
@@ -19,7 +19,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 SETTINGS = ".simulation.json"
-"""Records how the files beside it were made, so that a restart never mixes two data sets. Hidden: not staged."""
+"""Records how the files beside it were generated, so that a restart never mixes two data sets. Hidden: not
+staged."""
 
 
 def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -> None:
@@ -39,7 +40,7 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
         raise UserError(f"{path}: {error.strerror or error}; fix that or give another folder") from error
     except ValueError as error:
         raise UserError(f"{path}: {error}; give another folder") from error
-    # Through JSON, like what was recorded: tuples become lists.
+    # Through JSON, like the recorded settings: tuples become lists.
     requested = json.loads(json.dumps(settings))
     if recorded != requested:
         keys = recorded.keys() | requested.keys()
@@ -50,7 +51,7 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
 
 
 def missing(out: Path, names: Sequence[str]) -> list[str]:
-    """Those of the files ``names`` (``folder/file``) that ``out`` lacks; creates the folders."""
+    """The files among ``names`` (``folder/file``) that ``out`` lacks; creates the folders."""
     folders = {os.path.dirname(name) for name in names}
     for folder in folders:
         (out / folder).mkdir(exist_ok=True)
@@ -65,7 +66,7 @@ def in_processes(
     workers: int,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Result]:
-    """``work`` of every task, in order, by ``workers`` processes, or in this one if that is enough.
+    """``work`` of every task, in order, by ``workers`` processes, or in this one if one is enough.
 
     Raises what ``work`` raises, and UserError when a process was killed.
     """
@@ -81,7 +82,7 @@ def in_processes(
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=keep_memory)
     try:
-        # Small chunks balance the end; large enough that distributing them costs nothing.
+        # Chunks are small to balance the end, and large enough that distributing them costs nothing.
         for result in pool.map(work, tasks, chunksize=max(1, min(8, len(tasks) // (4 * workers)))):
             results.append(result)
             advance(1)
@@ -95,14 +96,14 @@ def in_processes(
 
 
 def write_on_all_ranks(world: World, out: Path, work: Callable[[], Any]) -> None:
-    """``on_all_ranks`` for ``work`` that writes below ``out``: an error of the file system names the place and
-    the remedy. Raises UserError, the same on all ranks."""
+    """``on_all_ranks`` for ``work`` that writes below ``out``: an error of the file system becomes a UserError
+    with path and remedy, the same on all ranks."""
 
     def write() -> None:
         try:
             work()
         except OSError as error:
-            # A write that fails has no file name, nor have h5py's errors: the folder then says which disk.
+            # Failed writes and h5py's errors have no file name: the folder then tells which disk.
             raise UserError(
                 f"{error.filename or out}: cannot be written: {error.strerror or error}; check free space and "
                 "permissions"

@@ -1,4 +1,4 @@
-"""Loaders of one data set side by side: whether they give the same samples; rate, processor time, memory."""
+"""Loaders of one data set side by side: whether their samples agree; rate, processor time, memory."""
 
 import contextlib
 import multiprocessing
@@ -21,9 +21,9 @@ from mlhpc.common.files.pagecache import evict as evict_files
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 
-# Values kept of each sample, to measure how far two readings of it differ.
+# Values kept of each sample, to measure how much two loaders differ.
 _KEPT = 1000
-_OTHER = "NO: other samples"
+_OTHER = "NO: different samples"
 Arrays = tuple[npt.NDArray[np.float32], npt.NDArray[Any]]
 
 
@@ -38,16 +38,16 @@ class Loader(Protocol):
 
 
 class Figures(NamedTuple):
-    """Of an epoch: samples and bytes read per second, seconds of processor time per sample, peak bytes of memory
-    beyond what the process had before. Of what was read: a checksum of all ``x``, some values of each ``x``, and a
-    checksum of all ``y``."""
+    """One epoch: samples and bytes read per second, seconds of processor time per sample, peak bytes of memory
+    beyond what the process had before; a checksum of all ``x``, some values of each ``x``, and a checksum of all
+    ``y``."""
 
     samples_per_s: float
     bytes_per_s: float
     cpu_s: float
     memory: float
     checksum: int
-    some: npt.NDArray[np.float32]
+    excerpt: npt.NDArray[np.float32]
     labels: int
 
 
@@ -58,14 +58,14 @@ def measure(
     wait: Callable[[], object],
     arrays: Callable[[Any], Arrays],
 ) -> Figures:
-    """Read three epochs with ``loader``: one before the clock, one inside it, and one whose content is compared.
+    """Read three epochs with ``loader``: one untimed, one timed, and one whose content is compared.
 
-    Called in a process of its own. Before the second the files ``evict`` are dropped from the page cache.
-    ``use`` consumes a batch inside the clock, ``wait`` returns when all of that is done, and ``arrays`` gives a
-    batch as ``x`` float32 ``[b, ...]`` and ``y``, in one layout whatever the loader.
+    Called in a process of its own. Before the second epoch the files ``evict`` are dropped from the page cache.
+    ``use`` consumes a batch inside the clock, ``wait`` returns when all of that is done, and ``arrays`` returns a
+    batch as ``x`` float32 ``[b, ...]`` and ``y``, in the same layout for every loader.
     """
     before = _memory()
-    # An epoch before the clock: libraries loaded, fork server and GPU started, memory allocated, cache filled.
+    # The untimed epoch loads libraries, starts fork server and GPU, allocates memory and fills caches.
     for _ in loader.train_epoch(0):
         pass
     evict_files(evict)
@@ -73,23 +73,23 @@ def measure(
     read, cpu, start = loader.bytes_read, _cpu_seconds(), time.perf_counter()
     for step, batch in enumerate(loader.train_epoch(1), 1):
         use(batch)
-        if step == loader.steps:  # all is read, and the worker processes still exist
+        if step == loader.steps:  # everything is read, and the worker processes still exist
             cpu = _cpu_seconds() - cpu
     wait()
     seconds, read = time.perf_counter() - start, loader.bytes_read - read
     samples = loader.steps * loader.local_batch
 
     memory, checksum, labels = 0, 0, 0  # after the clock: comparing takes long
-    some = []
+    excerpt = []
     for batch in loader.train_epoch(2):
         memory = max(memory, _memory() - before)
         x, y = map(np.ascontiguousarray, arrays(batch))
         labels = isal_zlib.crc32(y, labels)
         checksum = isal_zlib.crc32(x, checksum)
         flat = x.reshape(len(x), -1)
-        some.append(flat[:, :: flat.shape[1] // _KEPT + 1].copy())
+        excerpt.append(flat[:, :: flat.shape[1] // _KEPT + 1].copy())
     return Figures(
-        samples / seconds, read / seconds, cpu / samples, memory, checksum, np.concatenate(some), labels
+        samples / seconds, read / seconds, cpu / samples, memory, checksum, np.concatenate(excerpt), labels
     )
 
 
@@ -102,11 +102,11 @@ def compare(
     console: Console,
 ) -> bool:
     """Measure ``epoch`` for each of the ``ways`` in turn, ``rounds`` times, each in its own process, and print
-    the medians. Returns whether all ways that could be measured gave the same samples.
+    the medians. Returns whether all ways that could be measured read the same samples.
 
-    They are compared with those of the first: bit for bit, or the same ``y`` and ``x`` that differ by no more than
-    ``close`` on average. ``epoch`` can be sent to another process. For a way that raises UserError the reason is
-    printed; where none can be measured, the first reason is raised.
+    They are compared with those of the first: bit for bit, or equal ``y`` and ``x`` that differ by at most
+    ``close`` on average. ``epoch`` must be picklable. For a way that raises UserError the reason is
+    printed; if none can be measured, the first error is raised.
     """
     results: dict[str, list[Figures]] = {way: [] for way in ways}
     reasons: dict[str, str] = {}
@@ -142,11 +142,11 @@ def compare(
 
 
 def _agreement(first: Figures, other: Figures, close: float) -> str:
-    if other.labels != first.labels or other.some.shape != first.some.shape:
+    if other.labels != first.labels or other.excerpt.shape != first.excerpt.shape:
         return _OTHER
     if other.checksum == first.checksum:
         return "bit for bit"
-    apart = float(np.abs(other.some - first.some).mean())
+    apart = float(np.abs(other.excerpt - first.excerpt).mean())
     return f"to {apart:.2g}" if apart <= close else f"{_OTHER}, mean difference {apart:.2g}"
 
 

@@ -3,8 +3,8 @@
 The checksum is CRC-32 (ISO-HDLC, the one of gzip, zip and PNG). It finds truncated, damaged and mixed-up files;
 it does not resist forgery. isal computes it at several times the speed of any disk without holding the interpreter
 lock, so that staging can verify what it copies; anyone can recompute it with ``zlib.crc32``, ``crc32`` or
-``rhash``. CRC-32C would do as well, but its Python binding holds the lock; cryptographic hashes run at 1 GB/s
-per core and would slow staging down.
+``rhash``. CRC-32C would serve as well, but its Python binding holds the lock; cryptographic hashes run at 1 GB/s
+per core and would slow down staging.
 """
 
 import json
@@ -25,11 +25,11 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 
 NAME = "manifest.json"
-# Bytes at a time: small enough to be checksummed while in the cache, large enough that threads rarely pass each
-# other the interpreter lock, which is slow where cores are shared.
+# Bytes at a time: small enough to be checksummed while in the cache, large enough that threads rarely hand over
+# the interpreter lock, which is slow where cores are shared.
 BLOCK = 2 << 20
 _VERSION = 1
-_OUTSIDE = frozenset({"", ".", ".."})  # as a part of a path: absolute, or not in its shortest form
+_OUTSIDE = frozenset({"", ".", ".."})  # path components of absolute paths and of paths not in normal form
 T = TypeVar("T")
 
 
@@ -69,7 +69,7 @@ class Manifest:
         return tuple(file for file in self.files if file.path.startswith(f"{name}/"))
 
     def samples(self, folder: str) -> int:
-        """How many samples ``folder`` holds."""
+        """Number of samples in ``folder``."""
         stated = self.facts.get("samples", {}).get(folder)
         return len(self.folder(folder)) if stated is None else int(stated)
 
@@ -78,7 +78,7 @@ def load(root: Path) -> Manifest:
     """Read ``root/manifest.json``.
 
     Raises UserError when ``root`` is not a folder, has no manifest, or the manifest is malformed: it may come
-    from elsewhere, so nothing in it is taken on trust, and no path in it leads out of the data set.
+    from elsewhere, so nothing in it is trusted, and paths that lead out of the data set are rejected.
     """
     path = root / NAME
     try:
@@ -109,7 +109,7 @@ def _file(path: object, size: object, crc: object) -> File:
     """A row of a manifest. Raises ValueError when it is malformed."""
     if type(path) is not str or "\0" in path or not _OUTSIDE.isdisjoint(path.split("/")) or path == NAME:
         raise ValueError(f"{path!r:.80} is not a path in the data set")
-    os.fsencode(path)  # raises ValueError for what no file name can hold
+    os.fsencode(path)  # raises ValueError for characters that no file name can hold
     if type(size) is not int or not 0 <= size < 1 << 63:
         raise ValueError(f"the size of {path} is {size!r:.80}")
     crc32 = None if crc is None else int(crc, 16) if type(crc) is str else -1
@@ -135,8 +135,8 @@ def _checked_facts(facts: object) -> dict[str, Any]:
 def listing(root: Path, world: World, workers: int = 8) -> Manifest:
     """A manifest without checksums for a data set that has none, from names and sizes only.
 
-    Rank 0 lists the folders; all ranks share the look-ups of the sizes. Hidden files are left out.
-    Called by all ranks. Raises UserError, the same on all, when ``root`` is not a folder or holds no file.
+    Rank 0 lists the folders; the ranks divide the file size look-ups among them. Hidden files are left out.
+    Called by all ranks. Raises UserError, the same on all, when ``root`` is not a folder or contains no files.
     """
     names = _names(root, world)[world.rank :: world.size]
     parts = on_all_ranks(
@@ -146,7 +146,7 @@ def listing(root: Path, world: World, workers: int = 8) -> Manifest:
 
 
 def require_folder(root: Path) -> None:
-    """Raise UserError unless ``root`` is a folder; its content is not looked at."""
+    """Raise UserError unless ``root`` is a folder; its content is not read."""
     if not root.exists():
         raise UserError(f"{root}: no such folder; give the data set's folder with --data")
     if not root.is_dir():
@@ -154,10 +154,10 @@ def require_folder(root: Path) -> None:
 
 
 def describe(root: Path, world: World, benchmark: str | None = None, workers: int = 8) -> Manifest:
-    """The manifest of ``root`` where it has one, else its listing. Called by all ranks, each gets the same.
+    """The manifest of ``root``, or its listing if it has none. Called by all ranks; all get the same.
 
-    Only rank 0 reads the manifest. Raises UserError, the same on all ranks; also when by its manifest the data
-    set belongs to another benchmark than ``benchmark``.
+    Only rank 0 reads the manifest. Raises UserError, the same on all ranks; also when its manifest names
+    another benchmark than ``benchmark``.
     """
     has_one = on_rank0(world, lambda: (root / NAME).exists() or not root.is_dir())
     manifest = on_rank0(world, lambda: load(root)) if has_one else listing(root, world, workers)
@@ -175,11 +175,11 @@ def index(
 ) -> Manifest:
     """Read every file under ``root`` once and write ``root/manifest.json``.
 
-    The ranks share the files, ``workers`` threads in each; ``progress`` is called with the size of each file
-    that this rank has read, from any thread. Hidden files and the manifest itself are not listed.
+    The files are divided among the ranks, with ``workers`` threads in each; ``progress`` is called with the size
+    of each file that this rank has read, from any thread. Hidden files and the manifest itself are not listed.
 
-    Called by all ranks, each gets the manifest. Raises UserError, the same on all ranks, when ``root`` is not
-    a folder or holds no file, a file cannot be read, or the manifest cannot be written.
+    Called by all ranks; all get the manifest. Raises UserError, the same on all ranks, when ``root`` is not
+    a folder or contains no files, a file cannot be read, or the manifest cannot be written.
     """
 
     def entry(name: str) -> File:
@@ -207,7 +207,7 @@ def index(
 def save(manifest: Manifest) -> None:
     """Write ``manifest.root/manifest.json`` atomically, one file per line; an unknown checksum is ``null``.
 
-    Raises OSError as the file system does.
+    Raises OSError.
     """
     rows = (
         json.dumps([file.path, file.size, None if file.crc32 is None else f"{file.crc32:08x}"])
@@ -262,8 +262,8 @@ def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda si
 
 
 def require(root: Path, world: World, workers: int, of: Callable[[str], bool]) -> None:
-    """Where ``root`` has a manifest, require that every file it lists exists with its size, if ``of`` is true for
-    its path in the data set. No content is read; the ranks share the look-ups, ``workers`` threads in each.
+    """If ``root`` has a manifest, require that every file listed in it for which ``of(path)`` is true exists with
+    its size. No content is read; the look-ups are divided among the ranks, with ``workers`` threads in each.
 
     Called by all ranks. Raises UserError, the same on all ranks, naming the first file that differs.
     """
@@ -288,8 +288,8 @@ def require(root: Path, world: World, workers: int, of: Callable[[str], bool]) -
 
 
 def take(manifest: Manifest, **samples: int) -> Manifest:
-    """The part of a data set that a run needs: the first samples of each folder named, in order of path, and
-    no other folder; files outside folders stay. ``take(manifest, train=2048, validation=512)``.
+    """The part of a data set that a run needs: the first samples of each named folder, sorted by path, and
+    no other folders; files outside folders are kept. ``take(manifest, train=2048, validation=512)``.
 
     Where a folder's files hold more than one sample each, all its files are taken.
 

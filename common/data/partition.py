@@ -1,4 +1,4 @@
-"""Which files each node holds after staging, and which of them each of its ranks copies: pure functions."""
+"""Which files each node holds after staging, and which of those each of its ranks copies: pure functions."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -16,14 +16,14 @@ def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
     """The bin, 0 to ``bins - 1``, of each of the sizes. Bins differ by at most one in count, and in sum by at
     most the largest size.
 
-    Largest first, in rounds; in each round the bin with the smallest sum takes the largest size left. A round
-    changes the spread of the sums to at most the larger of what it was and the range of the round's sizes.
+    Largest first, in rounds; in each round the bin with the smallest sum takes the largest remaining size. After a
+    round, the spread of the sums is at most the larger of the spread before and the range of the round's sizes.
     """
     size = np.asarray(sizes, dtype=np.int64)
     bin_of = np.empty(len(size), dtype=np.int64)
     order = np.argsort(-size, kind="stable")
     if bins == 1 or len(size) == 0 or size[order[0]] == size[order[-1]]:
-        bin_of[order] = np.arange(len(size)) % bins  # what the rounds come to, faster
+        bin_of[order] = np.arange(len(size)) % bins  # the result of the rounds, but faster
         return bin_of
     sums = np.zeros(bins, dtype=np.int64)
     for start in range(0, len(size), bins):
@@ -35,24 +35,25 @@ def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
 
 
 def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> list[File]:
-    """The files that ``node`` of ``nodes`` holds after staging, in the order of ``files``, which is by path.
+    """The files that ``node`` of ``nodes`` holds after staging, in the order of ``files``, which are sorted by
+    path.
 
     In mode ``shard`` the parts are disjoint except for files outside folders, which all nodes hold, and their
     union is everything; each folder is partitioned on its own, so that its parts differ by at most one file.
     """
     if mode == "replicate" or nodes == 1:
         return list(files)
-    held: list[File] = []
+    kept: list[File] = []
     for folder, group in groupby(files, key=lambda file: file.path.rpartition("/")[0].partition("/")[0]):
         members = list(group)
-        held += files_of_rank(members, node, nodes) if folder else members
-    return held
+        kept += files_of_rank(members, node, nodes) if folder else members
+    return kept
 
 
 def files_to_copy(
     files: Sequence[File], node: int, nodes: int, local_rank: int, local_size: int, mode: Mode
 ) -> list[File]:
-    """What one rank copies: its part, balanced in bytes, of what its node holds."""
+    """The files that one rank copies: its part, balanced in bytes, of those that its node holds."""
     return files_of_rank(files_of_node(files, node, nodes, mode), local_rank, local_size)
 
 

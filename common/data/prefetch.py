@@ -14,7 +14,7 @@ Batch = TypeVar("Batch")
 
 @contextmanager
 def reader_threads(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool that drops what it has not begun when it is closed."""
+    """A thread pool that drops work not yet begun when it is closed."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="reader")
     try:
         yield pool
@@ -32,12 +32,12 @@ def read_batches(
     prefetch: int,
     threads: Callable[[int], AbstractContextManager[ThreadPoolExecutor]] = reader_threads,
 ) -> Generator[Batch, None, None]:
-    """``batches`` of sample keys, in order, each read by ``workers`` threads at once, with up to ``prefetch``
-    batches ready or in work before they are asked for.
+    """``batches`` of sample keys, in order, each read by ``workers`` threads at the same time, with up
+    to ``prefetch`` batches finished or in progress before they are requested.
 
-    ``allocate(samples)`` gives the arrays of a batch and, for each of its samples, the parts that ``read(key,
-    *parts)`` fills; ``finish(arrays, results)`` makes the batch from the arrays and what ``read`` returned.
-    ``threads`` opens the pool. Raises what ``read`` raises, from the batch it belongs to.
+    ``allocate(samples)`` returns the arrays of a batch and, for each of its samples, the parts that ``read(key,
+    *parts)`` fills; ``finish(arrays, results)`` makes the batch from the arrays and the results of ``read``.
+    ``threads`` opens the pool. Raises what ``read`` raises, when the batch concerned is requested.
     """
 
     def begin(keys: Sequence[Key]) -> tuple[Arrays, list[Future[Result]]]:
@@ -52,6 +52,6 @@ def read_batches(
         for keys in batches:
             waiting.append(begin(keys))
             if len(waiting) > prefetch:
-                yield end(*waiting.popleft())  # no name here: only the caller is to hold on to a batch
+                yield end(*waiting.popleft())  # not bound to a name here: only the caller may hold a batch
         while waiting:
             yield end(*waiting.popleft())

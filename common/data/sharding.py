@@ -1,7 +1,7 @@
 """Which samples a rank reads, and when.
 
-Ranks that see the same files share a *pool*: all ranks of the run where every node holds all data, the ranks
-of one node where each node holds a part of it. The same rules serve both. They work on indices into the pool's
+Ranks that see the same files share a *pool*: all ranks of the run if every node holds all data, the ranks
+of one node if each node holds a part of it. The same rules serve both. They work on indices into the pool's
 sorted file list, so that an epoch of half a million samples is a few megabytes. A rank here is a data rank:
 the ranks of a spatial group (``common.ranks.mesh``) read the same samples.
 """
@@ -39,7 +39,7 @@ def local_batch_size(global_batch_size: int, ranks: int) -> int:
 def steps_per_epoch(pools: Sequence[Pool], local_batch: int) -> int:
     """Training steps per epoch, the same on every rank: as many as the smallest pool can fill.
 
-    Ranks train in lockstep: one with a step more than another would wait for ever. Raises
+    Ranks train in lockstep: a rank with one step more than the others would wait forever. Raises
     ``UserError`` when a pool cannot fill one step.
     """
     for pool in pools:
@@ -53,7 +53,7 @@ def steps_per_epoch(pools: Sequence[Pool], local_batch: int) -> int:
 
 
 def samples_left_out(pools: Sequence[Pool], local_batch: int) -> int:
-    """Training samples that an epoch leaves out, over all pools. Which ones changes from epoch to epoch."""
+    """Number of training samples, over all pools, that an epoch leaves out; which ones varies between epochs."""
     used = steps_per_epoch(pools, local_batch) * local_batch
     return sum(pool.samples - used * pool.ranks for pool in pools)
 
@@ -73,7 +73,7 @@ def eval_batches(pool: Pool, pool_rank: int, batch: int) -> list[range]:
     """Sample indices for rank ``pool_rank`` of the pool, in batches of ``batch``; the last may be smaller.
 
     Every sample of the pool is in exactly one batch of one rank. Ranks may have different numbers of
-    batches, none included: evaluation must not wait for other ranks between batches.
+    batches, even none: evaluation must not wait for other ranks between batches.
     """
     indices = range(pool_rank, pool.samples, pool.ranks)
     return [indices[start : start + batch] for start in range(0, len(indices), batch)]

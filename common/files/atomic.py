@@ -15,22 +15,22 @@ SUFFIX = ".part"
 def writing(path: Path, mode: int = 0o644) -> Iterator[int]:
     """A file descriptor to write ``path`` through; the name appears when the block ends without an error.
 
-    Until then the bytes are beside it in a new hidden file whose name ends in ``.part``, locked, and removed
+    Until then the bytes are in a new, locked, hidden file beside it whose name ends in ``.part``, which is removed
     when the block raises. A killed process leaves its ``.part``; ``sweep`` removes those. The rename is atomic
-    for other processes; nothing is forced to disk, so a power cut may still lose the file.
+    for other processes; nothing is synced to disk, so a power cut may still lose the file.
 
-    Raises OSError as the file system does.
+    Raises OSError.
     """
     name = f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}"
     part = path.with_name(name)
-    # A new file and no link: in a folder that others may write to, nobody chooses where the bytes go.
+    # A new file, never a link: where others may write to the folder, they must not redirect the bytes.
     fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with contextlib.suppress(OSError):  # some parallel file systems are mounted without locks
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield fd
-        # Every close flushes where writes are buffered (NFS), and reports whether that succeeded; through a
-        # duplicate, so that the file stays locked until it has its name.
+        # On file systems that buffer writes (NFS), close flushes them and reports errors; a duplicate is closed,
+        # so that the file stays locked until it has its name.
         os.close(os.dup(fd))
         os.replace(part, path)
     except BaseException:
@@ -55,7 +55,7 @@ def write_all(fd: int, data: memoryview) -> None:
 def sweep(folders: Iterable[Path]) -> int:
     """Remove the ``.part`` files of dead processes directly in ``folders``; returns how many.
 
-    The kernel drops the lock with the process, so a free lock belongs to no process. Where the file system has
+    The kernel drops a lock when its process ends, so the owner of a free lock is dead. Where the file system has
     no locks nothing is removed.
     """
     removed = 0

@@ -18,8 +18,8 @@ SHARED_TYPES = frozenset(
 class FileSystem:
     """``type`` as in /proc/mounts (``unknown`` without one), ``is_ram`` when files on it are memory.
 
-    ``free_bytes`` is what this process may still write: the free blocks, and on a RAM file system no more
-    than the memory that the machine and the control group (version 2) have left.
+    ``free_bytes`` is what this process may still write: the free blocks, and on a RAM file system at most
+    the memory that is left in the machine and the control group (version 2).
     """
 
     type: str
@@ -44,7 +44,7 @@ def flock_reaches_other_nodes(path: Path) -> bool:
     """Whether a lock by flock(2) on ``path`` is seen by other nodes that mount its file system.
 
     Lustre: with the mount option ``flock`` only; ``localflock`` is local to the node (mount.lustre(8)). NFS: not
-    with ``local_lock=flock`` or ``all`` (nfs(5)). Elsewhere it is, or there is one node.
+    with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate it, or belong to one node.
     """
     _, kind, options = _mount(_nearest_existing(path).resolve())
     if kind == "lustre":
@@ -60,12 +60,13 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def memory_left() -> int:
-    """Bytes of memory that this process may still allocate, by the machine and its control groups."""
+    """Bytes of memory that this process may still allocate, as limited by the machine and its control groups."""
     return min(_memory_left(), default=0)
 
 
 def _mount(path: Path) -> tuple[Path, str, frozenset[str]]:
-    """Mount point, type and options: of the mounts above ``path`` the deepest, of those on one point the last."""
+    """Mount point, type and options of the deepest mount above ``path``; of several on one mount point, the
+    last."""
     deepest = (Path("/"), "unknown", frozenset[str]())
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()

@@ -1,9 +1,9 @@
-"""Which processes use a folder, so that runs which share one neither fill it twice nor empty it under each other.
+"""Which processes use a folder, so that runs sharing one neither fill it twice nor delete each other's files.
 
-Two kinds of hidden files in the folder record it, by locks that the kernel drops with the process that holds them:
-``.lock`` of the process that changes the folder's content, and ``.use.HOST.PID.TOKEN`` of each process that uses
+Two kinds of hidden files in the folder record this, with locks that the kernel drops when their process ends:
+``.lock`` for the process that changes the folder's content, and ``.use.HOST.PID.TOKEN`` for each process that uses
 it. Where locks do not reach other nodes (``flock_reaches_other_nodes``), a file of another node counts as in use:
-nothing is emptied under a run, but what a killed run left there must be removed by hand.
+a run never loses its files, but those of a killed run must be removed by hand.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def try_lock(folder: Path) -> int | None:
-    """Acquire the right to change what is in ``folder``, to be returned by ``unlock``; None where another process
-    has it. Raises OSError as the file system does: FileNotFoundError where ``folder`` does not exist."""
+    """Acquire the right to change the content of ``folder``, released by ``unlock``; None if another process
+    has it. Raises OSError: FileNotFoundError if ``folder`` does not exist."""
     path = folder / ".lock"
     while True:
         fd = os.open(path, _OPEN | os.O_CREAT, 0o644)
@@ -40,13 +40,13 @@ def try_lock(folder: Path) -> int | None:
 
 
 def unlock(folder: Path, fd: int) -> None:
-    """Return what ``try_lock`` gave."""
+    """Release the lock acquired by ``try_lock``."""
     (folder / ".lock").unlink(missing_ok=True)
     os.close(fd)
 
 
 def register(folder: Path) -> None:
-    """From now on, until ``unregister`` or its end, this process uses ``folder``."""
+    """Record that this process uses ``folder``, until ``unregister`` or its end."""
     if folder not in _held:
         _held[folder] = fd = os.open(folder / _OWN, _OPEN | os.O_CREAT, 0o644)
         with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def register(folder: Path) -> None:
 
 
 def unregister(folder: Path) -> None:
-    """This process no longer uses ``folder``."""
+    """Record that this process no longer uses ``folder``."""
     if folder in _held:
         (folder / _OWN).unlink(missing_ok=True)
         os.close(_held.pop(folder))
@@ -69,7 +69,7 @@ def in_use(folder: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
             try:
                 fd = os.open(path, _OPEN)
-            except OSError as error:  # another user's, who alone can find out, or not a file of ours
+            except OSError as error:  # of another user, so that only they can tell, or not a file of ours
                 if isinstance(error, FileNotFoundError):
                     raise
                 used = True
@@ -85,7 +85,7 @@ def in_use(folder: Path) -> bool:
 
 
 def _is_dead(path: Path, fd: int) -> bool:
-    """Whether the process that made the use file ``path``, open as ``fd``, has certainly ended."""
+    """Whether the process that created the use file ``path``, open as ``fd``, has certainly ended."""
     host, _, pid = path.name.removeprefix(".use.").rpartition(".")[0].rpartition(".")
     here = host == socket.gethostname()
     try:
@@ -98,7 +98,7 @@ def _is_dead(path: Path, fd: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a lock on the file, as far as its file system shows. False where it cannot be
+    """Whether a living process holds a lock on the file, as far as its file system shows. False if it cannot be
     opened."""
     try:
         # NFS grants an exclusive lock only on a file that is open for writing.

@@ -1,7 +1,7 @@
-"""Reading files that others wrote: of regular files only, bounded, and only printable text comes out.
+"""Reading files that others wrote: regular files only, of bounded size, with only printable text in the result.
 
-Logs, result trees and run directories may come from anywhere. What passes here cannot hang the reader (a FIFO, a
-file without end), move the cursor of a terminal (escape sequences), break an encoder (lone surrogates) or
+Logs, result trees and run directories may come from anywhere. What is read here cannot hang the reader (a FIFO, an
+endless file), move the cursor of a terminal (escape sequences), break an encoder (lone surrogates) or
 overflow a calculation (integers that no float holds).
 """
 
@@ -15,15 +15,15 @@ from typing import Any
 from mlhpc.common.files.regular import open_regular
 
 LARGEST = 64 * 2**20
-"""Bytes of a result.json, config.toml, env.json or system description. Those of a run on 100 000 ranks have
+"""Bytes of a result.json, config.toml, env.json or system description. Those of a run on 100 000 ranks take
 less than 10 MB."""
 LARGEST_INTEGER = 2**128
 """Beyond any count, seed or checksum; its square still fits a float."""
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file. Raises FileNotFoundError where there is none, OSError where it cannot be read or
-    is not a regular file, ValueError where it is not UTF-8 or larger than ``LARGEST``."""
+    """The text of a regular file. Raises FileNotFoundError if there is none, OSError if it cannot be read or is
+    not a regular file, ValueError if it is not UTF-8 or larger than ``LARGEST``."""
     with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
@@ -32,7 +32,7 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, cleaned. Raises as :func:`read_text`, ValueError or RecursionError where it
+    """The JSON object in a file, cleaned. Raises like :func:`read_text`, and ValueError or RecursionError if it
     holds something else."""
     value = json.loads(read_text(path))
     if not isinstance(value, dict):

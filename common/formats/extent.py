@@ -30,7 +30,7 @@ class Extent:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A descriptor to read ``path`` by. Raises UserError when it cannot be opened, or fails later."""
+    """A descriptor to read ``path``. Raises UserError when it cannot be opened, or when reading fails."""
     try:
         fd = open_regular(path)
         try:
@@ -46,9 +46,9 @@ def opened(path: Path) -> Iterator[int]:
 
 def read_into(fd: int, path: Path, offset: int, out: npt.NDArray[Any]) -> None:
     """Fill ``out``, contiguous, with the bytes from ``offset``. Raises UserError when the file ends before."""
-    left = out.reshape(-1).view(np.uint8).data
-    while left:
-        count = os.preadv(fd, [left], offset)
+    remaining = out.reshape(-1).view(np.uint8).data
+    while remaining:
+        count = os.preadv(fd, [remaining], offset)
         if count == 0:
             raise UserError(f"{path}: ends at byte {offset}; it is truncated: download or regenerate it")
-        left, offset = left[count:], offset + count
+        remaining, offset = remaining[count:], offset + count

@@ -23,7 +23,8 @@ def label_path(path: Path) -> Path:
 
 
 def locate(fd: int, path: Path) -> Extent:
-    """Where the array of an open .npy file is. Raises UserError naming ``path`` when it is not one, or damaged."""
+    """Where the array of an open .npy file is. Raises UserError naming ``path`` for a damaged or different
+    file."""
     start = io.BytesIO(os.pread(fd, _HEADER, 0))
     try:
         version = _format.read_magic(start)
@@ -35,13 +36,12 @@ def locate(fd: int, path: Path) -> Extent:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not a .npy file ({reason}); convert the data set again") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
-        what = "holds Python objects" if dtype.hasobject else "is in Fortran order"
-        raise UserError(f"{path}: {what}, not values in C order; convert the data set again")
+        problem = "holds Python objects" if dtype.hasobject else "is in Fortran order"
+        raise UserError(f"{path}: {problem}, not values in C order; convert the data set again")
     extent = Extent(start.tell(), dtype, shape)
     if extent.end > (size := os.fstat(fd).st_size):
         raise UserError(
-            f"{path}: has {size} bytes, {extent.end} are expected; it is truncated: "
-            "convert the data set again"
+            f"{path}: has {size} bytes, expected {extent.end}; it is truncated: convert the data set again"
         )
     return extent
 
@@ -49,7 +49,7 @@ def locate(fd: int, path: Path) -> Extent:
 def write(path: Path, array: npt.NDArray[Any], modified_ns: int | None = None) -> None:
     """Write an array in C order atomically, with ``modified_ns`` as the file's time of modification if given.
 
-    Raises OSError as the file system does.
+    Raises OSError.
     """
     with atomic.writing(path) as fd:
         atomic.write_all(fd, memoryview(_header(array.dtype, array.shape)))

@@ -1,4 +1,4 @@
-"""Protocol buffer messages field by field, read and written without their library.
+"""Protocol buffer messages, read and written field by field without the protobuf library.
 
 Wire format: protobuf.dev/programming-guides/encoding. Only what the files of the benchmarks use is written:
 length-delimited fields and varints.
@@ -23,7 +23,7 @@ def number_field(number: int, value: int) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """A non-negative number, 7 bits per byte, the lowest first."""
+    """A non-negative number, 7 bits per byte, lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -35,7 +35,7 @@ def varint(value: int) -> bytes:
 def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Number and content of each field of a message; the content of a varint field is its bytes.
 
-    Raises ValueError or IndexError when it is malformed.
+    Raises ValueError or IndexError when ``message`` is malformed.
     """
     at = 0
     while at < len(message):
@@ -57,7 +57,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def read_varint(message: memoryview, at: int = 0) -> tuple[int, int]:
-    """The number at byte ``at``, and where it ends. Raises as ``fields``."""
+    """The number at byte ``at``, and where it ends. Raises like ``fields``."""
     value = message[at]
     if value < 0x80:  # most are
         return value, at + 1

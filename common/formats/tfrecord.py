@@ -36,8 +36,8 @@ _OS_OF_PACKER: dict[Packer, int] = {"zlib": 3, "isal": 255}
 _ISAL_ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub has an instance here
 _REMEDY = "copy or regenerate the file"
 MAX_BYTES = 2 << 30
-"""What a gzip file may unpack to unless the caller expects less: twice the largest sample published, of 512³ × 4
-values of 2 bytes."""
+"""Default limit of the size that a gzip file may unpack to: twice the largest published sample, 512³ × 4 values of
+2 bytes."""
 
 
 def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") -> None:
@@ -82,7 +82,7 @@ def write_record(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
     """
     length, crc = struct.pack("<Q", sum(map(len, pieces))), 0
     for piece in pieces:
-        crc = google_crc32c.extend(crc, np.frombuffer(piece, np.uint8))  # it refuses memoryviews
+        crc = google_crc32c.extend(crc, np.frombuffer(piece, np.uint8))  # it rejects memoryviews
     framed = [length + _masked(google_crc32c.value(length)), *pieces, _masked(crc)]
     written = os.writev(fd, framed)
     if written < sum(map(len, framed)):
@@ -92,10 +92,10 @@ def write_record(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
 def read_records(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[memoryview]:
     """The records of a TFRecord file, plain or gzip (by its first bytes), each checksum verified.
 
-    The file is read whole, as suits one sample per file; the views share its memory. A gzip file that unpacks to
-    more than ``max_bytes`` is refused before they are allocated.
+    The file is read at once, which suits one sample per file; the views share its memory. A gzip file that unpacks
+    to more than ``max_bytes`` is rejected before that memory is allocated.
 
-    Raises UserError naming the file when it cannot be read, is neither kind, is too large, truncated or corrupt.
+    Raises UserError naming the file when it cannot be read, is of neither kind, too large, truncated or corrupt.
     """
     try:
         with open(open_regular(path), "rb", buffering=0) as file:
@@ -128,7 +128,7 @@ def read_records(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[memoryview]
                 f"{where}truncated at byte {len(data)} in record {number}, which ends at byte {at}; {_REMEDY}"
             )
         record = data[start : at - 4]
-        # Through numpy because google_crc32c refuses memoryviews; no copy is made.
+        # Through numpy because google_crc32c rejects memoryviews; no copy is made.
         if _masked(google_crc32c.value(np.frombuffer(record, np.uint8))) != data[at - 4 : at]:
             raise UserError(f"{where}wrong checksum of record {number} at byte {start}; {_REMEDY}")
         yield record
@@ -151,7 +151,7 @@ def read_examples(
 
 def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> bytes:
     """A serialised tf.train.Example with the features ``x``, one bytes value holding the array in C order,
-    little-endian int16, and ``y``, a float list. Any shapes; the message does not keep them."""
+    little-endian int16, and ``y``, a float list. Any shapes; the message does not store them."""
     values = np.ascontiguousarray(x, dtype="<i2").tobytes()
     floats = np.ascontiguousarray(y, dtype="<f4").tobytes()
     features = [(b"x", field(1, field(1, values))), (b"y", field(2, field(1, floats)))]
@@ -190,7 +190,7 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
 def record_extents(path: Path) -> npt.NDArray[np.int64]:
     """Offset and length in bytes of the content of every record of a plain file, [records, 2].
 
-    Reads only the headers, so that a large file costs little. Raises UserError naming the file when it
+    Reads only the headers, so large files are cheap. Raises UserError naming the file when it
     cannot be read, is not a plain TFRecord file, or is truncated.
     """
     extents: list[tuple[int, int]] = []
@@ -200,12 +200,12 @@ def record_extents(path: Path) -> npt.NDArray[np.int64]:
         while at < end:
             header = os.pread(fd, 12, at)
             if len(header) < 12 or _masked(google_crc32c.value(header[:8])) != header[8:]:
-                what = (
+                problem = (
                     f"wrong header of record {len(extents)} at byte {at}: damaged, or truncated"
                     if extents
                     else "not a plain TFRecord file"
                 )
-                raise UserError(f"{path}: {what}; {_REMEDY}")
+                raise UserError(f"{path}: {problem}; {_REMEDY}")
             (length,) = struct.unpack("<Q", header[:8])
             extents.append((at + 12, length))
             at += length + RECORD_OVERHEAD
@@ -218,8 +218,8 @@ def record_extents(path: Path) -> npt.NDArray[np.int64]:
 
 
 def read_record(path: Path, offset: int, length: int) -> memoryview:
-    """The record of a plain file that ``record_extents`` found there, its checksum verified; in memory of
-    its own that may be written.
+    """The record that ``record_extents`` found there in a plain file, its checksum verified, as writable memory of
+    its own.
 
     Raises UserError naming the file when it cannot be read, is truncated or corrupt.
     """
@@ -227,7 +227,7 @@ def read_record(path: Path, offset: int, length: int) -> memoryview:
     with _opened(path) as file:
         count = os.preadv(file.fileno(), [data.data], offset)
     if count < len(data):
-        raise UserError(f"{path}: truncated at byte {offset + count}, where a record goes on; {_REMEDY}")
+        raise UserError(f"{path}: truncated at byte {offset + count}, inside a record; {_REMEDY}")
     if _masked(google_crc32c.value(data[:length])) != data[length:].tobytes():
         raise UserError(f"{path}: wrong checksum of the record at byte {offset}; {_REMEDY}")
     return data[:length].data
@@ -235,14 +235,14 @@ def read_record(path: Path, offset: int, length: int) -> memoryview:
 
 def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
     """A serialised tf.train.Example of features that are one bytes value or a list of non-negative
-    integers; in order of name, as TensorFlow's deterministic serialisation has them."""
+    integers; sorted by name, as in TensorFlow's deterministic serialisation."""
     return b"".join(feature_pieces(features))
 
 
 def feature_pieces(
     features: Mapping[str, bytes | memoryview | Sequence[int]],
 ) -> list[bytes | memoryview]:
-    """``encode_features`` in pieces; the bytes values are among them, not copied."""
+    """``encode_features`` in pieces, which include the bytes values without a copy."""
     pieces: list[bytes | memoryview] = []
     for name, value in sorted(features.items()):
         key = field(1, name.encode())
@@ -258,7 +258,7 @@ def feature_pieces(
 
 
 def decode_features(record: bytes | memoryview, names: Collection[str]) -> dict[str, memoryview | list[int]]:
-    """Those features ``names`` of a serialised tf.train.Example that hold one bytes value or integers, by
+    """The features ``names`` of a serialised tf.train.Example that hold one bytes value or integers, by
     name.
 
     Reading stops when all are found. Raises UserError when the message is malformed before that.
@@ -305,8 +305,8 @@ def _masked(crc: int) -> bytes:
 
 
 def _inflate(raw: bytes, path: Path, max_bytes: int) -> bytes:
-    # The last 4 bytes of a gzip member are its length (RFC 1952): one allocation, a quarter faster. Where
-    # they are not (several members, a truncated file) the general way decides.
+    # The last 4 bytes of a gzip member are its length (RFC 1952): one allocation, a quarter faster. If that fails
+    # (several members, a truncated file) the general method decides.
     length = int.from_bytes(raw[-4:], "little")
     # Deflate compresses at most 1032:1 (zlib's technical notes).
     plausible = 0 < length <= min(max_bytes, 1100 * len(raw))
@@ -330,7 +330,7 @@ def _members(raw: bytes, path: Path, max_bytes: int) -> Iterator[bytes]:
     left = max_bytes
     while raw:
         stream = isal_zlib.decompressobj(31)
-        data: bytes = stream.decompress(raw, left + 1)  # 0 would be no limit
+        data: bytes = stream.decompress(raw, left + 1)  # 0 would mean no limit
         left -= len(data)
         if left < 0:
             raise UserError(f"{path}: unpacks to more than {max_bytes} bytes, the most expected; {_REMEDY}")

@@ -8,9 +8,9 @@ def keep_memory() -> None:
 
     A simulation and a training step on a CPU allocate and free hundreds of arrays of the same sizes repeatedly.
     Those above 32 MiB would be returned to the system, whose zeroing of fresh pages took longer than a
-    simulation's arithmetic, and a tenth of a large network's step.
+    simulation's arithmetic, and a tenth of the step of a large network.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(-1, -1)  # M_TRIM_THRESHOLD of <malloc.h>: never
-        mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped by itself
+        mallopt(-4, 0)  # M_MMAP_MAX: no block gets a mapping of its own

@@ -26,7 +26,7 @@ def save(figure: Any, path: Path, dpi: int) -> None:
 
 
 def extend(least: float, largest: float, low: float, high: float) -> Literal["neither", "min", "max", "both"]:
-    """The ends of a colour bar from ``low`` to ``high`` that values exceed: those get an arrow."""
+    """The ends of a colour bar from ``low`` to ``high`` that need an arrow, because values exceed them."""
     if least < low:
         return "both" if largest > high else "min"
     return "max" if largest > high else "neither"

@@ -1,4 +1,4 @@
-"""Progress of long operations: a bar with rate and time left, on a terminal only."""
+"""Progress of long operations: a bar with rate and remaining time, on a terminal only."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +34,8 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def progress(total: int, description: str, unit: str, show: bool = True) -> Iterator[Callable[[int], None]]:
-    """Yield ``advance(count)``. Draws on standard error when it is a terminal and ``show`` (rank 0, say)."""
+    """Yield ``advance(count)``. Draws on standard error when it is a terminal and ``show`` is true (on rank 0,
+    say)."""
     console = Console(file=sys.stderr)
     if not (show and console.is_terminal):
         yield lambda count: None

@@ -1,5 +1,5 @@
-"""What a result was measured with: machine, binding, drivers, batch job, commit, packages. Nothing here is
-guessed; unknown is None. No variable is recorded that may hold a secret or name a person."""
+"""What a result was measured with: machine, binding, drivers, batch job, commit, packages. Nothing is guessed;
+what is unknown is None. Variables that may hold a secret or name a person are not recorded."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ PREFIXES = (
     "DNNL_", "TF_", "XLA_", "TORCH", "PYTORCH_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "HOROVOD_", "GLOO_",
     "UCX_", "FI_", "OMPI_MCA_", "MPICH_", "I_MPI_", "PMIX_", "MALLOC_", "MIMALLOC_", "LD_PRELOAD", "MLHPC_",
 )  # fmt: skip
-"""Variables that can move a result: the launcher's, the fabric's, the libraries' threads and algorithms."""
+"""Variables that can change a result: the launcher's, the fabric's, the libraries' threads and algorithms."""
 _NVIDIA = Path("/proc/driver/nvidia")
 _PRIVATE = re.compile(
     "TOKEN|SECRET|PASS|KEY|JWT|CRED|USER|ACCOUNT|_UID|_GID|DIR|SUBMIT|COMMAND|COMMENT|JOB_NAME|JOBNAME|HOME|PATH"
@@ -59,8 +59,8 @@ def machine() -> dict[str, Any]:
 
 
 def accelerators() -> list[str]:
-    """Names of the GPUs of this node, from nvidia-smi, or from the driver where that fails or hangs; empty where
-    there are none."""
+    """Names of the GPUs of this node, from nvidia-smi, or from the driver if that fails or hangs; empty if there
+    are none."""
     if shutil.which("nvidia-smi"):
         answer = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
         if answer is not None:
@@ -74,7 +74,7 @@ def accelerators() -> list[str]:
 
 def binding() -> dict[str, Any]:
     """The cores and NUMA nodes that this process may use, as Linux lists them (``0-3,8``), and its threads per
-    core: two runs that differ in these only must not look alike."""
+    core: two runs that differ only in these must not look alike."""
     status = _text(Path("/proc/self/status")) or ""
     allowed = {
         key: match[1] if (match := re.search(rf"^{name}:\s*(\S+)$", status, re.MULTILINE)) else None
@@ -98,7 +98,7 @@ def batch_job(env: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of ``PREFIXES``, in order of name, but none that may hold a secret or name a person."""
+    """The variables of ``PREFIXES``, sorted by name, without those that may hold a secret or name a person."""
     return {
         name: value
         for name, value in sorted(env.items())
@@ -107,7 +107,7 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def drivers() -> dict[str, str | None]:
-    """Versions of what lies below the packages: GPU driver, the newest CUDA that it supports, ROCm, MPI."""
+    """Versions of the layers below the packages: GPU driver, the newest CUDA that it supports, ROCm, MPI."""
     nvidia = re.search(r"(\d+\.\d[\d.]*)", _text(_NVIDIA / "version") or "")
     amd = _text(Path("/sys/module/amdgpu/version"))
     rocm = _text(Path("/opt/rocm/.info/version"))
@@ -122,17 +122,17 @@ def drivers() -> dict[str, str | None]:
 
 
 def commit() -> dict[str, Any]:
-    """The commit of the checkout that this package runs from; None where it is not a checkout."""
+    """The commit of the checkout that this package runs from; None if it is not a checkout."""
     here = Path(__file__).resolve().parents[2]
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 ["git", "-C", here, *words], capture_output=True, text=True, timeout=10, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return completed.stdout.strip() if completed.returncode == 0 else None
 
     top = git("rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != here:  # installed somewhere inside another project's checkout
@@ -143,7 +143,7 @@ def commit() -> dict[str, Any]:
 
 
 def packages() -> dict[str, str]:
-    """Installed versions of the packages that can move a result, and of all of NVIDIA's: CUDA, cuDNN, NCCL."""
+    """Installed versions of the packages that can change a result, and of all of NVIDIA's: CUDA, cuDNN, NCCL."""
     versions: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = re.sub(
@@ -156,7 +156,7 @@ def packages() -> dict[str, str]:
 
 
 def _cuda_of_driver() -> str | None:
-    """By cuDriverGetVersion of <cuda.h>, which starts nothing on a GPU: 1000 × major + 10 × minor."""
+    """From cuDriverGetVersion of <cuda.h>, which does not touch a GPU: 1000 × major + 10 × minor."""
     version = ctypes.c_int()
     try:
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
@@ -167,14 +167,14 @@ def _cuda_of_driver() -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """What ``command`` printed; None where it failed, or had not ended after 30 s."""
+    """The output of ``command``; None if it failed, or ran for more than 30 s."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    return completed.stdout
 
 
 def _text(path: Path) -> str | None:

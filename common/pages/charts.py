@@ -1,7 +1,7 @@
 """The look of all charts: palette, theme, and how a Vega-Altair chart becomes a figure of a page.
 
 A chart is written in the colours of the light theme. The page draws it in the browser, with hover, legend
-toggling and saving as SVG or PNG, and swaps each colour for its dark counterpart where the reader's system is
+toggling and saving as SVG or PNG, and swaps each colour for its dark counterpart if the reader's system is
 dark. Without scripts and in print it shows a static SVG.
 
 All series colours differ for readers with deuteranopia, protanopia and tritanopia (simulated after Machado,
@@ -45,7 +45,7 @@ PARTS = {
     "evaluation": ("#53ac98", "#75ecce"),
     "rest": ("#666f7c", "#8c6684"),
 }
-# Text on a part of a bar. Each pair has a light colour of its own, by which the page finds the dark one.
+# Text on a part of a bar. Each pair has its own light colour, by which the page finds the dark one.
 _WHITE, _BLACK = ("#fefefe", "#fefefd"), ("#111417", "#111418")
 _WHITE_THEN_BLACK = ("#fdfdfd", "#111417")
 TEXT_ON = {
@@ -103,7 +103,7 @@ THEME = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its caption. ``alt_text`` says in words what the chart shows."""
+    """A chart with its caption. ``alt_text`` describes in words what the chart shows."""
 
     spec: dict[str, Any]
     alt_text: str
@@ -123,7 +123,7 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """A name for files that the reader saves."""
+        """Base name of the files that the reader saves."""
         words = re.sub(r"[^a-z0-9]+", "-", (self.title or self.alt_text[:40]).lower()).strip("-")
         return words or "chart"
 
@@ -137,7 +137,7 @@ def figure(
     height: int | None = 200,
     static_width: int = STATIC_WIDTH,
 ) -> Figure:
-    """The figure of an Altair chart, as wide as its place in the page. ``height`` in pixels; None where the
+    """The figure of an Altair chart, as wide as its place in the page. ``height`` in pixels; None if the
     chart sets its own."""
     sized = chart.properties(
         width="container", description=printable(alt_text), autosize={"type": "fit-x", "contains": "padding"}
@@ -223,7 +223,7 @@ def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 
 
 
 def _finite(value: Any) -> Any:
-    """Without NaN and infinities, which JSON has no words for, and with printable text only."""
+    """Without NaN and infinities, which JSON cannot express, and with printable text only."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
 """Pages as data: sections of figures, tables and facts, rendered by Jinja2 templates that escape all text.
 
-A room that has something to show builds ``Section`` objects and calls ``render`` with a template that extends
+A package that has something to show builds ``Section`` objects and calls ``render`` with a template that extends
 ``page.html``. The result is one self-contained file: styles, scripts (vega, vega-lite, vega-embed) and data
-inside, nothing fetched. Its content security policy admits only the two scripts written here, by their hashes.
+inside, nothing fetched. Its content security policy allows only the two scripts written here, by their hashes.
 """
 
 import base64
@@ -31,7 +31,7 @@ from mlhpc.common.pages.text import printable
 @dataclass(frozen=True)
 class Cell:
     """A cell of a table: its text, small lines below it, and the value that downloads carry (default: the text).
-    ``swatch``: the part of a run whose colour stands before the text. ``tone``: error, warning or expected."""
+    ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error, warning or expected."""
 
     text: str = ""
     notes: tuple[str, ...] = ()
@@ -50,8 +50,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a head. ``name`` is that of the files that CSV and JSON are saved as; the first
-    ``text_columns`` columns hold text, the others numbers. ``prose``: columns that hold sentences."""
+    """Rows under a header. ``name`` is the base name of saved CSV and JSON files; the first ``text_columns``
+    columns hold text, the others numbers. ``prose``: columns that hold sentences."""
 
     name: str
     head: tuple[str, ...]
@@ -105,7 +105,7 @@ class Banner:
 
 @dataclass(frozen=True)
 class Grid:
-    """Figures beside each other, ``columns`` in a row on a wide screen."""
+    """Figures side by side, ``columns`` per row on a wide screen."""
 
     figures: tuple[Figure, ...]
     columns: int = 2
@@ -126,7 +126,7 @@ class Legend:
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks that are folded away on the screen, and shown in print."""
+    """Blocks that are collapsed on the screen, and shown in print."""
 
     summary: str
     blocks: tuple[Any, ...]
@@ -157,7 +157,7 @@ class Chapter:
 def render(package: str, template: str, *, title: str, blocks: Sequence[Any], foot: str, **data: Any) -> str:
     """The whole HTML text of ``templates/<template>`` of ``package``, which extends ``page.html``.
 
-    ``blocks``: ``Section`` and ``Chapter`` objects; None among them is left out. ``data``: more variables of
+    ``blocks``: ``Section`` and ``Chapter`` objects; None entries are skipped. ``data``: more variables of
     the template.
     """
     shown = [block for block in blocks if block is not None]
@@ -203,15 +203,15 @@ def _finalize(value: Any) -> Any:
 
 
 def _contents(blocks: Sequence[Any]) -> list[tuple[str, str, int]]:
-    """(title, anchor, depth) of chapters and sections; empty where there are few."""
-    found = []
+    """(title, anchor, depth) of chapters and sections; empty if there are few."""
+    entries = []
     for block in blocks:
-        found.append((block.title, _slug(block.title), 0))
+        entries.append((block.title, _slug(block.title), 0))
         if block.kind == "chapter":
             prefix = _slug(block.title)
             sections = (part for part in block.blocks if part is not None and part.kind == "section")
-            found += [(part.title, f"{prefix}-{_slug(part.title)}", 1) for part in sections]
-    return found if len(found) > 3 else []
+            entries += [(part.title, f"{prefix}-{_slug(part.title)}", 1) for part in sections]
+    return entries if len(entries) > 3 else []
 
 
 def _figures(blocks: Sequence[Any]) -> Iterator[Figure]:

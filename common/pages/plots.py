@@ -1,7 +1,7 @@
 """The kinds of charts that several pages draw: stacked bars, columns over epochs, lines, points on log axes.
 
-Rows are dictionaries with the fields named in each function; ``tooltip`` lists (field, title) pairs of what the
-pointer shows.
+Rows are dictionaries with the fields named in each function; ``tooltip`` lists the (field, title) pairs
+that hovering shows.
 """
 
 import math
@@ -30,7 +30,7 @@ Shown = Sequence[tuple[str, str]]
 
 
 def tooltips(shown: Shown) -> list[alt.Tooltip]:
-    """Of (field, title) pairs; the fields are written as they are, so that rows hold formatted text."""
+    """Tooltips for (field, title) pairs; fields are shown verbatim, so rows hold formatted text."""
     return [alt.Tooltip(field=field, type="nominal", title=title) for field, title in shown]
 
 
@@ -45,9 +45,9 @@ def stacked_bars(
     bar_height: int = 26,
     **caption: Any,
 ) -> Figure:
-    """Horizontal bars of stacked parts, each under its name. Rows: ``bar`` (sorted as they come) and ``name`` of
-    the bar, ``key`` and ``part`` (label of the key in ``parts``), ``value``, ``label`` (written on the part).
-    ``relative``: all bars as long as 100%."""
+    """Horizontal bars of stacked parts, each under its name. Rows: ``bar`` (drawn in the order of the rows) and
+    ``name`` of the bar, ``key`` and ``part`` (label of the key in ``parts``), ``value``, ``label`` (written on
+    the part). ``relative``: all bars span 100%."""
     bars = {row["bar"]: row["name"] for row in rows}
     named = any(bars.values())
     picked = alt.selection_point(fields=["part"], bind="legend", toggle="true")
@@ -221,7 +221,7 @@ def curves(
     height: int = 260,
     **caption: Any,
 ) -> Figure:
-    """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``, and where the mean
+    """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``, and if the mean
     has an interval ``low`` and ``high``. ``levels``: see ``level_lines``."""
     colour, shape, dash = charts.series_scales(series)
     legend = alt.Legend() if len(series) > 1 else None
@@ -255,14 +255,14 @@ def level_lines(
 ) -> list[dict[str, Any]]:
     """Rows of the lines y = constant · x, for (constant, label) pairs, that cross a good part of the plane: at
     most ``most``. Each line is two rows, ``end`` false and true."""
-    found = []
+    lines = []
     for constant, label in constants:
         left, right = max(x_axis.low, y_axis.low / constant), min(x_axis.high, y_axis.high / constant)
         if left < right and x_axis.fraction(right) - x_axis.fraction(left) > 0.3:
             ends = ((left, False), (right, True))
-            found.append([{"x": x, "y": constant * x, "level": label, "end": end} for x, end in ends])
-    step = -(-len(found) // most) or 1
-    return [row for rows in found[::step] for row in rows]
+            lines.append([{"x": x, "y": constant * x, "level": label, "end": end} for x, end in ends])
+    step = -(-len(lines) // most) or 1
+    return [row for line_rows in lines[::step] for row in line_rows]
 
 
 def round_constants(x_axis: LogAxis, y_axis: LogAxis, unit: float = 1.0) -> list[float]:

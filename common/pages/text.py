@@ -1,4 +1,4 @@
-"""Text from logs and result files, made fit for one line of a terminal or a place in a page."""
+"""Text from logs and result files, made safe for one line of a terminal or a page."""
 
 from mlhpc.common.files import untrusted
 

@@ -1,1 +1,1 @@
-"""What the benchmarks that train with PyTorch share. Nothing else may import it."""
+"""What the benchmarks that train with PyTorch share. No other package may import it."""

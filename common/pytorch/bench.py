@@ -9,11 +9,12 @@ import torch
 from mlhpc.common.data.loader_bench import Arrays, Figures, Loader, measure
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-"""Where the batches are brought."""
+"""Where batches are moved to."""
 
 
 def measure_batches(loader: Loader, evict: Sequence[Path]) -> Figures:
-    """``measure`` of a loader that gives ``x`` [b, channels, H, W] and ``y``, each ``x`` brought to ``DEVICE``."""
+    """``measure`` a loader that yields ``x`` [b, channels, H, W] and ``y``, with each ``x`` moved to
+    ``DEVICE``."""
 
     def arrays(batch: Any) -> Arrays:
         x, y = batch

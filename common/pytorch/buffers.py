@@ -15,8 +15,8 @@ from mlhpc.common.data.prefetch import reader_threads
 
 
 class Buffers:
-    """Memory for batches, page-locked if ``pinned``, reused once no tensor refers to it: fresh memory comes page
-    fault by page fault, which takes at least half as long as reading a sample."""
+    """Memory for batches, page-locked if ``pinned``, reused once no tensor refers to it: the page faults of
+    fresh memory take at least half as long as reading a sample."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
@@ -24,12 +24,12 @@ class Buffers:
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor on the host."""
-        if self._pinned:  # PyTorch caches such memory itself, and knows when a copy from it is done
+        if self._pinned:  # PyTorch caches pinned memory itself, and knows when a copy from it is done
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         size = int(np.prod(shape)) * dtype.itemsize
         free = self._free.setdefault(size, [])
         block = free.pop() if free else np.empty(size, np.uint8)
-        # The tensor, and all that share its memory, refer to this view: when it goes, they have gone.
+        # The tensor, and all that share its memory, refer to this view: when it is freed, they are gone.
         view = block[...]
         weakref.finalize(view, free.append, block).atexit = False
         return torch.from_numpy(view).view(dtype).view(shape)
@@ -37,10 +37,9 @@ class Buffers:
 
 @contextmanager
 def single_threaded_readers(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool of threads in each of which PyTorch itself uses one thread: a single image is too little work to
-    share."""
-    # The number is each thread's own, but the one set last also holds for threads to come and for MKL: it is set
-    # back here once all threads have theirs.
+    """A pool of threads in each of which PyTorch uses one thread: a single image is too little work to divide."""
+    # The setting is per thread, but the last one set also applies to new threads and to MKL: it is reset here once
+    # all threads have theirs.
     before, barrier = torch.get_num_threads(), Barrier(threads)
 
     def use_one_thread() -> None:

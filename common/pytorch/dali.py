@@ -1,4 +1,4 @@
-"""NVIDIA DALI, where it is installed."""
+"""NVIDIA DALI, an optional dependency."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -15,7 +15,7 @@ from mlhpc.errors import UserError
 
 
 def load() -> tuple[ModuleType, ModuleType, ModuleType]:
-    """The modules ``nvidia.dali``, ``.fn`` and ``.types``; the first time takes seconds. Raises UserError."""
+    """The modules ``nvidia.dali``, ``.fn`` and ``.types``; the first call takes seconds. Raises UserError."""
     try:
         dali, fn, types = (import_module(f"nvidia.dali{part}") for part in ("", ".fn", ".types"))
     except ImportError as error:
@@ -33,13 +33,13 @@ def new_pipeline(dali: ModuleType, batch: int, workers: int, device: str) -> Any
         batch_size=batch,
         num_threads=workers,
         device_id=None if device == "cpu" else torch.cuda.current_device(),
-        exec_dynamic=True,  # what it hands out is ours to keep
+        exec_dynamic=True,  # its outputs may be kept
     )
 
 
 @contextmanager
 def outputs_of(pipeline: Any, source: Generator[Any, None, None]) -> Iterator[Callable[[], Tensor]]:
-    """A function that gives the next output of ``pipeline``, and in the end closes it and its ``source``."""
+    """A function that returns the next output of ``pipeline``; closes it and its ``source`` at the end."""
     outputs = Outputs()
 
     def next_output() -> Tensor:
@@ -50,15 +50,15 @@ def outputs_of(pipeline: Any, source: Generator[Any, None, None]) -> Iterator[Ca
         yield next_output
     finally:
         outputs.close()
-        pipeline._shutdown()  # what DALI still works on must not be freed under it
+        pipeline._shutdown()  # buffers that DALI still works on must not be freed
         source.close()
 
 
 class Outputs:
-    """What a pipeline hands out, as tensors that are the caller's to keep.
+    """A pipeline's outputs, as tensors that the caller may keep.
 
-    On a GPU they are copies in PyTorch's memory: DALI reuses its own as soon as Python drops it, and does not
-    know that a PyTorch stream has yet to read it. The original is held until the copy is done.
+    On a GPU they are copies in PyTorch's memory: DALI reuses its own as soon as Python drops it, unaware that a
+    PyTorch stream has yet to read it. The original is kept until the copy is done.
     """
 
     def __init__(self) -> None:
@@ -66,18 +66,18 @@ class Outputs:
 
     def tensor(self, output: Any) -> Tensor:
         """``output``, a list of tensors of one shape, as one tensor."""
-        made: Tensor = torch.utils.dlpack.from_dlpack(output.as_tensor())
-        if made.device.type == "cpu":
-            return made
+        view: Tensor = torch.utils.dlpack.from_dlpack(output.as_tensor())
+        if view.device.type == "cpu":
+            return view
         while self._held and self._held[0][0].query():
             self._held.popleft()
-        copy, copied = made.clone(), torch.cuda.Event()
+        copy, copied = view.clone(), torch.cuda.Event()
         copied.record()
-        self._held.append((copied, made))
+        self._held.append((copied, view))
         return copy
 
     def close(self) -> None:
-        """Wait for the copies; before the pipeline is shut down."""
+        """Wait for the copies; call before the pipeline is shut down."""
         for copied, _ in self._held:
             copied.synchronize()
         self._held.clear()

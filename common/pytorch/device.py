@@ -14,28 +14,29 @@ from mlhpc.errors import UserError
 
 
 def pick_device(choice: str, local_rank: int) -> torch.device:
-    """``training.device``: "cpu", "cuda" (the rank's own GPU of its node), or "auto", the GPU where there is one.
+    """``training.device``: "cpu", "cuda" (the rank's own GPU of its node), or "auto", the GPU if there is one.
 
-    Raises ``UserError`` when "cuda" is asked for and PyTorch sees no GPU, or for "auto" when the machine has one.
+    Raises ``UserError`` when PyTorch sees no GPU, for "cuda" always and for "auto" if the machine has one.
     """
     gpus = torch.cuda.device_count()
     if choice == "auto" and not gpus and _has_hidden_gpu():
         raise UserError(
             "training.device=auto: this machine has an NVIDIA GPU that PyTorch does not see; check its driver "
-            "and the "
-            "build of PyTorch, or set training.device=cpu"
+            "and the build of PyTorch, or set training.device=cpu"
         )
     if choice == "cpu" or (choice == "auto" and not gpus):
         return torch.device("cpu")
     if not gpus:
-        raise UserError("training.device=cuda needs a GPU, and PyTorch sees none; use cpu or auto")
-    torch.backends.cudnn.benchmark = True  # shapes stay: the fastest convolutions are found in ``warm_up``
+        raise UserError("training.device=cuda needs a GPU, but PyTorch sees none; use cpu or auto")
+    torch.backends.cudnn.benchmark = True  # shapes are constant: ``warm_up`` selects the fastest convolutions
     return torch.device("cuda", local_rank % gpus)
 
 
-def place(model: nn.Module, device: torch.device, *, channels_last: bool) -> None:
-    """Move ``model`` to ``device``, in place; with ``channels_last`` in that memory layout."""
-    layout = torch.channels_last if channels_last else torch.contiguous_format
+def place(model: nn.Module, device: torch.device, *, channels_last: bool, dimensions: int = 2) -> None:
+    """Move ``model``, whose convolutions have 2 or 3 ``dimensions``, to ``device``, in place; with
+    ``channels_last`` in that memory layout."""
+    last = torch.channels_last if dimensions == 2 else torch.channels_last_3d
+    layout = last if channels_last else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
 
 
@@ -51,7 +52,7 @@ class CudaEvent:
 
     def seconds_since(self, earlier: Self) -> float:
         self._event.synchronize()
-        return float(earlier._event.elapsed_time(self._event)) / 1e3  # it gives milliseconds
+        return float(earlier._event.elapsed_time(self._event)) / 1e3  # milliseconds
 
 
 def device_events(device: torch.device) -> RecordEvent | None:
@@ -60,13 +61,13 @@ def device_events(device: torch.device) -> RecordEvent | None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes of device memory that PyTorch's tensors have taken at most; None for a CPU."""
+    """Peak bytes of device memory in PyTorch's tensors; None for a CPU."""
     return None if device.type == "cpu" else torch.cuda.max_memory_allocated(device)
 
 
 @contextmanager
 def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
-    """Raise UserError where a GPU has too little memory for ``what``. Also a decorator."""
+    """Raise UserError when a GPU has too little memory for ``what``. Also a decorator."""
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError, and what CUDA's libraries raise
@@ -80,6 +81,6 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
 
 
 def _has_hidden_gpu() -> bool:
-    """Whether the driver knows a GPU that nobody has hidden from PyTorch on purpose."""
+    """Whether the driver knows a GPU that is not hidden from PyTorch on purpose."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return not hidden and any(Path("/proc/driver/nvidia/gpus").glob("*"))

@@ -1,4 +1,4 @@
-"""A run's weights, optimizer and random state: saved, and restored."""
+"""Saving and restoring a run's weights, optimizer and random state."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def save(
 ) -> None:
     """Write a checkpoint after ``epoch``, with the benchmark's own ``numbers``. ``config`` is the run's resolved
     configuration, as TOML text. Called by all ranks; rank 0 writes."""
-    # Batch norm's running statistics and the random states are each rank's own.
+    # Batch norm's running statistics and the random states differ between ranks.
     random = [state().numpy() for state, _ in _random_states(model)]
     of_rank = world.gather([*random, *(b.cpu().numpy() for b in model.buffers())])
     if world.rank == 0:
@@ -56,14 +56,14 @@ def restore(
     rename: Callable[[str], str] = lambda name: name,
 ) -> tuple[int, dict[str, int]]:
     """Restore the checkpoint in ``directory``; returns the epoch it was written after, and its ``numbers``.
-    ``rename`` gives today's name of a weight that an older version saved under another.
+    ``rename`` maps the name of a weight in older checkpoints to its current one.
 
     Raises UserError when it is missing, damaged or of another network, or was written by another number of ranks.
     """
     saved = checkpoint.load(directory)
     if len(saved.of_rank) != world.size:
         raise UserError(
-            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with as many, not "
+            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with the same number, not "
             f"{world.size}"
         )
     with checkpoint.reading(directory / "checkpoint.npz"):
@@ -77,26 +77,27 @@ def restore(
 
 
 def _restore_own(model: torch.nn.Module, own: Sequence[Tensor]) -> None:
-    """Random states and buffers. The random state of a GPU is left alone where only one of both runs has a GPU."""
+    """Random states and buffers. The random state of a GPU is not restored if only one of the two runs has a
+    GPU."""
     buffers = list(model.buffers())
     states = len(own) - len(buffers)
     if states not in (1, 2):
-        raise ValueError(f"{len(own)} arrays of this rank, {len(buffers) + 1} or one more expected")
+        raise ValueError(f"{len(own)} arrays of this rank, expected {len(buffers) + 1} or one more")
     for (_, set_state), value in zip(_random_states(model), own[:states], strict=False):
         set_state(value)
     with torch.no_grad():
         for buffer, value in zip(buffers, own[states:], strict=True):
             if buffer.shape != value.shape:
-                raise ValueError(f"a buffer of shape {list(value.shape)}, {list(buffer.shape)} expected")
+                raise ValueError(f"a buffer of shape {list(value.shape)}, expected {list(buffer.shape)}")
             buffer.copy_(value)
 
 
 def _random_states(model: torch.nn.Module) -> list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]]:
-    """How to get and how to set the random state of the processor, and of the GPU that the model is on."""
+    """Getter and setter of the random state of the CPU, and of the GPU that the model is on."""
     states: list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]] = [
         (torch.get_rng_state, torch.set_rng_state)
     ]
     gpu = next(model.parameters()).device
-    if gpu.type == "cuda":  # dropout draws there
+    if gpu.type == "cuda":  # dropout draws from its generator
         states.append((partial(torch.cuda.get_rng_state, gpu), partial(torch.cuda.set_rng_state, device=gpu)))
     return states

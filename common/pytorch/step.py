@@ -16,11 +16,11 @@ from mlhpc.errors import UserError
 
 Measured = TypeVar("Measured")
 Step = Callable[[Tensor, Tensor], Measured]
-"""Of fields or images [b, channels, H, W] and what is to be said of them."""
+"""A step on fields or images [b, channels, H, W] and their labels."""
 
 
 class Settings(Protocol):
-    """The settings of a run's training that its steps are made from (``training`` in the TOML files)."""
+    """The settings that a run's steps depend on (``training`` in the TOML files)."""
 
     @property
     def precision(self) -> str: ...
@@ -40,7 +40,7 @@ class Steps(NamedTuple, Generic[Measured]):
 
 
 class WarmUpSizes(NamedTuple):
-    """Samples of one training pass and of one evaluation step, and passes to an update."""
+    """Samples per training pass and per evaluation step, and passes per update."""
 
     train: int
     evaluation: int
@@ -51,7 +51,7 @@ DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": to
 
 
 def make_scaler(precision: str, device: torch.device) -> GradScaler:
-    """Dynamic loss scaling for float16, and one that does nothing for the other precisions.
+    """Dynamic loss scaling for float16; a scaler that does nothing for the other precisions.
 
     Raises ``UserError`` for float16 without a GPU: CPUs have bfloat16.
     """
@@ -61,9 +61,9 @@ def make_scaler(precision: str, device: torch.device) -> GradScaler:
 
 
 def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
-    """The model with gradients averaged over ranks while they are computed, or itself for one rank.
+    """The model with gradients averaged over ranks while they are computed; for one rank, the model itself.
 
-    Wrap it again after freezing weights. Batch norm's statistics stay each rank's own.
+    Wrap it again after freezing weights. Batch norm's statistics are not averaged.
     """
     if world.size == 1:
         return model
@@ -81,8 +81,8 @@ def make_steps(
     measure: Callable[[Tensor, Tensor], Measured],
     accumulate: int,
 ) -> Steps[Measured]:
-    """The steps of ``model`` by the run's settings, gradients averaged over ranks. Make them again when weights
-    have been frozen."""
+    """The steps of ``model`` with the run's settings, gradients averaged over ranks. Call it again after freezing
+    weights."""
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
     compiled, cuda_graphs = training.compile, getattr(training, "cuda_graphs", False)
     train = make_train_step(
@@ -121,12 +121,12 @@ def make_train_step(
     cuda_graphs: bool = False,
 ) -> Step[Tensor]:
     """``(x float32, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
-    these calls, and of the ranks when ``model`` is ``wrap_ddp``'s.
+    these calls, and of all ranks if ``model`` comes from ``wrap_ddp``.
 
     The loss, ``loss_of(logits, y)``, is this rank's, a scalar left on the device: nothing waits for a GPU. Matrix
-    work is done in ``precision``; weights, batch norm's statistics, loss and optimizer stay float32. ``layout`` is
-    that of ``x`` on the device. ``compiled`` compiles the network; ``cuda_graphs`` has what was compiled replayed
-    as CUDA graphs, and does nothing on a CPU. Where a GPU has too little memory the step raises UserError.
+    products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in float32. ``layout`` is
+    that of ``x`` on the device. ``compiled`` compiles the network; ``cuda_graphs`` replays the compiled code as
+    CUDA graphs, and does nothing on a CPU. The step raises UserError when a GPU has too little memory.
     """
     device = next(model.parameters()).device
     inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
@@ -170,9 +170,9 @@ def make_eval_step(
     """``(x, y) -> measure(logits, y)``, shapes as in ``make_train_step``, computed on the device. Ranks may call
     it as often as each has batches.
 
-    What is compiled, and what a GPU found the fastest convolutions for, is so for ``batch`` samples: fewer are
-    filled up to them with zeros there, of which nothing is measured. A rank's last batch would otherwise have the
-    network compiled again, inside the clock.
+    Code is compiled, and a GPU's fastest convolutions are selected, for ``batch`` samples: smaller batches are
+    then padded with zeros, which are not measured. Otherwise a rank's last batch would have the network compiled
+    again, inside the clock.
     """
     inner = _unwrapped(model)
     device = next(model.parameters()).device
@@ -187,7 +187,7 @@ def make_eval_step(
             torch.compiler.cudagraph_mark_step_begin()
         x, y = move(x), move(y)
         if len(x) < filled:
-            x = F.pad(x, (0, 0, 0, 0, 0, 0, 0, filled - len(x)))
+            x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
         with (
             oom_as_user_error(f"{len(x)} samples at once", "a smaller training.eval_batch_size"),
             _autocast(device, precision),
@@ -208,12 +208,11 @@ def warm_up(
     *,
     cuda_graphs: bool = False,
 ) -> None:
-    """Run both steps on ``zeros(samples)``, which compiles and captures them, and restore everything they changed.
+    """Run both steps on ``zeros(samples)``, which compiles and captures them, and restore everything they change.
 
-    Weights, batch norm's statistics, optimizer state, loss scale and random state are afterwards what they were,
-    bit for bit. No data set is touched: this may be done before the clock starts (MLPerf HPC training rules,
-    initialisation; MLPerf training rules, "Run Results"). With several ranks all must call it, because gradients
-    are averaged.
+    Weights, batch norm's statistics, optimizer state, loss scale and random state are restored bit for bit. No
+    data set is touched: this may be done before the clock starts (MLPerf HPC training rules, initialisation;
+    MLPerf training rules, "Run Results"). With several ranks all must call it, because gradients are averaged.
     """
     # With CUDA graphs, compiled code runs once before it is captured, in its second call.
     for _ in range(2 if cuda_graphs else 1):
@@ -225,9 +224,9 @@ def warm_up(
 
 @contextmanager
 def preserve_state(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler) -> Iterator[None]:
-    """Put weights, buffers, optimizer, loss scale and random state back, in place, at the end.
+    """Restore weights, buffers, optimizer, loss scale and random state, in place, at the end.
 
-    State that the optimizer has only made since is set to zero, which is where momentum and Adam's means begin.
+    Optimizer state created in between is set to zero, where momentum and Adam's means start.
     """
     tensors = (*model.parameters(), *model.buffers(), *_state(optimizer))
     before = [(tensor, tensor.clone()) for tensor in tensors]
@@ -235,12 +234,12 @@ def preserve_state(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: G
     gpus = sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
     with torch.random.fork_rng(devices=gpus):
         yield
-    known = {id(tensor) for tensor in tensors}
+    existing = {id(tensor) for tensor in tensors}
     with torch.no_grad():
         for tensor, value in before:
             tensor.copy_(value)
         for tensor in _state(optimizer):
-            if id(tensor) not in known:
+            if id(tensor) not in existing:
                 tensor.zero_()
     scaler.load_state_dict(scale)
     model.train(training)
@@ -261,7 +260,7 @@ def average_statistics(model: nn.Module, world: World) -> None:
 
 
 def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All tensors of the optimizer: those of each parameter, and those of its groups, rates for example."""
+    """All tensors of the optimizer: those of each parameter, and those of its groups, such as rates."""
     of_parameters = [value for state in optimizer.state.values() for value in state.values()]
     of_groups = [value for group in optimizer.param_groups for value in group.values()]
     return [value for value in of_parameters + of_groups if isinstance(value, Tensor)]
@@ -273,7 +272,7 @@ def _unshared(model: nn.Module, waits: bool) -> AbstractContextManager[None]:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without what ``wrap_ddp`` put around it."""
+    """The model without the wrapper of ``wrap_ddp``."""
     inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     return inner
 
@@ -281,18 +280,18 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _compile(
     model: nn.Module, device: torch.device, compiled: bool, cuda_graphs: bool
 ) -> Callable[[Tensor], Tensor]:
-    """With graphs, torch.compile's own ("reduce-overhead"): it captures what can be, forward and backward, keeps
-    the memory, and runs the rest normally. A capture by hand of the whole step would have to take in the
-    gradients' all-reduce and their accumulation, for the little that is launched outside these two."""
+    """Graphs are torch.compile's own ("reduce-overhead"): it captures what it can, forward and backward, keeps the
+    memory, and runs the rest normally. Capturing the whole step by hand would have to include the all-reduce of
+    the gradients and their accumulation, for the few kernels launched outside these two."""
     graphs = cuda_graphs and device.type == "cuda"
     if not (compiled or graphs):
         return model
-    # For the sizes that there are: what is compiled for any would be slower for all.
+    # Compiled for the actual sizes: code for dynamic shapes is slower.
     return torch.compile(model, dynamic=False, mode="reduce-overhead" if graphs else "default")
 
 
 def _mover(device: torch.device, layout: torch.memory_format) -> Callable[[Tensor], Tensor]:
-    """Brings batches to the device: to a GPU by a stream of its own, while the step before is computed there."""
+    """Moves batches to the device: to a GPU on a stream of its own, during the step before."""
     if device.type != "cuda":
         return lambda batch: _laid_out(batch.to(device), layout)
     copies = torch.cuda.Stream(device)
@@ -302,9 +301,7 @@ def _mover(device: torch.device, layout: torch.memory_format) -> Callable[[Tenso
             moved = batch.to(device, non_blocking=True)
         computing = torch.cuda.current_stream(device)
         computing.wait_stream(copies)
-        moved.record_stream(
-            computing
-        )  # its memory came from the other stream, which is not to have it back yet
+        moved.record_stream(computing)  # its memory belongs to the other stream, which must not reuse it yet
         return _laid_out(moved, layout)
 
     return move

@@ -1,4 +1,4 @@
-"""What the worlds of several ranks have in common, whatever framework carries their collectives."""
+"""What the worlds of several ranks share, independent of the framework that carries their collectives."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 @dataclass(frozen=True)
 class BaseWorld(ABC):
-    """The part of a ``World`` that does not depend on the framework: launcher, roll call, what is sent."""
+    """The part of a ``World`` that does not depend on the framework: launcher, roll call, serialisation."""
 
     info: RankInfo
     roll_call: RollCall
@@ -93,8 +93,8 @@ def this_peer(info: RankInfo) -> Peer:
 
 
 def with_node_index(info: RankInfo, roll: Sequence[Peer]) -> RankInfo:
-    """``info`` with the index of its node: where the launcher does not report it, nodes count by their lowest
-    rank."""
+    """``info`` with the index of its node: if the launcher does not report it, nodes are numbered in the order of
+    their lowest ranks."""
     if info.node is not None:
         return info
     hosts = list(dict.fromkeys(peer.hostname for peer in roll))
@@ -102,9 +102,9 @@ def with_node_index(info: RankInfo, roll: Sequence[Peer]) -> RankInfo:
 
 
 def my_address(roll_call: RollCall, leader: str) -> str:
-    """This rank's IP address towards the other nodes; ``leader`` is rank 0's."""
+    """This rank's IP address as seen by the other nodes; ``leader`` is rank 0's."""
     beside_rank0 = roll_call.me.hostname == roll_call.roll[0].hostname
-    # A rank beside rank 0 may have reached it over loopback, where the other nodes cannot.
+    # A rank on rank 0's node may have reached it over loopback, which other nodes cannot.
     return leader if beside_rank0 else roll_call.my_address()
 
 

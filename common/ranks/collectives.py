@@ -1,5 +1,5 @@
-"""Work that each rank does on its own and whose failure on one rank must be raised on all: a rank that raised
-by itself would leave the others waiting for it."""
+"""Work that each rank does on its own and whose failure on one rank must be raised on all: if one rank raised
+alone, the others would wait for it."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """The result, or what went wrong, for ``gather_or_raise``."""
+    """The result of ``work``, or its error, for ``gather_or_raise``."""
     try:
         return work(), None
     except Exception as error:
@@ -22,7 +22,7 @@ def gather_or_raise(world: World, value: T | None, error: Exception | None) -> l
     """Every rank's value, in order of rank. Called by all ranks.
 
     When a rank has an error, raises on every rank with the message of the lowest such rank: UserError on rank 0,
-    which prints it, and AlreadyReported on the others. The message names the rank unless all have the same.
+    which prints it, and AlreadyReported on the others. The message names the rank unless all messages are equal.
     """
     outcomes = world.gather((value, None if error is None else _message(error)))
     messages = [message for _, message in outcomes]
@@ -39,7 +39,7 @@ def on_all_ranks(world: World, work: Callable[[], T]) -> list[T]:
 
 
 def on_each_rank(world: World, work: Callable[[], T]) -> T:
-    """This rank's own result, which is not sent: for what cannot be, such as open files. Raises as
+    """This rank's own result, without sending it: for results that cannot be sent, such as open files. Raises like
     ``gather_or_raise``."""
     result, error = attempt(work)
     gather_or_raise(world, None, error)

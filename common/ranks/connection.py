@@ -8,13 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 MAX_MESSAGE = 1 << 20
-"""Bytes of the longest message between ranks that know each other."""
+"""Maximum bytes of a message between ranks that have shown the token."""
 
 
 class Connection:
     """A connected socket that carries one JSON object per line. Sending is safe from several threads.
 
-    ``max_message`` bounds what is kept of a message that is not complete, in bytes.
+    ``max_message``: maximum bytes of a message.
     """
 
     def __init__(self, sock: socket.socket, max_message: int = MAX_MESSAGE) -> None:
@@ -24,7 +24,7 @@ class Connection:
         self._queued: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A host that lost power closes no connection. The kernel probes after 10 s of silence, for 20 s.
+        # A host that lost power does not close its connections: the kernel probes after 10 s of silence, for 20 s.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
             if hasattr(socket, name):
@@ -38,8 +38,8 @@ class Connection:
     def receive(self) -> list[dict[str, Any]]:
         """The messages completed by one read, and those that came with an ``answer``.
 
-        Raises ``EOFError`` when the other end is gone, ``TimeoutError`` when nothing came within the socket's
-        timeout, ``ValueError`` for what is not a message of ours or is too long.
+        Raises ``EOFError`` when the other end is gone, ``TimeoutError`` when nothing arrived within the socket's
+        timeout, ``ValueError`` for anything else than a message of ours, and for one that is too long.
         """
         queued, self._queued = self._queued, []
         if queued:
@@ -64,7 +64,7 @@ class Connection:
         return messages
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
-        """The next message, complete within ``timeout_s`` seconds. Raises as ``receive``."""
+        """The next message, complete within ``timeout_s`` seconds. Raises like ``receive``."""
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
             self.sock.settimeout(left)
@@ -74,7 +74,7 @@ class Connection:
         raise TimeoutError
 
     def has_queued(self) -> bool:
-        """Whether ``receive`` has messages that the socket no longer shows."""
+        """Whether ``receive`` has messages that polling the socket does not show."""
         return bool(self._queued)
 
     def close(self) -> None:

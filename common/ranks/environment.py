@@ -16,10 +16,10 @@ Launcher = Literal["none", "mlhpc", "torchrun", "horovodrun", "mpirun", "srun"]
 class RankInfo:
     """One rank's position in the run, as the launcher reports it.
 
-    ``node`` and ``nodes`` are None where the launcher does not report them (mpirun). ``hostname`` is the
-    launcher's name of this node, None where it has none. ``hosts`` are the nodes in order, empty where unknown.
-    ``leader`` is the host of rank 0, ``ports`` are where it may listen; None and empty where the launcher does
-    not report them. ``token`` is the same for all ranks of this start and no other.
+    ``node`` and ``nodes`` are None if the launcher does not report them (mpirun). ``hostname`` is the
+    launcher's name of this node, None if it has none. ``hosts`` are the nodes in order, empty if unknown.
+    ``leader`` is the host of rank 0, ``ports`` are where it may listen; None and empty if the launcher does
+    not report them. ``token`` is the same for all ranks of this launch, and unique to it.
     """
 
     launcher: Launcher = "none"
@@ -43,8 +43,8 @@ def identify(env: Mapping[str, str]) -> RankInfo:
     (TORCHELASTIC_RUN_ID, RANK), horovodrun (HOROVOD_RANK), mpirun (OMPI_COMM_WORLD_RANK of Open MPI;
     PMI_RANK with MPI_LOCALRANKID of MPICH and Intel MPI, with PMI_LOCAL_RANK of Cray), srun
     (SLURM_STEP_ID, SLURM_PROCID), RANK and WORLD_SIZE set by hand. The first four may run inside a job
-    step of Slurm, never the other way round. A batch script has SLURM_PROCID too, but is no job step:
-    what it starts without srun is one rank, as in a plain shell.
+    step of Slurm, never the other way round. A batch script has SLURM_PROCID too, but is not a job step:
+    without srun it starts one rank, as in a plain shell.
 
     Raises ``UserError`` when variables are missing, are not numbers or contradict each other.
     """
@@ -69,7 +69,7 @@ def _torchrun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _by_hand(env: Mapping[str, str]) -> RankInfo | None:
-    """RANK or WORLD_SIZE set by hand means several ranks: running as one would not be what was asked for."""
+    """RANK or WORLD_SIZE set by hand means several ranks: running as one rank would be wrong."""
     present = [name for name in ("RANK", "WORLD_SIZE") if name in env]
     required = (
         "RANK",
@@ -154,7 +154,7 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
     """https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
 
     SLURM_STEP_* describe this job step, where SLURM_NTASKS may be the job's. SLURM_LAUNCH_NODE_IPADDR is
-    not used: it is where srun was called, maybe a login node.
+    not used: it is the host on which srun was called, maybe a login node.
     """
     if "SLURM_STEP_ID" not in env or "SLURM_STEP_NUM_TASKS" not in env:
         return None
@@ -187,8 +187,8 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _ports(token: str) -> tuple[int, ...]:
-    """Where rank 0 may listen: eight ports that depend on the job, so that jobs which share a node rarely try
-    the same. Below 32768, where Linux's ephemeral ports start."""
+    """Where rank 0 may listen: eight ports that depend on the job, so that jobs sharing a node rarely try
+    the same ones. Below 32768, where Linux's ephemeral ports start."""
     first = zlib.crc32(token.encode())
     return tuple(20000 + (first + 1499 * i) % 12000 for i in range(8))
 
@@ -224,10 +224,10 @@ def _check(info: RankInfo) -> None:
 
 
 def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int:
-    """How many threads a rank may compute with so that the ranks of a node do not share a core.
+    """Number of threads that a rank may compute with so that the ranks of a node do not share cores.
 
-    What Slurm gave each task (SLURM_CPUS_PER_TASK), within the cores this process may run on; otherwise
-    those cores divided among the ranks of the node, at least one.
+    The number of cores per task in Slurm (SLURM_CPUS_PER_TASK), at most the cores this process may run on;
+    otherwise those cores divided by the ranks of the node; at least one.
     """
     cores = len(os.sched_getaffinity(0))
     if info.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
@@ -236,8 +236,8 @@ def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int
 
 
 def with_leader(info: RankInfo, env: Mapping[str, str]) -> RankInfo:
-    """``info`` of a launcher that does not report where rank 0 is, with its host from elsewhere: on one node,
-    this one; otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""
+    """``info`` of a launcher that does not report where rank 0 is, with its host from elsewhere: with a single
+    node, this one; otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""
     if info.launcher == "horovodrun":
         raise UserError("horovodrun starts Horovod; start this with torchrun, srun, mpirun or --ranks")
     job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or f"{os.getuid()} {os.getppid()}"

@@ -36,23 +36,23 @@ class HorovodWorld(BaseWorld):
 
     @classmethod
     def start(cls, info: RankInfo, roll_call: RollCall | None, timeout_s: float = 60.0) -> Self:
-        """Start Horovod on the ranks that answered the roll call; where the launcher did not report where
+        """Start Horovod on the ranks that answered the roll call; if the launcher does not report where
         rank 0 is (``roll_call`` is None: horovodrun, mpirun), start Horovod first and call the roll over it.
 
-        Raises ``UserError`` when Horovod counts other ranks than the launcher.
+        Raises ``UserError`` when Horovod's ranks differ from the launcher's.
         """
         _take_one_gpu(info.local_rank)
         if roll_call and not _uses_mpi():
             _set_up_gloo(info, roll_call)
         if info.launcher == "mpirun" and not hvd.mpi_built():
             raise UserError(
-                "mpirun needs a Horovod that was built with MPI (HOROVOD_WITH_MPI=1), and this one was not; "
+                "mpirun needs Horovod built with MPI (HOROVOD_WITH_MPI=1), and this one was not; "
                 "start with srun, torchrun, horovodrun --gloo or mlhpc run --ranks"
             )
         hvd.init()
         if (hvd.rank(), hvd.size()) != (info.rank, info.size):
             raise UserError(
-                f"{info.launcher} started this as rank {info.rank} of {info.size}, but Horovod says rank "
+                f"{info.launcher} started this as rank {info.rank} of {info.size}, but Horovod reports rank "
                 f"{hvd.rank()} of {hvd.size()}: it was built for another MPI, or cannot see the launcher "
                 "from inside a container; horovodrun --check-build shows its build"
             )
@@ -96,7 +96,8 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
 
 
 def broadcast_variables(variables: Sequence[Any]) -> None:
-    """Give every rank rank 0's values of these ``tf.Variable`` s (of Keras 3: the ``.value`` of each)."""
+    """Give every rank the values that these ``tf.Variable`` s have on rank 0 (in Keras 3: the ``.value`` of
+    each)."""
     hvd.broadcast_variables(list(variables), root_rank=0)
 
 
@@ -109,7 +110,7 @@ def _broadcast_bytes(data: bytes) -> bytes:
 
 
 def _take_one_gpu(local_rank: int) -> None:
-    """TensorFlow takes all memory of every GPU that it sees: let a rank see its own, and take what it needs."""
+    """Make only the rank's own GPU visible, with memory growth: TensorFlow would take all memory of all GPUs."""
     if gpus := tf.config.list_physical_devices("GPU"):
         gpu = gpus[local_rank % len(gpus)]
         tf.config.set_visible_devices(gpu, "GPU")
@@ -117,7 +118,7 @@ def _take_one_gpu(local_rank: int) -> None:
 
 
 def _uses_mpi() -> bool:
-    """Whether srun --mpi=pmix started this, Horovod can use it, and the site did not ask for Gloo."""
+    """Whether srun --mpi=pmix started this, Horovod can use it, and the site did not choose Gloo."""
     return "PMIX_RANK" in os.environ and hvd.mpi_built() and os.environ.get("HOROVOD_CONTROLLER") != "gloo"
 
 
@@ -139,7 +140,7 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
     facts = roll_call.broadcast(facts)
     address = my_address(roll_call, facts["address"])
     slot = slots[info.rank]
-    # Gloo's own timeout of 30 s would end before the roll call has found out which rank is silent.
+    # Gloo's own timeout of 30 s would end before the roll call has determined which rank is silent.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
     os.environ |= {
         "HOROVOD_CONTROLLER": "gloo",
@@ -158,7 +159,8 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
 
 
 def _slots(roll: Sequence[Peer]) -> list[Any]:
-    """Horovod's description of the ranks. A cross rank counts hosts among equal local ranks."""
+    """Horovod's description of the ranks. Its cross rank is the index of the host among ranks of equal local
+    rank."""
     from horovod.runner.common.util.hosts import SlotInfo
 
     def index_among(ranks: list[int], rank: int) -> tuple[int, int]:
@@ -177,7 +179,7 @@ def _slots(roll: Sequence[Peer]) -> list[Any]:
 
 
 def _call_roll_over_horovod(info: RankInfo, timeout_s: float) -> RollCall:
-    """The roll call where only Horovod can reach rank 0: its address goes out by broadcast."""
+    """The roll call when only Horovod can reach rank 0: Horovod broadcasts its address."""
     listener = None
     rendezvous: dict[str, Any] = {}
     if info.rank == 0:

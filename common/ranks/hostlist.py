@@ -6,16 +6,16 @@ from itertools import product
 from mlhpc.errors import UserError
 
 
-def expand_hosts(short: str) -> list[str]:
-    """The hosts of ``short`` in order: ``n[08-10,12],login`` is n08, n09, n10, n12, login.
+def expand_hosts(compressed: str) -> list[str]:
+    """The hosts of ``compressed`` in order: ``n[08-10,12],login`` is n08, n09, n10, n12, login.
 
     Form: https://slurm.schedmd.com/scontrol.html, ``show hostnames``. Raises ``UserError`` when
-    ``short`` is not of that form.
+    ``compressed`` is not of that form.
     """
     # A comma separates hosts only outside of brackets.
-    words = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", short)
-    if ",".join(words) != short or not words:
-        raise UserError(f"{short!r} is not a Slurm list of hosts, such as n[0-3,7]")
+    words = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", compressed)
+    if ",".join(words) != compressed or not words:
+        raise UserError(f"{compressed!r} is not a Slurm list of hosts, such as n[0-3,7]")
     return [host for word in words for host in _expand_word(word)]
 
 
@@ -37,12 +37,12 @@ def _expand_ranges(ranges: str, word: str) -> list[str]:
     return numbers
 
 
-def expand_counts(short: str) -> list[int]:
+def expand_counts(compressed: str) -> list[int]:
     """Slurm's tasks per node, expanded: ``2(x3),1`` is 2, 2, 2, 1. Raises ``UserError``."""
     counts: list[int] = []
-    for item in short.split(","):
+    for item in compressed.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
         if not match:
-            raise UserError(f"{short!r} is not a Slurm list of tasks per node, such as 2(x3),1")
+            raise UserError(f"{compressed!r} is not a Slurm list of tasks per node, such as 2(x3),1")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts

@@ -18,14 +18,14 @@ from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import AlreadyReported, Terminated, UserError
 
 Framework = Literal["horovod", "torch", "none"]
-"""What carries the collectives of several ranks; ``none``: there can be only one."""
+"""What carries the collectives of several ranks; ``none``: only one rank is possible."""
 
 
 def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s: float = 60.0) -> World:
-    """The world of this rank, with all ranks present: ``Solo`` where there is one.
+    """The world of this rank, with all ranks present: ``Solo`` for a single rank.
 
     Raises ``UserError`` on every rank when one did not connect within ``timeout_s`` seconds, or when the
-    framework counts other ranks than the launcher.
+    framework's ranks differ from the launcher's.
     """
     info = identify(env)
     if info.size == 1:
@@ -36,7 +36,7 @@ def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s
         )
     if framework == "torch" and not info.leader:
         info = with_leader(info, env)
-    # The roll call comes before the framework is loaded: a missing rank is named sooner.
+    # The roll call comes before loading the framework, so that a missing rank is reported sooner.
     roll_call = call_roll(info, env, timeout_s) if info.leader else None
     try:
         if framework == "torch":
@@ -55,7 +55,7 @@ def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s
 
 @contextmanager
 def joined(framework: Framework) -> Iterator[World]:
-    """``connect``, and leave in good order at the end; or tell the other ranks why not.
+    """``connect``, and disconnect cleanly at the end; on an error, tell the other ranks the reason.
 
     A ``UserError`` that rank 0 raises too is raised as ``AlreadyReported`` on the others, so that a run prints it
     once.
@@ -83,7 +83,7 @@ def _status(error: BaseException) -> int:
 def end_with(status: int) -> None:
     """End this process with ``status`` before the interpreter shuts down: threads of gloo outlive the process
     group where anything still holds it, and may release Python objects during shutdown, which aborts the process.
-    Registered last, this runs first: other exit handlers do not run."""
+    Registered last, so it runs first, and other exit handlers do not run."""
     atexit.register(_end, status)
 
 
@@ -94,7 +94,7 @@ def _end(status: int) -> None:
 
 
 def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0) -> RollCall:
-    """Meet the other ranks at the leader that the launcher reported. Raises ``UserError``."""
+    """Call the roll at the leader that the launcher reported. Raises ``UserError``."""
     assert info.leader is not None
     local = info.local_size == info.size
     hosts = (LOOPBACK,) if local else _addresses(info.leader, env)
@@ -103,8 +103,8 @@ def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0) -
 
 
 def _addresses(leader: str, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Where to look for ``leader``: MLHPC_LEADER where a site sets it; its name; where the name does not resolve,
-    as on many cloud clusters, the address in Slurm's configuration."""
+    """Where to look for ``leader``: MLHPC_LEADER if a site sets it; its name; if the name does not resolve, as on
+    many cloud clusters, the address in Slurm's configuration."""
     if address := env.get("MLHPC_LEADER"):
         return (address,)
     try:

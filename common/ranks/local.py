@@ -17,22 +17,20 @@ from mlhpc.common.ranks.environment import identify
 from mlhpc.errors import UserError
 
 GRACE_S = 10.0
-"""How long ranks may go on after one of them died. The roll call ends them sooner, and reports why."""
+"""How long ranks may continue after one of them died. The roll call ends them sooner, and reports why."""
 
 
 def run_local(ranks: int, argv: Sequence[str]) -> int:
     """Run ``argv`` as ``ranks`` processes that find each other, and return their exit status.
 
-    Rank 0 has this process's standard streams. What the others print goes to standard error, each line
-    prefixed with ``[rank 1]``. When one ends with an error the rest are terminated; its status is returned, 128
-    plus the signal where a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. Raises
-    ``UserError`` inside another launcher, whose ranks would each start all of these.
+    Rank 0 has this process's standard streams. The output of the others goes to standard error, each
+    line prefixed with ``[rank 1]``. When one ends with an error the rest are terminated; its status is returned,
+    128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. Raises
+    ``UserError`` inside another launcher, whose ranks would each start all of them.
     """
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
-        raise UserError(
-            f"--ranks {ranks} inside {outer.launcher}, which started {outer.size}: leave out --ranks"
-        )
+        raise UserError(f"--ranks {ranks} inside {outer.launcher}, which started {outer.size}: omit --ranks")
     token = secrets.token_hex(8)
     ended: queue.Queue[int] = queue.Queue()  # ranks, in the order in which they ended
     processes: list[subprocess.Popen[str]] = []
@@ -83,7 +81,8 @@ def _watch(rank: int, process: subprocess.Popen[str], ended: queue.Queue[int]) -
 
 
 def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -> int:
-    """The first non-zero exit status, once all have ended or had their time to; 0 when all went well."""
+    """The first non-zero exit status, once all processes have ended or used up their grace time; 0 if all
+    succeeded."""
     status = 0
     deadline = None
     for _ in processes:
@@ -97,7 +96,8 @@ def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -
             deadline = time.monotonic() + GRACE_S
             if code < 0:
                 sys.stderr.write(f"mlhpc: rank {rank} was terminated by {signal.Signals(-code).name}\n")
-            # 1 comes with a traceback or the roll call's line, 2 and 128 plus a signal with a line of their own.
+            # Status 1 comes with a traceback or the roll call's message, 2 and 128 plus a signal with their own
+            # message.
             elif 2 < code < 128:
                 sys.stderr.write(f"mlhpc: rank {rank} exited with status {code}\n")
     return status
@@ -117,7 +117,7 @@ def end(processes: Sequence[subprocess.Popen[AnyStr]], grace_s: float) -> None:
 
 
 class SigtermInterrupt(KeyboardInterrupt):
-    """SIGTERM, raised where Ctrl-C is."""
+    """SIGTERM, raised as Ctrl-C would be."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """How the ranks of a run find each other: all connect to rank 0, which checks who they are and sends the roll.
 
-Whoever connects is a stranger until its first message shows the token of this start. Strangers are served by one
+A peer is untrusted until its first message shows the token of this launch. Untrusted peers are served by one
 selector, so that none of them delays a rank: each has ``GREETING_S`` seconds and ``MAX_HELLO`` bytes.
 """
 
@@ -17,9 +17,9 @@ from mlhpc.common.ranks.connection import MAX_MESSAGE, Connection
 from mlhpc.errors import AlreadyReported, UserError
 
 GREETING_S = 3.0
-"""How long the other end of a new connection has to show that it is one of ours."""
+"""How long a new connection has to show the token."""
 MAX_HELLO = 4096
-"""Bytes of the longest first message."""
+"""Maximum bytes of the first message."""
 MAX_STRANGERS = 256
 """Connections kept open, beyond the number of ranks, that have not shown the token."""
 
@@ -28,9 +28,9 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where rank 0 listens: on one of ``ports`` on one of ``hosts``, for those who know ``token``.
+    """Where rank 0 listens: on one of ``ports`` on one of ``hosts``, for peers that know ``token``.
 
-    Where all ``hosts`` are loopback (the ranks of one machine) it listens there only.
+    If all ``hosts`` are loopback (the ranks of one machine) it listens there only.
     """
 
     hosts: tuple[str, ...]
@@ -69,8 +69,8 @@ def gather_peers(
 ) -> tuple[list[Peer], dict[int, Connection]]:
     """Rank 0's part of the roll call: every rank, and the connection to each other one.
 
-    Raises ``UserError``, on the ranks that connected too, when one does not within ``timeout_s`` seconds, when
-    two claim one rank, or one was launched with another world size.
+    Raises ``UserError``, also on the ranks that connected, when a rank does not connect within ``timeout_s``
+    seconds, when two claim one rank, or one was launched with another world size.
     """
     peers, connections = {me.rank: me}, dict[int, Connection]()
     deadline = time.monotonic() + timeout_s
@@ -111,8 +111,9 @@ def gather_peers(
 def _hellos(
     listener: socket.socket, token: str, deadline: float, max_pending: int
 ) -> Iterator[tuple[Connection, dict[str, Any]]]:
-    """Connections that have shown the token, with their first message, until ``deadline``; others are closed."""
-    pending: dict[Connection, float] = {}  # with the time by which each must have shown the token
+    """Connections that have shown the token, each with its first message, until ``deadline``; others are
+    closed."""
+    pending: dict[Connection, float] = {}  # each with its deadline for showing the token
     listener.setblocking(False)
     with selectors.DefaultSelector() as selector:
 
@@ -155,12 +156,12 @@ def _accept(listener: socket.socket) -> Connection | None:
         sock, _ = listener.accept()
         sock.setblocking(False)
         return Connection(sock, MAX_HELLO)
-    except OSError:  # it is gone again
+    except OSError:  # the peer is gone again
         return None
 
 
 def _hello(connection: Connection, token: str) -> dict[str, Any]:
-    """The first message of a rank of this start. Raises TimeoutError while it is incomplete, and EOFError,
+    """The first message of a rank of this launch. Raises TimeoutError while it is incomplete, and EOFError,
     ValueError, KeyError or TypeError for anything else."""
     messages = connection.receive()
     if not messages:
@@ -196,7 +197,7 @@ def join(
     """
     connection = _find_rank0(me, size, rendezvous, timeout_s)
     try:
-        # Rank 0 may have started last, and waits its own time for others.
+        # Rank 0 may have started last, and then waits its full timeout for others.
         verdict = connection.answer(2 * timeout_s + GREETING_S)
     except (EOFError, TimeoutError, ValueError) as error:
         raise UserError(f"rank {me.rank} on {me.hostname} lost rank 0 during the roll call") from error
@@ -229,7 +230,7 @@ def _addresses_repeatedly(rendezvous: Rendezvous) -> Iterator[tuple[str, int]]:
 
 
 def _greet(host: str, port: int, hello: dict[str, Any], token: str) -> Connection:
-    """A connection to the rank 0 that knows ``token``. Raises ``OSError``, ``EOFError`` or ``ValueError``."""
+    """A connection to rank 0, if it knows ``token``. Raises ``OSError``, ``EOFError`` or ``ValueError``."""
     connection = Connection(socket.create_connection((host, port), timeout=GREETING_S))
     try:
         connection.send(**hello)
@@ -242,6 +243,6 @@ def _greet(host: str, port: int, hello: dict[str, Any], token: str) -> Connectio
 
 
 def _some(things: Iterable[object]) -> str:
-    """A list for a message: the first few, and how many there are."""
+    """A list for a message: the first few, and their number."""
     words = [str(thing) for thing in things]
-    return ", ".join(words) if len(words) <= 8 else f"{', '.join(words[:6])}, … ({len(words)} in all)"
+    return ", ".join(words) if len(words) <= 8 else f"{', '.join(words[:6])}, … ({len(words)} in total)"

@@ -1,10 +1,10 @@
 """Who is present, and who is lost: one TCP connection from every rank to rank 0.
 
-Collectives of Horovod or NCCL wait minutes for a dead rank, some for ever, and do not say which rank they wait
-for. So the ranks keep a connection of their own beside the framework's. Over it they answer a roll call at the
-start, report which phase they are in, and learn at once when one of them is gone.
+Collectives of Horovod or NCCL wait minutes for a dead rank, some forever, and do not say which rank they wait
+for. So the ranks keep connections of their own beside the framework's. Over it they answer a roll call at the
+start, report which phase they are in, and notice at once when one of them is gone.
 
-The messages: ``phase``, ``beat``, ``fail`` (this rank is about to end, and why), ``bye`` (it ends in good order),
+The messages: ``phase``, ``beat``, ``fail`` (this rank is about to end, and why), ``bye`` (it ends normally),
 and from rank 0 ``facts`` and ``loss``.
 """
 
@@ -31,20 +31,21 @@ MISSED_BEATS = 8
 FINAL_CALLBACK_S = 20.0
 """How long the callback of a loss may take: it writes to a file system that may hang."""
 PRINTED_S = 1.0
-"""srun loses what a rank printed if it ends at once while another was killed (Slurm 22.05: in half of the trials;
-in none of 12 when it stayed for 0.5 s)."""
+"""srun loses the output of a rank that ends immediately after another was killed (Slurm 22.05: in half of the
+trials; in none of 12 when the rank waited for 0.5 s)."""
 GOODBYE_S = 10.0
 """How long a rank that is done waits until the others have read its goodbye."""
 SAME_FAILURE_S = 0.5
-"""How long a rank may take to fail after a neighbour did, for the same reason: what all ranks raise is no loss."""
+"""How long a rank may take to fail after a neighbour did, for the same reason: an error that all ranks raise is
+not a loss."""
 GONE = "killed or crashed (connection closed)"
 
 
 class RollCall:
     """The connections of one rank: rank 0 has one to every other rank, the others have one to rank 0.
 
-    Made by ``call``. From then on a thread watches them. When a rank is lost, the process ends
-    with status 1, from that thread: the main thread may hang in a collective that never returns.
+    Created by ``call``, watched by a thread from then on. When a rank is lost, that thread ends the process
+    with status 1, because the main thread may hang in a collective that never returns.
     """
 
     def __init__(self, me: Peer, roll: Sequence[Peer], connections: dict[int, Connection]) -> None:
@@ -61,7 +62,7 @@ class RollCall:
         self._callback: Callable[[Loss], None] = lambda loss: None
         self._clean_up: Callable[[], object] = lambda: None
         for connection in connections.values():
-            connection.sock.settimeout(10.0)  # a full buffer must not hold up the thread for ever
+            connection.sock.settimeout(10.0)  # a full buffer must not block the thread forever
         self._thread = threading.Thread(target=self._watch, name="roll call", daemon=True)
         self._thread.start()
 
@@ -76,10 +77,10 @@ class RollCall:
         hosts: Sequence[str] = (),
         timeout_s: float = 60.0,
     ) -> Self:
-        """Meet the other ranks: return when all ``size`` are connected, the same on every rank.
+        """Call the roll: returns on every rank when all ``size`` ranks are connected.
 
-        ``listener`` is rank 0's, when it is bound already. ``hosts`` are the names of the nodes, as far
-        as the launcher reports them, for the message. Raises ``UserError`` on every rank that connected, naming
+        ``listener`` is rank 0's, if it is bound already. ``hosts`` are the names of the nodes, if
+        the launcher reports them, for the message. Raises ``UserError`` on every rank that connected, naming
         those that did not within ``timeout_s`` seconds; when two claim one rank; when one was launched with
         another world size; and when rank 0 is not found.
         """
@@ -107,8 +108,8 @@ class RollCall:
         self._send_all(phase=phase)
 
     def start_beating(self) -> None:
-        """From now on silence counts as loss. Called once the backend of every rank is up: loading a framework
-        from a slow file system can hold the interpreter lock for a minute."""
+        """From now on a silent rank counts as lost. Called once the backend of every rank is up: loading a
+        framework from a slow file system can hold the interpreter lock for a minute."""
         self._missed = dict.fromkeys(self._connections, 0)
         self._beating = True
 
@@ -121,7 +122,7 @@ class RollCall:
         self._clean_up = clean_up
 
     def wait_for_loss(self, seconds: float) -> None:
-        """Give the thread time to find out which rank was lost. Does not return if one was."""
+        """Give the thread time to find out which rank was lost. Does not return if a rank was lost."""
         self._thread.join(seconds)
 
     def fail(self, reason: str) -> None:
@@ -138,10 +139,10 @@ class RollCall:
         return self._reasons[0] == self._reasons.get(self.me.rank)
 
     def close(self) -> None:
-        """Leave in good order: after this no loss is reported here, and this rank does not count as lost.
+        """Leave: after this no loss is reported here, and this rank does not count as lost.
 
-        The connections end when the other side has read the goodbye. A socket closed with unread data is reset,
-        and a reset discards the goodbye on the other side, which then sees a loss.
+        The connections end when the other side has read the goodbye. Closing a socket with unread data resets it,
+        and a reset discards the goodbye on the other side, which would then see a loss.
         """
         self._leaving.set()
         self._send_all(bye=True)
@@ -167,7 +168,7 @@ class RollCall:
                     if key.data not in self._connections:
                         selector.unregister(key.fileobj)
                 if time.monotonic() >= next_beat:
-                    # Beats are counted, not timed: a job that was suspended and goes on has missed none.
+                    # Beats are counted, not timed: a job that was suspended and resumed has missed none.
                     self._beat()
                     next_beat = time.monotonic() + BEAT_S
         for connection in self._connections.values():
@@ -204,7 +205,7 @@ class RollCall:
                 self._reasons[rank] = reason
                 if rank == 0:
                     self._rank0_failed.set()
-                # This rank may be about to fail for the same reason, which is then no loss.
+                # This rank may be about to fail for the same reason, which then is not a loss.
                 self._leaving.wait(SAME_FAILURE_S)
                 self._lose(rank, reason)
             case {"loss": dict(loss)} if not self._leaving.is_set():

@@ -26,7 +26,7 @@ PATIENCE = timedelta(days=1)
 class TorchWorld(BaseWorld):
     """A ``World`` whose collectives are torch.distributed's and whose losses are the roll call's.
 
-    ``host`` is gloo's process group, for what is in host memory.
+    ``host`` is gloo's process group, for data in host memory.
     """
 
     host: dist.ProcessGroup
@@ -34,7 +34,7 @@ class TorchWorld(BaseWorld):
     @classmethod
     def start(cls, info: RankInfo, roll_call: RollCall) -> Self:
         """Start torch.distributed on the ranks that answered the roll call. Rank 0 serves the store on a free
-        port of the address that the other ranks reach it by, and the roll call announces it. Raises
+        port of the address at which the other ranks reach it, announced by the roll call. Raises
         ``UserError``."""
         facts: dict[str, str | int] = {}
         store = None
@@ -49,7 +49,7 @@ class TorchWorld(BaseWorld):
             store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
         gpus = torch.cuda.device_count()
         if gpus:
-            # Where the launcher shows every rank a GPU of its own, that is number 0 for each.
+            # If the launcher gives every rank its own visible GPU, that is number 0 for each.
             torch.cuda.set_device(info.local_rank % gpus)
         backend = "cpu:gloo,cuda:nccl" if gpus and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.size, timeout=PATIENCE)
@@ -61,7 +61,7 @@ class TorchWorld(BaseWorld):
         return world
 
     def _require_own_gpus(self) -> None:
-        """Raise UserError, on all ranks, when two share a GPU, which NCCL would refuse less clearly."""
+        """Raise UserError, on all ranks, when two share a GPU, since NCCL's own error is less clear."""
         gpu = None
         if torch.cuda.is_available():
             properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -94,22 +94,22 @@ class TorchWorld(BaseWorld):
         lengths = [torch.tensor(0) for _ in range(self.size)]
         dist.all_gather(lengths, torch.tensor(len(data)), group=self.host)
         longest = int(max(lengths))  # gloo gathers tensors of one size
-        mine = torch.zeros(longest, dtype=torch.uint8)
-        mine.numpy()[: len(data)] = np.frombuffer(data, np.uint8)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded.numpy()[: len(data)] = np.frombuffer(data, np.uint8)
         buffers = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(buffers, mine, group=self.host)
+        dist.all_gather(buffers, padded, group=self.host)
         return [
             buffer.numpy()[: int(length)].tobytes() for buffer, length in zip(buffers, lengths, strict=True)
         ]
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
-        """A process group of some of the ranks, for tensors on either device; None where this rank is not
+        """A process group of some of the ranks, for tensors on either device; None if this rank is not
         among them. Called by all ranks of the world, in the same order."""
         group = dist.new_group(list(ranks), timeout=PATIENCE)
         return group if self.rank in ranks else None
 
     def fail(self, reason: str) -> None:
-        # The error that the survivors of a lost rank get from their collectives is a symptom.
+        # The error that the survivors of a lost rank get from their collectives is only a symptom.
         if "gloo" in reason or "NCCL" in reason:
             self.roll_call.wait_for_loss(SYMPTOM_S)
         self.roll_call.fail(reason)
@@ -121,7 +121,7 @@ class TorchWorld(BaseWorld):
 
 
 def _serve_store(address: str) -> TCPStore:
-    """A store on a free port of ``address`` only: it asks nobody who they are."""
+    """A store on a free port of ``address`` only, since it does not authenticate its clients."""
     listener = socket.create_server((address, 0), backlog=1024)
     return TCPStore(
         address,

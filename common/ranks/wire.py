@@ -1,5 +1,5 @@
 """Values that ranks exchange, as bytes: JSON for structure, raw bytes for arrays. Never a pickle, which would
-run whatever a stranger on the network puts in it.
+run code from anyone on the network.
 
 What can be sent: None, bool, int, float, str, bytes, list, tuple, set, dict, ``Path``, NumPy arrays and scalars,
 and dataclasses and named tuples of this package.
@@ -17,7 +17,7 @@ import numpy as np
 
 _SCALARS = frozenset({type(None), bool, int, float, str})
 _PACKAGE = __name__.partition(".")[0]
-_DTYPES = "biufcSUmM"  # not objects, nor structures, whose names dtype.str does not have
+_DTYPES = "biufcSUmM"  # neither objects nor structures, whose field names dtype.str lacks
 _HEADER = 8  # bytes that hold the length of the JSON
 
 
@@ -29,7 +29,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """The value that ``encode`` was given. Raises ValueError when ``data`` is anything else."""
+    """The value that was encoded. Raises ValueError when ``data`` does not come from ``encode``."""
     view = memoryview(data)
     end = _HEADER + int.from_bytes(view[:_HEADER], "little")
     try:
@@ -41,7 +41,7 @@ def decode(data: bytes | memoryview) -> Any:
 
 
 def _plain(value: Any, blobs: list[bytes]) -> Any:
-    """``value`` in JSON's types: lists as they are, everything else as an object of one tag and its content."""
+    """``value`` in JSON's types: lists unchanged, everything else as an object of one tag and its content."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -70,7 +70,7 @@ def _plain_list(items: Sequence[Any], blobs: list[bytes]) -> Any:
     if kinds <= _SCALARS:
         return list(items)
     if len(kinds) == 1 and _is_row(kind := kinds.pop()) and set(map(type, chain(*items))) <= _SCALARS:
-        # The files of a manifest, half a million of them: no Python per item.
+        # Manifests have half a million files: no Python code per item.
         return {"rows": [f"{kind.__module__}:{kind.__qualname__}", items]}
     return [_plain(item, blobs) for item in items]
 
@@ -108,7 +108,7 @@ def _from_tag(tagged: dict[str, Any], blobs: memoryview) -> Any:
 
 def _cut(blobs: memoryview, start: int, length: int) -> memoryview:
     if start < 0 or length < 0 or start + length > len(blobs):
-        raise ValueError("its arrays are cut off")
+        raise ValueError("its arrays are truncated")
     return blobs[start : start + length]
 
 

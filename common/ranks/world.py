@@ -24,10 +24,10 @@ class Loss:
 
 
 class World(Protocol):
-    """The ranks of one run as one of them sees them. Made once by ``launch.connect`` and passed in.
+    """The ranks of one run as seen by one of them. Created once by ``launch.connect`` and passed on.
 
-    Collectives must be called by all ranks in the same order. What ``broadcast`` and ``gather`` take is what
-    ``wire.encode`` takes: scalars, containers, paths, arrays, dataclasses and named tuples of this package.
+    Collectives must be called by all ranks in the same order. ``broadcast`` and ``gather`` accept what
+    ``wire.encode`` accepts: scalars, containers, paths, arrays, dataclasses and named tuples of this package.
     ``node`` counts from 0 to ``nodes - 1``; ``local_rank`` from 0 to ``local_size - 1`` on a node.
     """
 
@@ -66,8 +66,8 @@ class World(Protocol):
         exits with status 1."""
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
-        """Run ``clean_up`` on this rank when the loss of another rank ends it: for what no other rank can remove,
-        such as files on this node. It has some seconds."""
+        """Run ``clean_up`` on this rank when the loss of another rank ends it: for clean-up that no other rank can
+        do, such as removing files on this node. It has a few seconds."""
 
     def fail(self, reason: str) -> None:
         """Tell the other ranks why this one is about to end, so that they can report it."""
@@ -76,7 +76,7 @@ class World(Protocol):
         """After ``fail``: whether rank 0 fails for the same reason, and so reports it for this rank too."""
 
     def close(self) -> None:
-        """Leave in good order. After this the loss of another rank is not reported."""
+        """Leave the world. After this the loss of another rank is not reported."""
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 Read from a rank's events. The parts of the interval run_start to run_stop are
 
 - staging: the span ``staging``;
-- data wait: what the training loop waited for its next batch;
+- data wait: time that the training loop waited for its next batch;
 - step: the rest of the training spans;
 - evaluation: the spans ``eval``;
-- first-epoch excess: what the first epoch took longer than the median of the later whole ones in data wait, step
-  and evaluation, taken out of those three. Data that is read in while training shows here: it was 10 to 43%
+- first-epoch excess: by how much data wait, step and evaluation of the first epoch exceed the median of the later
+  whole epochs, subtracted from those three. Data that is read in while training shows here: it was 10 to 43%
   of time to train in published logs that have no staging records;
 - rest: everything else (checkpoints, the time between epochs).
 """
@@ -48,8 +48,8 @@ class Breakdown:
 
     @property
     def rest(self) -> float:
-        known = self.staging + (self.first_epoch_excess or 0.0) + self.data_wait + self.step + self.evaluation
-        return self.total - known
+        parts = self.staging + (self.first_epoch_excess or 0.0) + self.data_wait + self.step + self.evaluation
+        return self.total - parts
 
     @property
     def without_staging(self) -> float:
@@ -68,7 +68,7 @@ class Breakdown:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of one rank, up to the first line that is none: the last line of a killed rank may be cut off."""
+    """The events of one rank, up to the first invalid line: the last line of a killed rank may be cut off."""
     events = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -84,11 +84,11 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
-    """Where the time went, from the events of one rank. Raises ValueError if the run has no end in them."""
+    """Where the time went, from the events of one rank. Raises ValueError if they do not contain the run's end."""
     events = list(events)
     runs = _seconds(events, "run")
     if not runs:
-        raise ValueError("the events hold no finished run")
+        raise ValueError("the events contain no finished run")
     train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
     waits = _sums(events, "timed", "data_wait", "seconds")
     counts = _sums(events, "timed", "data_wait", "count")
@@ -96,7 +96,7 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
         EpochTimes(epoch, seconds, waits.get(epoch, 0.0), evaluation.get(epoch, 0.0))
         for epoch, seconds in sorted(train.items())
     )
-    # An evaluation on the way may cut the last epoch short: it then says nothing of the first.
+    # An evaluation within the last epoch may cut it short: it is then not comparable with the first.
     batches = [counts.get(epoch.epoch) for epoch in epochs]
     whole = len(epochs) - (len(epochs) > 1 and batches[-1] != batches[0])
     wait = _without_excess([epoch.data_wait_s for epoch in epochs], whole)
@@ -129,6 +129,6 @@ def _sums(events: list[dict[str, Any]], event: str, name: str, key: str) -> dict
 
 
 def _without_excess(seconds: list[float], whole: int) -> tuple[float, float]:
-    """(sum without the first epoch's excess over the other ``whole`` ones, that excess)."""
+    """(sum without the first epoch's excess over the median of the other ``whole`` epochs, that excess)."""
     excess = max(0.0, seconds[0] - median(seconds[1:whole])) if whole >= 3 else 0.0
     return sum(seconds) - excess, excess

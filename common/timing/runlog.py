@@ -1,6 +1,6 @@
-"""What happened in a run, and when: the one record that every number of the suite comes from.
+"""What happened in a run, and when: the single record that every number of the suite comes from.
 
-Time is read from one monotonic clock a rank (``time.perf_counter``). MLLOG records carry milliseconds since
+Time is read from one monotonic clock per rank (``time.perf_counter``). MLLOG records carry milliseconds since
 1970, as the rules ask: the wall time at which the log was opened plus monotonic time since, so that a
 correction of the system clock in the middle of a run cannot change a time to train.
 """
@@ -38,7 +38,7 @@ RANK_0_MAY_STILL_WRITE_S = 3.0
 class RunLog:
     """Writes ``run.log`` (MLLOG, rank 0) and ``events.rankN.jsonl`` (every rank) of one run.
 
-    Spans are the whole timing API: ``with log.span("epoch", epoch=3): …``. ``docs/timing.md`` says which
+    Spans are the timing API: ``with log.span("epoch", epoch=3): …``. ``docs/timing.md`` says which
     spans there are and what is timed.
     """
 
@@ -49,16 +49,16 @@ class RunLog:
         self._opened = time.perf_counter()
         self._opened_ms = time.time() * 1e3
         self._open_spans: list[str] = []
-        self._timers: dict[str, StepTimer] = {}  # of the loops that run
-        self._waited: dict[str, float] = {}  # in the loops that have ended
+        self._timers: dict[str, StepTimer] = {}  # of running loops
+        self._waited: dict[str, float] = {}  # in finished loops
         self._status: Status = "aborted"
         self._stopping = threading.Lock()
         self._stopped = False
         self._closing = threading.Lock()
         try:
-            # Without a buffer: what could not be written must not come up again when the file is closed.
+            # Unbuffered: a record that could not be written must not be written again on close.
             self._events = open(out / f"events.rank{world.rank}.jsonl", "ab", buffering=0)
-            with suppress(OSError):  # readers tell a running run from a dead one by this lock
+            with suppress(OSError):  # this lock tells readers a running run from a dead one
                 fcntl.flock(self._events, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._mllog = _mllogger(out / "run.log") if world.rank == 0 else None
         except OSError as error:
@@ -73,11 +73,11 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        with self._closing:  # not while another thread writes that a rank was lost
+        with self._closing:  # not while another thread records the loss of a rank
             self._events.close()
         if self._mllog:
             for handler in list(self._mllog.logger.handlers):
-                with suppress(OSError):  # of a record that could not be written: it was reported then
+                with suppress(OSError):  # a record that could not be written has been reported already
                     handler.close()
                 self._mllog.logger.removeHandler(handler)
 
@@ -87,11 +87,11 @@ class RunLog:
 
     @contextmanager
     def span(self, name: str, *, sync: bool = False, **tags: Any) -> Iterator[dict[str, Any]]:
-        """An interval. ``sync``: it starts when the last rank has come to it and ends when the slowest one has
-        finished; otherwise it is this rank's own, and nothing waits.
+        """An interval. ``sync``: it starts when the last rank has reached it and ends when the slowest one has
+        finished; otherwise it is local to this rank, and nothing waits.
 
-        Its end is also recorded when an exception passes, with that exception. Yields its tags; those that are
-        changed inside, such as ``step``, are recorded with the new value at its end."""
+        Its end is also recorded when an exception passes through, with that exception. Yields its tags; tags
+        changed inside, such as ``step``, are recorded with their new value at its end."""
         phase = name
         if "epoch" in tags:
             phase = f"epoch {tags['epoch']}" if name == "epoch" else f"{name} of epoch {tags['epoch']}"
@@ -108,14 +108,14 @@ class RunLog:
                 self._world.barrier()
         except BaseException as raised:
             error = _reason(raised)
-            self._world.fail(error)  # from here, while the phase is still the one that failed
+            self._world.fail(error)  # here, while the phase is still the one that failed
             raise
         finally:
             stopped = self.now()
             ending = {**tags, "seconds": stopped - started} | ({"error": error} if error else {})
             self._event("end", name, at=stopped, **ending)
             if name == "run" and error:
-                self._status = "aborted"  # also when the target had been met: not all ranks got to the end
+                self._status = "aborted"  # even if the target had been met: not all ranks reached the end
             self._ruled(name, "stop", tags, stopped)
             self._open_spans.pop()
             if not error:
@@ -130,7 +130,7 @@ class RunLog:
         **tags: Any,
     ) -> Generator[T, None, None]:
         """Yield ``batches``, and record how long the loop waited for them (``name``) and how long its steps took
-        (``phase``), also when it leaves before their end and closes this. ``record_event`` records events in the
+        (``phase``), also when it leaves early and closes this. ``record_event`` records events in the
         queue of the device that the steps run on (None: they run on the host): ``StepTimer``."""
         timer = self._timers[name] = StepTimer(record_event)
         iterator = iter(batches)
@@ -144,11 +144,11 @@ class RunLog:
                     break
                 timer.start()
                 yield batch
-                del batch  # its memory is the loader's to use again
+                del batch  # so that the loader can reuse its memory
         finally:
             self._timers.pop(name, None)
             self._waited[name] = self._waited.get(name, 0.0) + timer.total_wait
-            if not self._events.closed:  # an iterator that an error left behind may end after the log
+            if not self._events.closed:  # after an error an iterator may outlive the log
                 self._record_times(timer, name, phase, tags)
 
     def _record_times(self, timer: StepTimer, name: str, phase: str, tags: dict[str, Any]) -> None:
@@ -159,14 +159,14 @@ class RunLog:
             self._event("steps", phase, count=len(steps), seconds=sum(steps), **percentiles(steps), **tags)
 
     def mark(self, name: str, **tags: Any) -> None:
-        """A moment inside the clock, and the seconds that each kind of loop had waited until then."""
+        """A moment inside the clock, and the seconds that each kind of loop has waited so far."""
         waited = dict(self._waited)
         for loop, timer in self._timers.items():
             waited[loop] = waited.get(loop, 0.0) + timer.waited()
         self._event("mark", name, waited=waited, **tags)
 
     def metric(self, name: str, value: float, **tags: Any) -> None:
-        """A measured value, such as ``eval_error``; with ``epoch`` where the rules want ``epoch_num``."""
+        """A measured value, such as ``eval_error``; with ``epoch`` if the rules require ``epoch_num``."""
         at = self._event("metric", name, value=value, **tags)
         if name in ("eval_error", "eval_accuracy"):
             self._record("event", name, value, _metadata(tags), at)
@@ -184,11 +184,13 @@ class RunLog:
     def say(self, line: str) -> None:
         """A line for the user, from rank 0."""
         if self._world.rank == 0:
-            sys.stderr.write(line + "\n")  # print writes twice, and another rank's line may come between
+            sys.stderr.write(
+                line + "\n"
+            )  # one write: print makes two, and another rank's line may come between
 
     def finish(self, status: Status, device_peak_bytes: int | None = None) -> None:
         """Set the status that ``run_stop`` will carry; without it a run counts as aborted. Notes the peak memory
-        of the process, and of its device where ``device_peak_bytes`` gives it."""
+        of the process, and of its device if ``device_peak_bytes`` is given."""
         self._status = status
         # Linux counts in KiB (getrusage(2)).
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -213,8 +215,8 @@ class RunLog:
             yield
         except OSError as error:
             raise UserError(
-                f"cannot write the log in {self.out}: {error.strerror}; make room there, and start again with "
-                "another --out"
+                f"cannot write the log in {self.out}: {error.strerror}; free some space there, and start again "
+                "with another --out"
             ) from None
 
     def _ruled(self, name: str, edge: Literal["start", "stop"], tags: dict[str, Any], at: float) -> None:
@@ -224,7 +226,7 @@ class RunLog:
             self._record("start" if edge == "start" else "end", f"{name}_{edge}", None, _metadata(tags), at)
 
     def _run_stop(self, at: float, **reason: str) -> None:
-        """Once only: the run's own end and the loss of a rank can come at the same moment."""
+        """Only once: the run's own end and the loss of a rank may coincide."""
         with self._stopping:
             if not self._stopped:
                 self._stopped = True
@@ -239,7 +241,7 @@ class RunLog:
                 )
 
     def lost(self, loss: Loss) -> None:
-        """On the lowest surviving rank, when another is lost: close the record of a run that cannot go on."""
+        """On the lowest surviving rank, when another is lost: close the record of a run that cannot continue."""
         with self._closing:
             if self._events.closed:  # the run had ended
                 return
@@ -258,9 +260,9 @@ class RunLog:
 def _has_run_stop(path: Path, patience_s: float) -> bool:
     """Whether rank 0 closed the log itself, as it does when it raised and was not killed."""
     until = time.monotonic() + patience_s
-    while not (there := '"run_stop"' in path.read_text(encoding="utf-8")) and time.monotonic() < until:
+    while not (closed := '"run_stop"' in path.read_text(encoding="utf-8")) and time.monotonic() < until:
         time.sleep(0.1)
-    return there
+    return closed
 
 
 def _reason(raised: BaseException) -> str:
@@ -270,8 +272,8 @@ def _reason(raised: BaseException) -> str:
 
 
 def _metadata(tags: dict[str, Any]) -> dict[str, Any]:
-    """As published logs call them: the epoch ``epoch_num``, which counts from 1 here as in most, and the number of
-    updates so far ``step_num``."""
+    """The names of published logs: ``epoch_num`` for the epoch, from 1 as in most of them, and ``step_num`` for
+    the number of updates so far."""
     return {f"{key}_num" if key in ("epoch", "step") else key: value for key, value in tags.items()}
 
 

@@ -1,11 +1,11 @@
-"""Step time and data wait, separated, on processors that compute when called and on devices that only queue work.
+"""Step time and data wait, separated, on processors that compute synchronously and on devices that queue work.
 
 On a CPU the training step returns when it is done: the time the loop waits for its next batch is data wait, the
 rest is the step. On a GPU the step returns as soon as its kernels are queued, and the host soon runs many steps
-ahead. It then waits for batches while the device is still computing: host time would report as data wait what is
-really the step, and the batches in flight would fill the device's memory. So two things are done here. The host
-stays at most ``MAX_IN_FLIGHT`` steps ahead, and times are read from events in the device's own queue after they
-have passed, without any synchronisation per step.
+ahead. It then waits for batches while the device is still computing: by host time, most of the step would be
+reported as data wait, and the batches in flight would fill the device's memory. Therefore the host stays at most
+``MAX_IN_FLIGHT`` steps ahead, and times are read from events in the device's own queue after they have passed,
+without any synchronisation per step.
 """
 
 import time
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self
 
 MAX_IN_FLIGHT = 2
-"""Steps launched and not finished: one that runs and one behind it keep a device busy."""
+"""Steps launched and not finished: one running and one queued keep a device busy."""
 
 
 class DeviceEvent(Protocol):
@@ -24,11 +24,11 @@ class DeviceEvent(Protocol):
         """Block the host until the device has reached it."""
 
     def seconds_since(self, earlier: Self) -> float:
-        """Seconds of device time since ``earlier``. Both have been reached."""
+        """Seconds of device time since ``earlier``. Both events have been reached."""
 
 
 RecordEvent = Callable[[], DeviceEvent]
-"""Queues an event behind the work launched so far; does not block."""
+"""Queues an event after the work launched so far; does not block."""
 
 
 class _Step(NamedTuple):
@@ -38,13 +38,13 @@ class _Step(NamedTuple):
 
 
 class StepTimer:
-    """The times of one loop over batches. The loop calls ``ask`` before it takes a batch, ``start`` when it has
-    it, and ``ask`` or ``stop`` when it has launched the step.
+    """The times of one loop over batches. The loop calls ``ask`` before it requests a batch, ``start`` when it has
+    the batch, and ``ask`` or ``stop`` when it has launched the step.
 
-    ``record_event`` None: a step is done when it returns, and all is host time. Otherwise the data wait of a step
-    is the time in which the device had nothing to do because the batch was not there: the shorter one of what the
-    host waited for the batch and what the device was idle before the step. Step times are the rest, from the end
-    of one step to the end of the next, so that both add up to the time of the loop.
+    ``record_event`` None: a step is done when it returns, and all times are host times. Otherwise the data wait
+    of a step is the time the device was idle because the batch was missing: the shorter one of the host's wait
+    for the batch and the device's idle time before the step. Step times are the rest, from the end of one step to
+    the end of the next, so that both add up to the time of the loop.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StepTimer:
         self._asked = self._clock()
 
     def start(self) -> None:
-        """The batch is there, and its step is launched next."""
+        """The batch has arrived, and its step is launched next."""
         now = self._clock()
         if self._record is None:
             self._started = now

@@ -16,7 +16,7 @@ Arrays = Sequence[npt.NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``shared`` is the same on all ranks (weights, optimizer); ``of_rank[r]`` is rank r's own (random
+    """``shared`` is the same on all ranks (weights, optimizer); ``of_rank[r]`` belongs to rank r (random
     state). ``config`` is the resolved configuration (TOML text) of the run that wrote it."""
 
     epoch: int
@@ -27,9 +27,9 @@ class Checkpoint:
 
 
 def save(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write ``checkpoint.npz`` in ``directory``, whole or not at all, in place of an earlier one.
+    """Write ``checkpoint.npz`` in ``directory`` atomically, replacing an earlier one.
 
-    Raises UserError when there is no room; the earlier checkpoint is then still there.
+    Raises UserError when the disk is full; the earlier checkpoint is then kept.
     """
     arrays = {f"shared_{i}": array for i, array in enumerate(checkpoint.shared)}
     for rank, own in enumerate(checkpoint.of_rank):
@@ -43,7 +43,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> None:
     }
     half = directory / "checkpoint.npz.part"
     try:
-        # As np.savez does, which however leaves its archive open when the disk is full, and fails much later.
+        # Not np.savez, which leaves its archive open when the disk is full, and fails much later.
         with zipfile.ZipFile(half, "w") as archive:
             for name, array in (facts | arrays).items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -57,13 +57,13 @@ def save(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(directory: Path) -> Checkpoint:
-    """The checkpoint in a run's directory. Raises UserError when there is none, or it is damaged or incomplete."""
+    """The checkpoint in a run's directory. Raises UserError when it is missing, damaged or incomplete."""
     path = directory / "checkpoint.npz"
     with reading(path), np.load(path, allow_pickle=False) as file:
         ranks = int(file["ranks"])
         prefixes = ["shared", *(f"rank{rank}" for rank in range(ranks))]
         names = set(file.files) - {"epoch", "seed", "config", "ranks", "arrays"}
-        # Checkpoints of version 0.1 do not say how many arrays they have.
+        # Checkpoints of version 0.1 do not record their number of arrays.
         counts = file["arrays"].tolist() if "arrays" in file.files else _counts(names, prefixes)
         expected = {f"{prefix}_{i}" for prefix, n in zip(prefixes, counts, strict=True) for i in range(n)}
         if names != expected:
@@ -78,8 +78,8 @@ def load(directory: Path) -> Checkpoint:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise UserError for whatever goes wrong in making something of the checkpoint ``path``, in one line: damaged
-    bytes make the libraries that parse them raise nearly anything."""
+    """Raise a one-line UserError for anything that goes wrong while reading the checkpoint ``path``: damaged bytes
+    make the libraries that parse them raise nearly anything."""
     try:
         yield
     except UserError:

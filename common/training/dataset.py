@@ -18,10 +18,10 @@ def open_dataset(
     select: Callable[[Manifest], Manifest],
     enforce_rules: Callable[[Mapping[str, Any]], object],
 ) -> Manifest:
-    """The part of the data set in ``data`` that the run needs, which ``select`` takes. Called by all ranks.
+    """The part of the data set in ``data`` that the run needs, as chosen by ``select``. Called by all ranks.
 
     Raises UserError, the same on all ranks, when the data set is of another benchmark or lacks what the run needs,
-    and when ``enforce_rules`` finds that the facts in its manifest break the rules of the run's division.
+    and when ``enforce_rules`` finds that the facts in its manifest violate the rules of the run's division.
     """
     dataset = select(describe(data, world, benchmark))
     enforce_rules(dataset.facts)
@@ -29,5 +29,5 @@ def open_dataset(
 
 
 def cores_per_rank() -> int:
-    """The processor cores that this rank has to itself."""
+    """Number of processor cores that this rank has to itself."""
     return threads_per_rank(identify(os.environ))

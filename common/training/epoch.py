@@ -1,4 +1,4 @@
-"""What every training loop says and checks in the same words."""
+"""Checks and records that all training loops share."""
 
 from typing import Protocol
 
@@ -20,9 +20,8 @@ def require_parameters(parameters: int, expected: int | None) -> None:
     """Raise UserError when the network that was built does not have the ``expected`` number of parameters."""
     if expected not in (None, parameters):
         raise UserError(
-            f"the network has {parameters} parameters, not {expected}; leave the preset's network settings as "
-            f"they "
-            "are, or set network.parameters to match"
+            f"the network has {parameters} parameters, not {expected}; keep the preset's network settings, or "
+            "set network.parameters to match"
         )
 
 
@@ -41,8 +40,8 @@ def log_epoch(
     """Record what ``epoch`` trained on, and print its line. Called by all ranks.
 
     ``samples`` are those of all ranks, ``bytes_read`` this rank's, ``rate`` is the learning rate of the last
-    update, ``loss`` the mean over steps and ranks, ``quality`` the last evaluation's value, None when there was
-    none.
+    update, ``loss`` the mean over steps and ranks, ``quality`` the last evaluation's value, None without an
+    evaluation.
     """
     log.metric("samples", samples, epoch=epoch)
     log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)

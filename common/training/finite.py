@@ -17,19 +17,20 @@ def require_finite(
     advice: str,
     world: World,
 ) -> None:
-    """Raise UserError on all ranks when a loss of one is NaN or infinite: of which step, made from which files
-    (``files_of`` the step, from 0), and ``advice``. All ranks call it with the losses of their steps of ``epoch``.
+    """Raise UserError on all ranks when a loss of any rank is NaN or infinite, with the step, its files
+    (``files_of(step)``, from 0) and ``advice``. All ranks call it with the losses of their steps of ``epoch``.
     """
     bad = np.flatnonzero(~np.isfinite(losses))
-    mine = int(bad[0]) if len(bad) else len(losses)
-    # Through its gradients the first bad loss spoils those of all ranks in the next update: only it is reported.
-    earliest = min(world.gather(mine))
+    first_bad = int(bad[0]) if len(bad) else len(losses)
+    # The gradients of the first bad loss spoil all ranks at the next update: only that loss is reported.
+    earliest = min(world.gather(first_bad))
 
     def check() -> None:
-        if len(bad) and mine == earliest:
-            files = ", ".join(map(str, files_of(mine)))
+        if len(bad) and first_bad == earliest:
+            files = ", ".join(map(str, files_of(first_bad)))
             raise UserError(
-                f"the loss became {losses[mine]} in step {mine + 1} of epoch {epoch}, on {files}; {advice}"
+                f"the loss became {losses[first_bad]} in step {first_bad + 1} of epoch {epoch}, on {files}; "
+                f"{advice}"
             )
 
     on_all_ranks(world, check)

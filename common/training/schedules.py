@@ -16,16 +16,16 @@ def learning_rate(
     schedule: Literal["multistep", "linear"] = "multistep",
     max_epochs: int | None = None,
 ) -> float:
-    """The rate of the whole of ``epoch``, counted from 0.
+    """The rate during ``epoch``, counted from 0.
 
     Warm-up, both schedules: epoch 0 has ``peak / warmup_factor``, then equal steps, so that ``peak`` is
     reached in epoch ``warmup_epochs``. No decay applies during warm-up. A factor below 1 starts above ``peak``.
 
     ``multistep`` is the closed division's (mlcommons/hpc, utils/optimizers.py of the benchmark that counts in
-    epochs; compared with its recorded rates in the tests): a decay factor is a share of ``peak``, not of the
-    rate before it, and holds "after" its boundary: in epochs > boundary.
-    ``linear`` (open division; Farrell et al. 2021, section 4.2.1) falls in equal steps an epoch from ``peak``
-    in epoch ``warmup_epochs`` to zero in epoch ``max_epochs``, which is the first that is not trained.
+    epochs; compared with its recorded rates in the tests): a decay factor is a fraction of ``peak``, not of the
+    rate before it, and applies "after" its boundary: in epochs > boundary.
+    ``linear`` (open division; Farrell et al. 2021, section 4.2.1) falls in equal steps per epoch from ``peak``
+    in epoch ``warmup_epochs`` to zero in epoch ``max_epochs``, the first that is not trained.
 
     Raises ``ValueError`` for a negative epoch, and for ``linear`` without ``max_epochs``.
     """
@@ -60,14 +60,14 @@ def step_learning_rate(
     """The rate of update ``step``, counted from 0, by the schedules of the MLPerf HPC reference that counts in
     updates (mlcommons/hpc, utils/schedulers.py as train.py drives it, rounds 2.0 and 3.0).
 
-    Equal to it update by update; the rates that it had when it was run are recorded in tests/data/reference.
+    Equal to it update by update; the rates of a run of the reference are recorded in tests/data/reference.
 
-    Warm-up: update s has the share (s + 1) / ``warmup_steps`` of the way, from 0 to ``base`` for a factor of 1
-    and from ``base`` to ``base * warmup_factor`` for a larger one. The last update of warm-up repeats the rate
+    Warm-up: update s covers the fraction (s + 1) / ``warmup_steps`` of the way from 0 to ``base`` for a factor of
+    1 and from ``base`` to ``base * warmup_factor`` for a larger one. The last update of warm-up repeats the rate
     before it, so the plateau is one step short of the top. A warm-up of one update does nothing.
 
-    ``multistep``: with warm-up, milestones count from its end: milestone m multiplies the rate by
-    ``decay_rate`` from update ``warmup_steps`` + m on. Without warm-up it does so from update m - 1 on.
+    ``multistep``: with warm-up, milestones count from the end of warm-up: milestone m multiplies the
+    rate by ``decay_rate`` from update ``warmup_steps`` + m on. Without warm-up it does so from update m - 1 on.
     ``cosine_annealing``: half a cosine from the plateau to ``eta_min`` in ``t_max`` updates, then up and down
     between ``eta_min`` and ``base`` (Loshchilov and Hutter 2017, without restarts).
 
@@ -95,7 +95,7 @@ def step_learning_rate(
 def polynomial_learning_rate(
     step: int, *, base: float, end: float, warmup_steps: int = 0, decay_steps: int, power: float = 2.0
 ) -> float:
-    """The rate of update ``step``, counted from 0: a straight rise from 0 to ``base`` in update
+    """The rate of update ``step``, counted from 0: a linear rise from 0 to ``base`` in update
     ``warmup_steps``, then ``end + (base - end) (1 - k / decay_steps)^power`` in the k-th update after it, and
     ``end`` from ``decay_steps`` on (mlcommons/training, image_classification/tensorflow2/lars_util.py).
 

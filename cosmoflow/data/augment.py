@@ -1,6 +1,6 @@
-"""The 48 symmetries of the cube: a universe turned or mirrored is as good a universe (open division).
+"""The 48 symmetries of the cube: a rotated or mirrored universe is equally valid (open division).
 
-Applied to the stored counts while they are copied into a batch, where a turn needs no pass of its own.
+Applied to the stored counts while they are copied into a batch, so that a rotation needs no separate pass.
 """
 
 from itertools import permutations, product
@@ -23,9 +23,9 @@ def apply_symmetry(sample: npt.NDArray[Any], symmetry: int) -> npt.NDArray[Any]:
 
 
 def draw(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int8]:
-    """A symmetry for each of ``samples`` samples in an epoch, by their index.
+    """A symmetry for each of ``samples`` samples in an epoch, by sample index.
 
-    Drawn for samples and not for ranks or steps, so that a run at another rank count trains on the same data.
+    Drawn per sample and not per rank or step, so that a run with another number of ranks trains on the same data.
     """
     # The fourth number keeps this stream apart from the permutations of sharding.train_batches.
     return np.random.default_rng([seed, epoch, 0, 48]).integers(len(SYMMETRIES), size=samples, dtype=np.int8)

@@ -1,6 +1,6 @@
-"""Raw universes to prepared samples: HDF5 to the published CosmoFlow layout.
+"""Converts raw universes to prepared samples: HDF5 to the published CosmoFlow layout.
 
-A raw file holds one universe: ``full``, int16 counts [n, n, n, redshifts] (n = 512 as published, 4
+A raw file contains one universe: ``full``, int16 counts [n, n, n, redshifts] (n = 512 as published, 4
 redshifts), and ``unitPar``, float32 [4], the parameters scaled to [-1, 1]. It is cut into (n / sample)³
 sub-volumes, numbered in C order as the public reference numbers them (mlcommons/hpc,
 cosmoflow/prepare.py: first axis slowest), each a TFRecord file ``<folder>_<file>_<iii>.tfrecord`` in
@@ -39,7 +39,7 @@ _SUFFIXES = (".hdf5", ".h5")
 
 @dataclass(frozen=True)
 class Universe:
-    """A raw file, the name that its samples begin with, and the folder that they go to."""
+    """A raw file, the prefix of its samples' names, and their folder."""
 
     path: Path
     name: str
@@ -66,7 +66,7 @@ def convert(
     conversion can be started again. A rank holds two slabs in memory, 0.5 GiB at the published sizes.
 
     Called by all ranks. Raises UserError, the same on all ranks, when there is no universe, one is not as
-    expected, does not divide into samples or is missing though the manifest of ``source`` lists it, or
+    expected, does not divide into samples or is missing although the manifest of ``source`` lists it, or
     ``out`` cannot be written or holds samples of another kind.
     """
     compression = None if plain else packer
@@ -78,7 +78,7 @@ def convert(
     size, _, _, redshifts, parameters = shape_of[0]
     cuts = size // sample
     slabs = [(universe, k) for universe in universes for k in range(cuts)]
-    mine = slabs[world.rank :: world.size]
+    own_slabs = slabs[world.rank :: world.size]
 
     blank = np.zeros((sample, sample, sample, redshifts), np.int16)
     content = RECORD_OVERHEAD + len(encode_example(blank, np.zeros(parameters, np.float32)))
@@ -99,20 +99,20 @@ def convert(
     }
     expected = len(slabs) * cuts**2
     with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
-        made = manifest.index(out, facts, world, workers, lambda size: advance(1))
-    if len(made.files) != expected:
+        converted = manifest.index(out, facts, world, workers, lambda size: advance(1))
+    if len(converted.files) != expected:
         raise UserError(
-            f"{out}: {count(len(made.files), 'file')}, {expected} were converted; "
+            f"{out}: {count(len(converted.files), 'file')}, but {expected} were converted; "
             "files of another origin are among them: convert into an empty folder"
         )
 
 
 def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
-    """The HDF5 files under ``source`` by path, dealt to training and validation.
+    """The HDF5 files under ``source`` by path, divided into training and validation.
 
-    The universes whose names have the lowest SHA-256 are held out: a fixed draw that asks neither for a seed
-    nor for the order of the files. Their number is the fraction rounded, and at least one if the fraction is
-    not 0 and there are two or more.
+    The universes whose names have the lowest SHA-256 are used for validation: a fixed choice that needs no seed
+    and does not depend on the order of the files. Their number is the fraction rounded, but at least one if the
+    fraction is not 0 and there are two or more.
 
     Raises UserError when there is none, or the fraction is not in [0, 1).
     """
@@ -129,7 +129,9 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
     names = ["_".join(path.relative_to(source).with_suffix("").parts) for path in paths]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if twice:
-        raise UserError(f"{source}: two universes give samples of one name, {min(twice)}; rename one of them")
+        raise UserError(
+            f"{source}: two universes have samples of the same name, {min(twice)}; rename one of them"
+        )
     held_out = round(validation_fraction * len(paths))
     if validation_fraction and len(paths) > 1:
         held_out = max(1, min(held_out, len(paths) - 1))
@@ -142,7 +144,7 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
 
 
 def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
-    """Shape of ``full``, then length of ``unitPar``; UserError when the file cannot be cut into samples."""
+    """Shape of ``full``, then length of ``unitPar``. Raises UserError when the file cannot be cut into samples."""
     with _opened(universe.path) as file:
         for name, kind, axes in (("full", np.int16, 4), ("unitPar", np.float32, 1)):
             data = file.get(name)
@@ -179,9 +181,9 @@ def _convert_slabs(
     workers: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Read slab by slab; while one is read, the threads write the samples of the one before.
+    """Read slab by slab; while one is read, the threads write the samples of the previous one.
 
-    ``content`` is the size of a file before compression, by which a file already there is known to fit.
+    ``content`` is the size of a file before compression, used to check existing files.
     """
     for folder in {universe.folder for universe, _ in slabs}:
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -246,9 +248,9 @@ def _require_alike(path: Path, compression: Packer | None, content: int) -> None
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
-    # Without locks: nobody writes, and some parallel file systems have none.
+    # Without locks: the files are only read, and some parallel file systems have no locks.
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error}; download or make the file again") from error
+        raise UserError(f"{path}: cannot be read: {error}; download or regenerate the file") from error

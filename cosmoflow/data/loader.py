@@ -1,8 +1,8 @@
-"""Batches from the official layout: one sample a TFRecord file, plain or GZIP, ``x`` int16 and ``y`` float32.
+"""Batches from the official layout: one sample per TFRecord file, plain or GZIP, ``x`` int16 and ``y`` float32.
 
-Reader threads read, inflate, check and decode files into the arrays that the training step takes, a few
+Reader threads read, inflate, check and decode files into the arrays of the training step, a few
 batches ahead of it. Counts stay int16 here; the step takes their logarithm on the device
-(``step.log_counts``), so that half the bytes travel.
+(``step.log_counts``), which halves the bytes transferred.
 """
 
 import os
@@ -27,17 +27,19 @@ Batch = tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]
 
 
 def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
-    """The sample files of ``directory`` in order of name, which is what sample indices count.
+    """The sample files of ``directory`` sorted by name; sample indices refer to this list.
 
     Raises ``UserError`` when there are none, or fewer than ``expected``; files beyond ``expected`` are left
-    out, as the reference does.
+    out, as in the reference.
     """
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; give the data set's directory with train/ in it")
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if entry.name.endswith(".tfrecord"))
     if len(names) < (1 if expected is None else expected):
-        raise UserError(f"{directory}: {expected or 'some'} *.tfrecord files are needed, it has {len(names)}")
+        raise UserError(
+            f"{directory}: {expected or 'some'} *.tfrecord files are needed, but it has {len(names)}"
+        )
     return [directory / name for name in names[:expected]]
 
 
@@ -45,22 +47,22 @@ def read_sample(sample: tuple[Path, int], x: npt.NDArray[np.int16], y: npt.NDArr
     """Read ``sample``, a file and the symmetry that is applied to its voxels (``augment.apply_symmetry``), into
     ``x [n, n, n, channels]`` and ``y [targets]``; return the size of the file in bytes.
 
-    Raises ``UserError`` naming the file when it is
-    missing, truncated or corrupt, or holds anything but one sample of this shape.
+    Raises ``UserError`` naming the file when it is missing, truncated or corrupt, or contains anything other than
+    one sample of this shape.
     """
     path, symmetry = sample
     samples = list(read_examples(path))
     if len(samples) != 1:
-        raise UserError(f"{path}: it has {len(samples)} records, and a sample file has one")
+        raise UserError(f"{path}: it has {len(samples)} records, but a sample file has one")
     ((voxels, targets),) = samples
     if len(voxels) != x.nbytes:
         raise UserError(
-            f"{path}: x has {len(voxels)} bytes, but int16 voxels of shape {list(x.shape)} are {x.nbytes}; "
+            f"{path}: x has {len(voxels)} bytes, but int16 voxels of shape {list(x.shape)} take {x.nbytes}; "
             f"the preset's data.sample_shape is not that of this data set"
         )
     if targets.size != y.size:
-        raise UserError(f"{path}: y has {targets.size} values, and the network has {y.size} targets")
-    # A voxel with all its channels is one item: turning then moves 8 bytes at a time, not 2.
+        raise UserError(f"{path}: y has {targets.size} values, but the network has {y.size} targets")
+    # A voxel with all its channels is one item, so that a rotation moves 8 bytes at a time, not 2.
     voxel = np.dtype((np.void, x.itemsize * x.shape[-1]))
     x.view(voxel)[...] = apply_symmetry(np.frombuffer(voxels, voxel).reshape(*x.shape[:-1], 1), symmetry)
     y[...] = targets
@@ -69,11 +71,11 @@ def read_sample(sample: tuple[Path, int], x: npt.NDArray[np.int16], y: npt.NDArr
 
 @dataclass
 class Loader:
-    """What one rank reads: ``x`` int16 ``[b, n, n, n, channels]``, ``y`` float32 ``[b, targets]``, by batch.
+    """The batches of one rank: ``x`` int16 ``[b, n, n, n, channels]``, ``y`` float32 ``[b, targets]``, by batch.
 
-    ``steps`` is the number that ``sharding.steps_per_epoch`` gave all ranks; ``augment`` turns training samples by
-    a random symmetry each. The arrays handed out are the caller's to keep. An iterator that is closed or dropped
-    stops its readers. An error in a file is raised from the iterator, as ``read_sample`` raises it.
+    ``steps`` comes from ``sharding.steps_per_epoch``, the same for all ranks; ``augment`` applies a random
+    symmetry to each training sample. The caller may keep the arrays. An iterator that is closed or dropped stops
+    its readers. Errors in files are raised from the iterator, as by ``read_sample``.
     """
 
     samples: RankSamples
@@ -86,25 +88,34 @@ class Loader:
     steps: int
     seed: int
     augment: bool = False
-    bytes_read: int = 0  # on disk, of the batches handed out so far, training and evaluation
+    bytes_read: int = 0  # on disk, of all batches so far, training and evaluation
 
-    def train_epoch(self, epoch: int) -> Generator[Batch, None, None]:
-        """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
+    def train_epoch(self, epoch: int, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
+        """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``; of these every
+        ``every``-th from ``first`` on, where the ranks of a spatial group share the reading."""
         samples = self.samples.train_pool.samples
         symmetries = draw(samples, self.seed, epoch) if self.augment else np.zeros(samples, np.int8)
         return self._read(
             [(self.samples.train_files[i], symmetries[i]) for i in batch]
-            for batch in self._train_batches(epoch)
+            for batch in self._train_batches(epoch)[first::every]
         )
 
-    def evaluation(self) -> Generator[Batch, None, None]:
-        """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
-        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+    def evaluation(self, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
+        """Every evaluation sample of this rank once, in order; the last batch may be smaller. ``first`` and
+        ``every`` as in ``train_epoch``."""
+        batches = self._eval_batches()[first::every]
         return self._read([(self.samples.eval_files[i], 0) for i in batch] for batch in batches)
+
+    def eval_batch_sizes(self) -> list[int]:
+        """The samples of every evaluation batch of this rank."""
+        return [len(batch) for batch in self._eval_batches()]
 
     def files_of(self, epoch: int, step: int) -> list[Path]:
         """The files of one training batch of this rank; both count from 0."""
         return [self.samples.train_files[i] for i in self._train_batches(epoch)[step]]
+
+    def _eval_batches(self) -> list[range]:
+        return eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
 
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
         samples = self.samples

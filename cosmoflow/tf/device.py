@@ -1,4 +1,4 @@
-"""TensorFlow's GPU: which one, how much of its memory, batches on their way to it, and when its work is done."""
+"""TensorFlow's GPU: selection, memory, transfer of batches, and events when its work is done."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +15,13 @@ Batch = tuple[Any, Any]
 
 
 def use_one_gpu(local_rank: int) -> str | None:
-    """Let this rank see its own GPU only, and take of its memory what it needs when it needs it: TensorFlow would
-    take all memory of every GPU it sees. Returns the name of its device; None without a GPU."""
+    """Make only this rank's own GPU visible, with memory growth: TensorFlow would take all memory of every visible
+    GPU. Returns the name of the device; None without a GPU."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return None
     gpu = gpus[local_rank % len(gpus)]
-    # Once TensorFlow has begun to compute, as it has with several ranks, neither can be set.
+    # Neither can be set once TensorFlow has started to compute, as it has with several ranks.
     if tf.config.get_visible_devices("GPU") != [gpu]:
         tf.config.set_visible_devices([gpu], "GPU")
     if not tf.config.experimental.get_memory_growth(gpu):
@@ -30,21 +30,20 @@ def use_one_gpu(local_rank: int) -> str | None:
 
 
 def peak_memory(device: str | None) -> int | None:
-    """Bytes of GPU memory that tensors have taken at most; None for a CPU."""
+    """Peak bytes of GPU memory in tensors; None for a CPU."""
     return None if device is None else int(tf.config.experimental.get_memory_info(device)["peak"])
 
 
 @contextmanager
 def oom_as_user_error() -> Iterator[None]:
-    """Raise UserError where a GPU has too little memory. Also a decorator."""
+    """Raise UserError when a GPU has too little memory. Also a decorator."""
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
         reason = " ".join(error.message.split())[:160]
         raise UserError(
-            f"a GPU has too little memory for this run ({reason}); use training.precision=mixed_bfloat16, a "
-            f"smaller "
-            "batch, or more GPUs"
+            f"a GPU has too little memory for this run ({reason}); use training.precision=mixed_bfloat16, "
+            "a smaller batch, or more GPUs"
         ) from error
 
 
@@ -69,19 +68,19 @@ def to_device(batches: Iterator[Batch], device: str | None) -> Iterator[Batch]:
 
 
 class LaunchEvents:
-    """Events in a GPU's queue (``DeviceEvent``), which TensorFlow does not have: a thread reads the result of
-    every step back, and notes the host's time when it has it. An event has passed when the step launched before
-    it has.
+    """Events in a GPU's queue (``DeviceEvent``), which TensorFlow lacks: a thread copies the result of every step
+    to the host, and records the host's time when it arrives. An event has passed when the step launched before it
+    is done.
 
-    Make the steps known with ``watch``; calling the object records an event.
+    ``watch`` wraps the steps; calling the object records an event.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="events")
-        self._last: Future[float] | None = None  # when the step launched last was done
+        self._last: Future[float] | None = None  # when the last launched step was done
 
     def watch(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """``step``, with its launches known here."""
+        """``step``, with its launches recorded here."""
 
         def launch(x: Any, y: Any) -> Any:
             result = step(x, y)

@@ -8,10 +8,8 @@ import tensorflow as tf
 from keras import layers
 
 from mlhpc.benchmarks.cosmoflow import Network
+from mlhpc.cosmoflow.network import LEAK, SCALE, require_divisible
 from mlhpc.errors import UserError
-
-LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default that the reference has
-SCALE = 1.2  # targets lie in [-1, 1]; tanh reaches ±1 only at infinity, 1.2·tanh does so at ±1.2
 
 
 def build_model(
@@ -28,18 +26,12 @@ def build_model(
     """Voxels ``[b, n, n, n, channels]`` of log(1 + counts) to ``[b, targets]`` in (-1.2, 1.2), float32.
 
     ``precision`` is a Keras dtype policy. ``weight_decay`` is the factor of the L2 loss on the kernels of all
-    dense layers but the last. ``seed`` draws the initial weights (Glorot uniform, the Keras default), and
-    with ``dropout_seed`` the dropout masks: give every rank its own, or all drop the same units. ``conv3d`` is the
-    class of the convolutions.
-    Raises ``UserError`` when the side of a sample cannot be halved once a block, and for float16 without a
-    GPU, for TensorFlow's CPU pooling has no float16.
+    dense layers but the last. ``seed`` draws the initial weights (Glorot uniform, the Keras default),
+    and with ``dropout_seed`` the dropout masks: every rank needs its own, or all drop the same units. ``conv3d``
+    is the class of the convolutions. Raises ``UserError`` when the side of a sample cannot be halved once per
+    block, and for float16 without a GPU, since TensorFlow's CPU pooling has no float16.
     """
-    *sides, _channels = sample_shape
-    if len(sides) != 3 or any(side % 2**network.conv_layers for side in sides):
-        raise UserError(
-            f"sample shape {list(sample_shape)} does not suit a network of {network.conv_layers} blocks: "
-            f"it needs three sides that are multiples of {2**network.conv_layers}, then channels"
-        )
+    require_divisible(network, sample_shape)
     require_precision(precision)
     seeds = iter(np.random.SeedSequence(seed).generate_state(32).tolist())
     dropout_seeds = iter(np.random.SeedSequence([seed, dropout_seed]).generate_state(32).tolist())
@@ -56,9 +48,9 @@ def build_model(
         x = layers.Rescaling(scale, offset, dtype="float32")(x)
     for block in range(network.conv_layers):
         x = convolution(block)(x)
-        # The reference adds the bias and activates, then pools. Both keep the order of numbers, so the
-        # largest of eight voxels is the same one before and after: the function is the same, gradients
-        # too, and bias and activation have an eighth of the work.
+        # The reference adds the bias and activates, then pools. Both are monotonic, so the largest of eight
+        # voxels is the same before and after: function and gradients are the same, and bias and activation
+        # take an eighth of the work.
         x = layers.MaxPool3D(2, dtype=precision)(x)
         x = Bias(dtype=precision)(x)
         x = layers.LeakyReLU(LEAK, dtype=precision)(x)
@@ -84,7 +76,7 @@ def require_precision(precision: str) -> None:
 
 
 class Bias(layers.Layer):  # type: ignore[misc]
-    """Adds a number of its own to every channel."""
+    """Adds a learned bias to every channel."""
 
     def build(self, shape: tuple[int | None, ...]) -> None:
         self.bias = self.add_weight(name="bias", shape=(shape[-1],), initializer="zeros")

@@ -11,7 +11,7 @@ from mlhpc.errors import UserError, count
 
 
 def broadcast_weights(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> None:
-    """Give every rank rank 0's weights and optimizer state. Each keeps its own random state."""
+    """Give every rank the weights and optimizer state of rank 0. Each keeps its own random state."""
     if world.size > 1:
         from mlhpc.common.ranks.horovod_world import broadcast_variables
 
@@ -44,7 +44,7 @@ def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Opt
     saved = checkpoint.load(directory)
     if len(saved.of_rank) != world.size:
         raise UserError(
-            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with as many, "
+            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with the same number, "
             f"not {world.size}"
         )
     with checkpoint.reading(directory / "checkpoint.npz"):

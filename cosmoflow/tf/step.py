@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from mlhpc.benchmarks.cosmoflow import Hyperparameters
 from mlhpc.common.ranks.world import World
-from mlhpc.common.training.schedules import learning_rate
 from mlhpc.cosmoflow.tf.device import LaunchEvents
 
 Tensor = Any  # tf.Tensor, which has no types of its own
@@ -24,7 +23,7 @@ class Steps(NamedTuple):
     evaluate: EvalStep
 
     def watched(self, events: LaunchEvents | None) -> "Steps":
-        """The same steps, whose launches ``events`` knows; themselves for None."""
+        """The same steps with their launches recorded by ``events``; unchanged for None."""
         return self if events is None else Steps(events.watch(self.train), events.watch(self.evaluate))
 
 
@@ -34,7 +33,7 @@ def log_counts(x: Tensor) -> Tensor:
 
 
 def make_optimizer(hyperparameters: Hyperparameters, precision: str) -> keras.optimizers.Optimizer:
-    """SGD with momentum, or Adam; with dynamic loss scaling where gradients are float16.
+    """SGD with momentum, or Adam; with dynamic loss scaling if gradients are float16.
 
     The caller sets ``optimizer.learning_rate`` when an epoch starts.
     """
@@ -45,20 +44,6 @@ def make_optimizer(hyperparameters: Hyperparameters, precision: str) -> keras.op
     else:
         optimizer = keras.optimizers.Adam(rate)
     return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "mixed_float16" else optimizer
-
-
-def rate_at(hyperparameters: Hyperparameters, epoch: int, max_epochs: int) -> float:
-    """The learning rate of the whole of ``epoch``, counted from 0."""
-    return learning_rate(
-        epoch,
-        peak=hyperparameters.opt_base_learning_rate,
-        warmup_epochs=hyperparameters.opt_learning_rate_warmup_epochs,
-        warmup_factor=hyperparameters.opt_learning_rate_warmup_factor,
-        decay_boundary_epochs=hyperparameters.opt_learning_rate_decay_boundary_epochs,
-        decay_factors=hyperparameters.opt_learning_rate_decay_factor,
-        schedule=hyperparameters.opt_learning_rate_schedule,
-        max_epochs=max_epochs,
-    )
 
 
 def make_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> Steps:
@@ -100,10 +85,10 @@ def make_train_step(
 
 
 def make_eval_step(model: keras.Model) -> EvalStep:
-    """A compiled ``(x, y) -> (sum of absolute errors, how many)``, shapes as in ``make_train_step``.
+    """A compiled ``(x, y) -> (sum of absolute errors, their number)``, shapes as in ``make_train_step``.
 
-    Sum and count run over batch and targets and are float64, so that sums over batches and ranks divided by
-    each other are the exact mean absolute error, whatever the batch sizes.
+    Sum and count run over batch and targets and are float64, so that the ratio of their sums over batches and
+    ranks is the exact mean absolute error for any batch sizes.
     """
 
     @tf.function(input_signature=_signature(model))  # type: ignore[untyped-decorator]
@@ -123,7 +108,7 @@ def warm_up(
 ) -> None:
     """Run both steps once on zeros, which compiles them, and restore everything they changed.
 
-    Weights, optimizer state and random state are afterwards what they were, bit for bit. No data set is
+    Weights, optimizer state and random state are restored bit for bit. No data set is
     touched: this may be done before the clock starts (MLPerf HPC training rules, initialisation). With
     several ranks all must call it, because gradients are averaged.
     """
@@ -137,5 +122,6 @@ def warm_up(
 
 
 def _signature(model: keras.Model) -> list[tf.TensorSpec]:
-    """Any batch size, so that the smaller last batch of an evaluation is not compiled again."""
+    """Input signature with any batch size, so that the smaller last batch of an evaluation needs no
+    recompilation."""
     return [tf.TensorSpec(model.input_shape, tf.int16), tf.TensorSpec(model.output_shape, tf.float32)]

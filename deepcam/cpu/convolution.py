@@ -1,5 +1,4 @@
-"""Convolutions for CPUs: those whose gradients PyTorch's CPU library computes slowly, or wrongly, computed
-another way.
+"""Alternative implementations of convolutions whose gradients PyTorch's CPU library computes slowly, or wrongly.
 
 The functions are the same, up to rounding. Measured with oneDNN 3.11 (torch 2.12) on one core of an AMD EPYC 9004:
 the weight gradient of a dilated depthwise convolution (1536 channels, 48 x 72, batch 2) takes 600 ms where its
@@ -36,8 +35,8 @@ class CpuDepthwise(Depthwise):
 
 
 class CpuSeparable(Separable):
-    """With ``stride`` 1, the activation between the two is not kept for the backward pass but recomputed there,
-    which takes about as long as allocating fresh memory for it."""
+    """With ``stride`` 1, the activation between the two convolutions is not kept for the backward pass but
+    recomputed, which takes about as long as allocating fresh memory for it."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.stride > 1 or torch.compiler.is_compiling():
@@ -53,7 +52,7 @@ class CpuConv3x3(Conv3x3):
         x, weight = _cast(input), _cast(self.weight)
         if self.dilation != (1, 1):
             return _Dilated.apply(x, weight, self.dilation[0])  # type: ignore[no-any-return]
-        # Measured: from here on it takes four fifths of the time, at full size half.
+        # Measured: from this size on it takes four fifths of the time, at full size half.
         pays = min(self.in_channels, self.out_channels) >= 128 and x.shape[2] * x.shape[3] >= 48 * 72
         return winograd(x, weight) if pays and x.dtype != torch.bfloat16 else super().forward(input)
 
@@ -62,10 +61,10 @@ class CpuPointwise(Pointwise):
     def forward(self, input: Tensor) -> Tensor:
         if self.stride == (1, 1):
             return super().forward(input)
-        # Sliced with channels last, so that the gradient is laid out like that too; and copied, for what is kept
-        # for the backward pass keeps all that it was cut from.
-        kept = input.permute(0, 2, 3, 1)[:, :: self.stride[0], :: self.stride[1]].contiguous()
-        return F.conv2d(kept.permute(0, 3, 1, 2), self.weight)
+        # Sliced with channels last, so that the gradient has that layout too; and copied, since a view kept for
+        # the backward pass would keep the whole tensor.
+        sliced = input.permute(0, 2, 3, 1)[:, :: self.stride[0], :: self.stride[1]].contiguous()
+        return F.conv2d(sliced.permute(0, 3, 1, 2), self.weight)
 
 
 class CpuDeconvolution(Deconvolution):
@@ -77,7 +76,7 @@ class CpuDeconvolution(Deconvolution):
 
 class _Downsampled(torch.autograd.Function):
     """A depthwise convolution of stride 2. The gradient of its input is one of stride 1, over the gradient of
-    the output with zeros put between."""
+    the output with zeros inserted."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
@@ -112,7 +111,7 @@ class _Downsampled(torch.autograd.Function):
 
 
 class _RecomputedSeparable(torch.autograd.Function):
-    """A depthwise convolution of stride 1 and a pointwise one; keeps only what comes in."""
+    """A depthwise convolution of stride 1 and a pointwise one; keeps only its input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, of_depth: Tensor, of_point: Tensor, dilation: int) -> Tensor:
@@ -128,7 +127,7 @@ class _RecomputedSeparable(torch.autograd.Function):
         x, of_depth = x.detach().requires_grad_(wants_x), of_depth.detach().requires_grad_(wants_depth)
         with torch.enable_grad():
             between = _depthwise(x, of_depth, ctx.dilation)
-        wanted = [tensor for tensor in (x, of_depth) if tensor.requires_grad]
+        inputs = [tensor for tensor in (x, of_depth) if tensor.requires_grad]
         gradient, of_point, _ = torch.ops.aten.convolution_backward(
             gradient,
             between.detach(),
@@ -140,15 +139,15 @@ class _RecomputedSeparable(torch.autograd.Function):
             False,
             (0, 0),
             1,
-            (bool(wanted), wants_point, False),
+            (bool(inputs), wants_point, False),
         )
-        further = iter(torch.autograd.grad(between, wanted, gradient) if wanted else ())
+        further = iter(torch.autograd.grad(between, inputs, gradient) if inputs else ())
         return next(further) if wants_x else None, next(further) if wants_depth else None, of_point, None
 
 
 class _Dilated(torch.autograd.Function):
     """A dilated convolution over all channels. The gradient of a tap's weights is one matrix product of the input
-    with the output's gradient, over the pixels that the tap has inside the picture."""
+    with the output's gradient, over the pixels that the tap reads inside the image."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
@@ -177,18 +176,18 @@ def _dilated_taps(x: Tensor, gradient: Tensor, weight: Tensor, dilation: int) ->
     x, gradient = x.permute(2, 0, 3, 1), gradient.permute(2, 0, 3, 1)
     taps = weight.new_empty(3, 3, outputs, inputs)
     for j in range(3):
-        of_x, of_gradient = _meeting(columns, (j - 1) * dilation)
+        of_x, of_gradient = _overlap(columns, (j - 1) * dilation)
         columns_of_x = x[:, :, of_x].contiguous()
         columns_of_gradient = gradient[:, :, of_gradient].contiguous()
         for i in range(3):
-            of_x, of_gradient = _meeting(rows, (i - 1) * dilation)
+            of_x, of_gradient = _overlap(rows, (i - 1) * dilation)
             pixels = columns_of_gradient[of_gradient].view(-1, outputs)
             torch.mm(pixels.t(), columns_of_x[of_x].view(-1, inputs), out=taps[i, j])
     return taps.permute(2, 3, 0, 1)
 
 
-def _meeting(size: int, shift: int) -> tuple[slice, slice]:
-    """Where input and output of a tap meet, along a side of this size, if the tap looks ``shift`` ahead."""
+def _overlap(size: int, shift: int) -> tuple[slice, slice]:
+    """The parts of input and output, along a side of this size, that a tap with offset ``shift`` connects."""
     length = max(0, size - abs(shift))
     first = min(size, max(0, shift))
     other = min(size, max(0, -shift))
@@ -196,9 +195,9 @@ def _meeting(size: int, shift: int) -> tuple[slice, slice]:
 
 
 class _Upsampled(torch.autograd.Function):
-    """A deconvolution. Row i of the input meets rows 2i - 1, 2i and 2i + 1 of the output, columns alike: the
-    gradient of a tap's weights is one matrix product of the input with every other pixel of the output's
-    gradient. Laid out row after row, with a border of zeros, the taps are shifts by a constant."""
+    """A deconvolution. Row i of the input contributes to rows 2i - 1, 2i and 2i + 1 of the output, and columns
+    likewise: the gradient of a tap's weights is one matrix product of the input with every other pixel of the
+    output's gradient. In row-major order with a border of zeros, the taps are constant shifts."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
@@ -233,7 +232,7 @@ def _taps(x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
 
 def _bordered(pixels: Tensor, below: int, right: int) -> Tensor:
     """[b, h, w, c] with one row and one column of zeros: at the end where ``below`` or ``right`` is 1, at the
-    beginning where it is 0."""
+    beginning if it is 0."""
     batch, rows, columns, channels = pixels.shape
     bordered = pixels.new_empty(batch, rows + 1, columns + 1, channels)
     bordered[:, rows if below else 0] = 0
@@ -243,15 +242,15 @@ def _bordered(pixels: Tensor, below: int, right: int) -> Tensor:
 
 
 def _depthwise(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
-    """A 3 x 3 convolution of every channel by itself, with this dilation, that keeps the sides."""
+    """A 3 x 3 depthwise convolution with this dilation and "same" padding."""
     if dilation > 1 and not (x.shape[2] % dilation or x.shape[3] % dilation):
-        return _whole(F.conv2d(_grids(x, dilation), weight, None, 1, 1, 1, len(weight)), dilation)
+        return _from_grids(F.conv2d(_grids(x, dilation), weight, None, 1, 1, 1, len(weight)), dilation)
     return F.conv2d(x, weight, None, 1, dilation, dilation, len(weight))
 
 
 def _grids(x: Tensor, dilation: int) -> Tensor:
-    """[b, c, h, w] to [b dilation^2, c, h / dilation, w / dilation]: every ``dilation``-th row and column
-    together, which is what a convolution of that dilation sees."""
+    """[b, c, h, w] to [b dilation^2, c, h / dilation, w / dilation]: grids of every ``dilation``-th row
+    and column, on which a convolution of that dilation is a plain one."""
     batch, channels, rows, columns = x.shape
     rows, columns = rows // dilation, columns // dilation
     grids = x.permute(0, 2, 3, 1).reshape(batch, rows, dilation, columns, dilation, channels)
@@ -259,7 +258,7 @@ def _grids(x: Tensor, dilation: int) -> Tensor:
     return grids.permute(0, 3, 1, 2)
 
 
-def _whole(grids: Tensor, dilation: int) -> Tensor:
+def _from_grids(grids: Tensor, dilation: int) -> Tensor:
     """The inverse of ``_grids``."""
     _, channels, rows, columns = grids.shape
     x = grids.permute(0, 2, 3, 1).reshape(-1, dilation, dilation, rows, columns, channels)
@@ -268,5 +267,5 @@ def _whole(grids: Tensor, dilation: int) -> Tensor:
 
 
 def _cast(tensor: Tensor) -> Tensor:
-    """As autocast would do before a convolution, which it does not do before a function of our own."""
+    """Cast like autocast does before a convolution, but not before a custom autograd function."""
     return tensor.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else tensor

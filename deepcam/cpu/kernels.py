@@ -1,4 +1,4 @@
-"""The same network with kernels of our own, where it is trained on a CPU."""
+"""Replaces layers of the network by faster CPU kernels."""
 
 from torch import nn
 
@@ -18,10 +18,10 @@ KERNELS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def use_cpu_kernels(model: nn.Module) -> None:
-    """Let every layer of ``model`` that we have a faster or leaner kernel for compute with it. Weights, names and
-    results stay what they are, the results up to rounding."""
+    """Let every layer of ``model`` use its faster or leaner CPU kernel, if there is one. Weights, names and, up to
+    rounding, results do not change."""
     for module in model.modules():
         if kernel := KERNELS.get(type(module)):
-            module.__class__ = kernel  # it differs in ``forward`` only
+            module.__class__ = kernel  # only ``forward`` differs
         elif isinstance(module, BatchNorm):
             module.recompute = True

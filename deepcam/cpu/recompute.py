@@ -1,4 +1,4 @@
-"""What a training step on a CPU need not keep for its backward pass."""
+"""Recomputation of activations, so that a training step on a CPU keeps less for its backward pass."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -9,35 +9,35 @@ from mlhpc.deepcam.layers.batchnorm import recompute_output
 
 
 class RecomputeSequential(nn.Sequential):
-    """Modules in sequence, none of which keeps the output of a batch norm that it gets as input: the batch norm,
-    which keeps its own input anyway, recomputes it for the backward pass. The gradients are the same, bit for
-    bit, and one tensor is kept instead of two."""
+    """Modules in sequence that do not keep the output of a batch norm they get as input: the batch norm, which
+    keeps its own input anyway, recomputes it for the backward pass. The gradients are the same, bit for bit, and
+    one tensor is kept instead of two."""
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return super().forward(input)  # type: ignore[no-any-return]
         for module in self:
-            with _forgetting(input):
+            with _not_saving(input):
                 input = module(input)
         return input
 
 
-def _forgetting(output: Tensor) -> AbstractContextManager[object]:
-    """While it is open, autograd keeps the batch norm that made ``output``, if one of ours did, in its place."""
+def _not_saving(output: Tensor) -> AbstractContextManager[object]:
+    """A context in which autograd saves, instead of ``output``, the batch norm of this suite that computed it."""
     node = output.grad_fn
     if not hasattr(node, "output"):
         return nullcontext()
-    its = _identity(output)  # not the output itself: autograd keeps the two functions
+    its = _identity(output)  # not the output itself, since autograd keeps the closures
 
     def keep(tensor: Tensor) -> object:
         return node if _identity(tensor) == its else tensor
 
-    def bring(kept: object) -> Tensor:
-        return kept if isinstance(kept, Tensor) else recompute_output(kept)
+    def restore(saved: object) -> Tensor:
+        return saved if isinstance(saved, Tensor) else recompute_output(saved)
 
-    return torch.autograd.graph.saved_tensors_hooks(keep, bring)
+    return torch.autograd.graph.saved_tensors_hooks(keep, restore)
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
-    """The same for what shows the same memory in the same way, unless it was written to in between."""
+    """Equal for views of the same memory with the same layout, unless it was written to in between."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version

@@ -1,7 +1,7 @@
 """A 3 x 3 convolution and its gradients with a quarter of the multiplications, by Winograd's minimal filtering.
 
 F(4 x 4, 3 x 3) of Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.3: a
-tile of 4 x 4 outputs comes from a window of 6 x 6 inputs by 36 products in place of 144. Over channels these are
+tile of 4 x 4 outputs comes from a window of 6 x 6 inputs by 36 products instead of 144. Over channels these are
 36 matrix products of [tiles, inputs] with [inputs, outputs]; before and after them are sums of few terms. Every
 step is linear, so the gradients are the same steps backwards. In float32 the rounding error is about three times
 that of the direct sum. In bfloat16 the smaller F(2 x 2, 3 x 3) was no faster, with 2.7 times the error.
@@ -29,7 +29,7 @@ FILTER: Matrix = ((6, 0, 0), (-4, -4, -4), (-4, 4, -4), (1, 2, 4), (1, -2, 4), (
 OUTPUT: Matrix = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1))
 
 TILES = 288
-"""How many are worked on at once, about: enough for matrix products, few enough for a processor's cache."""
+"""Approximate number of tiles per block: enough for efficient matrix products, few enough for the cache."""
 
 
 def winograd(x: Tensor, weight: Tensor) -> Tensor:
@@ -43,13 +43,13 @@ class _Winograd(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         batch, inputs, rows, columns = x.shape
-        filters = _of_filters(weight)
+        filters = _transform_filters(weight)
         y = x.new_empty(batch, *_covered(rows, columns), len(weight))
         for sample, of_sample in zip(x.permute(0, 2, 3, 1), y, strict=True):
             for window, tile in _parts(_padded(sample), of_sample):
-                of_inputs = _both_ways(INPUT, window).view(36, -1, inputs)
+                of_inputs = _apply_2d(INPUT, window).view(36, -1, inputs)
                 products = of_inputs @ filters
-                tile.copy_(_both_ways(OUTPUT, products.view(6, 6, -1)).view(tile.shape))
+                tile.copy_(_apply_2d(OUTPUT, products.view(6, 6, -1)).view(tile.shape))
         return y[:, :rows, :columns].contiguous().permute(0, 3, 1, 2)
 
     @staticmethod
@@ -59,55 +59,55 @@ class _Winograd(torch.autograd.Function):
         wants_x, wants_weight = ctx.needs_input_grad
         outputs, inputs = weight.shape[:2]
         rows, columns = x.shape[2:]
-        filters = _of_filters(weight)
+        filters = _transform_filters(weight)
         of_filters = torch.zeros_like(filters)
         of_x = x.new_empty(len(x), rows, columns, inputs)
         pairs = zip(x.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1), of_x, strict=True)
         for sample, of_y, of_sample in pairs:
             padded = _padded(sample)
             of_padded = torch.zeros_like(padded)
-            covered = _grown(of_y, *_covered(rows, columns))
+            covered = _zero_padded(of_y, *_covered(rows, columns))
             parts = zip(_parts(padded, covered), _parts(of_padded, covered), strict=True)
             for (window, tile), (of_window, _) in parts:
-                of_products = _both_ways(_turned(OUTPUT), tile).view(36, -1, outputs)
+                of_products = _apply_2d(_transposed(OUTPUT), tile).view(36, -1, outputs)
                 if wants_weight:
-                    of_filters.baddbmm_(_both_ways(INPUT, window).view(36, -1, inputs).mT, of_products)
+                    of_filters.baddbmm_(_apply_2d(INPUT, window).view(36, -1, inputs).mT, of_products)
                 if wants_x:
                     of_inputs = (of_products @ filters.mT).view(6, 6, -1)
-                    values = _both_ways(_turned(INPUT), of_inputs).view(of_window.shape)
+                    values = _apply_2d(_transposed(INPUT), of_inputs).view(of_window.shape)
                     for i in range(6):
-                        for j in range(6):  # windows overlap: added at once, some values would be lost
+                        for j in range(6):  # windows overlap: a single vectorised add would lose values
                             of_window[i, j] += values[i, j]
             of_sample.copy_(of_padded[1 : 1 + rows, 1 : 1 + columns])
-        taps = _both_ways(_turned(FILTER), of_filters.view(6, 6, -1)) / 24**2
+        taps = _apply_2d(_transposed(FILTER), of_filters.view(6, 6, -1)) / 24**2
         of_weight = taps.view(3, 3, inputs, outputs).permute(3, 2, 0, 1) if wants_weight else None
         return of_x.permute(0, 3, 1, 2) if wants_x else None, of_weight
 
 
-def _of_filters(weight: Tensor) -> Tensor:
+def _transform_filters(weight: Tensor) -> Tensor:
     """[f, c, 3, 3] to [36, c, f]."""
     outputs, inputs = weight.shape[:2]
-    return _both_ways(FILTER, weight.permute(2, 3, 1, 0) / 24**2).view(36, inputs, outputs)
+    return _apply_2d(FILTER, weight.permute(2, 3, 1, 0) / 24**2).view(36, inputs, outputs)
 
 
-def _both_ways(matrix: Matrix, values: Tensor) -> Tensor:
-    """``matrix`` over the first axis and over the second: [n, n, ...] to [m, m, the rest in one]."""
+def _apply_2d(matrix: Matrix, values: Tensor) -> Tensor:
+    """``matrix`` over the first axis and over the second: [n, n, ...] to [m, m, product of the other axes]."""
     factors = values.new_tensor(matrix)
     m, n = factors.shape
     return (factors @ (factors @ values.reshape(n, n, -1)).view(n, -1)).view(m, m, -1)
 
 
-def _turned(matrix: Matrix) -> Matrix:
+def _transposed(matrix: Matrix) -> Matrix:
     return tuple(zip(*matrix, strict=True))
 
 
 def _covered(rows: int, columns: int) -> tuple[int, int]:
-    """The sides of the picture that whole tiles cover."""
+    """The sides of the image when covered by whole tiles."""
     return ceil(rows / 4) * 4, ceil(columns / 4) * 4
 
 
-def _grown(sample: Tensor, rows: int, columns: int, border: int = 0) -> Tensor:
-    """[h, w, c] to [rows, columns, c], with zeros around it, of which ``border`` rows and columns come first."""
+def _zero_padded(sample: Tensor, rows: int, columns: int, border: int = 0) -> Tensor:
+    """[h, w, c] to [rows, columns, c], padded with zeros, with ``border`` rows and columns before it."""
     if sample.shape[:2] == (rows, columns):
         return sample.contiguous()
     grown = sample.new_zeros(rows, columns, sample.shape[2])
@@ -116,13 +116,13 @@ def _grown(sample: Tensor, rows: int, columns: int, border: int = 0) -> Tensor:
 
 
 def _padded(sample: Tensor) -> Tensor:
-    """[h, w, c] with the zeros that the windows of its tiles see around it."""
+    """[h, w, c] with the zeros around it that the windows of its tiles need."""
     rows, columns = _covered(*sample.shape[:2])
-    return _grown(sample, rows + 2, columns + 2, 1)
+    return _zero_padded(sample, rows + 2, columns + 2, 1)
 
 
 def _parts(padded: Tensor, covered: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Views of some tiles at a time: their windows [6, 6, down, across, c], which overlap, and themselves,
+    """Views of blocks of tiles: their windows [6, 6, down, across, c], which overlap, and the tiles,
     [4, 4, down, across, f]."""
     rows, columns, outputs = covered.shape
     down, across = rows // 4, columns // 4

@@ -1,4 +1,4 @@
-"""The loaders side by side on a user's own data set: rate, processor time, memory."""
+"""Compares the loaders on the user's data set: rate, processor time, memory."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -19,11 +19,11 @@ def bench(
     data: Path, samples: int, batch: int, workers: int, rounds: int, evict: bool, console: Console
 ) -> bool:
     """Read the first ``samples`` training samples of ``data`` with every loader, and print the medians.
-    Returns whether all gave the same samples, bit for bit.
+    Returns whether all read the same samples, bit for bit.
 
-    The loaders take turns, ``rounds`` times, each in a process of its own. With ``evict`` they are
+    The loaders take turns, ``rounds`` times, each in a process of its own. With ``evict`` the samples are
     dropped from this machine's page cache before each turn. Raises UserError when the data set cannot be
-    read; a loader that cannot run says why in its row.
+    read; for a loader that cannot run the reason is printed.
     """
     files = list_samples(data / "train")[:samples]
     shape = sample_shape(files[0])

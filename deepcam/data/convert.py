@@ -1,6 +1,6 @@
 """The published HDF5 samples to .npy pairs: ``data-*.npy`` with the field, ``label-*.npy`` with the mask.
 
-A .npy file has no library in the way and its mask has a byte a pixel, where the published one has eight.
+A .npy file is read without a library, and its mask has one byte per pixel, where the published one has eight.
 """
 
 import shutil
@@ -25,7 +25,7 @@ from mlhpc.errors import UserError, count
 
 FOLDERS = ("train", "validation", "test")
 SETTINGS = ".conversion.json"
-"""Says how the files beside it were converted, so that a restart never mixes two ways. Hidden: not staged."""
+"""Records how the files beside it were converted, so that a restart never mixes formats. Hidden: not staged."""
 
 
 def convert(source: Path, out: Path, float16: bool, world: World, workers: int) -> None:
@@ -33,17 +33,17 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
 
     Fields keep their float32 values, masks become uint8. With ``float16``, fields are normalised and rounded
     to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the statistics
-    become 0 and 1, and the manifest says so: that is another preprocessing than the reference's, for the
+    become 0 and 1, and the manifest records it: this preprocessing differs from the reference's, and is for the
     open division only.
 
-    The ranks share the samples, ``workers`` threads in each; the same files come out for any number of
-    them. What is complete is kept, so that an interrupted conversion can be started again; a source file
-    that was changed or replaced since, by its modification time, is converted again. Each thread
-    holds a sample in memory, 54 MiB at the published size.
+    The samples are divided among the ranks, with ``workers`` threads in each; the resulting files do not depend on
+    their number. Complete files are kept, so that an interrupted conversion can be resumed; source files with
+    a newer modification time are converted again. Each thread holds a sample in memory, 54 MiB at the published
+    size.
 
     Called by all ranks. Raises UserError, the same on all ranks, when a sample or the statistics are not as
-    expected, or missing though the manifest of ``source`` lists them, or ``out`` cannot be written or holds
-    files of another kind, or normalised by other statistics.
+    expected, or missing although the manifest of ``source`` lists them, or ``out`` cannot be written or holds
+    files of another kind, or normalised with other statistics.
     """
     on_rank0(world, lambda: _require_folders(source, out))
     manifest.require(source, world, workers, _is_read)
@@ -51,7 +51,7 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
     shape, statistics = on_rank0(world, lambda: _kind(source, samples[0][1]))
     dtype = np.dtype(np.float16 if float16 else np.float32)
     reader = Reader(shape, statistics if float16 else None)
-    mine = samples[world.rank :: world.size]
+    own_samples = samples[world.rank :: world.size]
     normalised_by = (
         {name: values.tolist() for name, values in statistics._asdict().items()} if float16 else None
     )
@@ -60,14 +60,14 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
     for folder in {folder for folder, _ in samples}:
         on_all_ranks(world, partial(_make_folder, out / folder))
 
-    with progress(len(mine), "convert", "samples", show=world.rank == 0) as advance:
-        one = partial(_convert_sample, out, reader, dtype, advance)
-        on_all_ranks(world, lambda: _in_threads(one, mine, workers))
+    with progress(len(own_samples), "convert", "samples", show=world.rank == 0) as advance:
+        convert_one = partial(_convert_sample, out, reader, dtype, advance)
+        on_all_ranks(world, lambda: _in_threads(convert_one, own_samples, workers))
 
     def write_statistics() -> None:
         if float16:
-            zero, one = np.zeros(shape[2], np.float32), np.ones(shape[2], np.float32)
-            hdf5.write_statistics(out / "stats.h5", hdf5.Statistics(zero, one))
+            zeros, ones = np.zeros(shape[2], np.float32), np.ones(shape[2], np.float32)
+            hdf5.write_statistics(out / "stats.h5", hdf5.Statistics(zeros, ones))
         else:
             _copy(hdf5.find_statistics(source), out / "stats.h5")
 
@@ -84,10 +84,10 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
         facts["normalised_by"] = normalised_by
     expected = 2 * len(samples) + 1
     with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
-        made = manifest.index(out, facts, world, workers, lambda size: advance(1))
-    if len(made.files) != expected:
+        converted = manifest.index(out, facts, world, workers, lambda size: advance(1))
+    if len(converted.files) != expected:
         raise UserError(
-            f"{out}: {count(len(made.files), 'file')}, {expected} were converted; "
+            f"{out}: {count(len(converted.files), 'file')}, but {expected} were converted; "
             "files of another origin are among them: convert into an empty folder"
         )
     if world.rank == 0:
@@ -102,7 +102,7 @@ def _require_folders(source: Path, out: Path) -> None:
 
 
 def _is_read(name: str) -> bool:
-    """Whether a file of the source, by its path there, is a sample or the statistics."""
+    """Whether a file of the source is a sample or the statistics, by its relative path."""
     return name == "stats.h5" or name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
 
 
@@ -138,9 +138,9 @@ def _convert_sample(
     folder, path = sample
     data = out / folder / path.with_suffix(".npy").name
     mask = npy.label_path(data)
-    modified_ns = path.stat().st_mtime_ns  # asked before it is read: a change meanwhile will show
-    whole = (data, npy.size(dtype, reader.shape)), (mask, npy.size(np.uint8, reader.shape[:2]))
-    if not all(_is_kept(made, size, modified_ns) for made, size in whole):
+    modified_ns = path.stat().st_mtime_ns  # before reading, so that a later change is detected
+    files = (data, npy.size(dtype, reader.shape)), (mask, npy.size(np.uint8, reader.shape[:2]))
+    if not all(_is_kept(file, size, modified_ns) for file, size in files):
         x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
         reader.read(path, x, y)
         try:
@@ -153,15 +153,15 @@ def _convert_sample(
     advance(1)
 
 
-def _is_kept(made: Path, size: int, modified_ns: int) -> bool:
-    """Whether a file is there, whole, and has its source's time of modification, which it was given."""
+def _is_kept(converted: Path, size: int, modified_ns: int) -> bool:
+    """Whether a file is complete and has the modification time of its source, which a conversion sets."""
     try:
-        found = made.stat()
+        status = converted.stat()
     except FileNotFoundError:
         return False
     # Some file systems keep whole seconds.
     second = modified_ns - modified_ns % 10**9
-    return found.st_size == size and found.st_mtime_ns in (modified_ns, second)
+    return status.st_size == size and status.st_mtime_ns in (modified_ns, second)
 
 
 def _in_threads(
@@ -177,5 +177,5 @@ def _in_threads(
 
 
 def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as file, atomic.writing(target) as fd, open(fd, "wb", closefd=False) as made:
-        shutil.copyfileobj(file, made)
+    with source.open("rb") as file, atomic.writing(target) as fd, open(fd, "wb", closefd=False) as copy:
+        shutil.copyfileobj(file, copy)

@@ -1,7 +1,7 @@
-"""Batches normalised by an NVIDIA DALI pipeline: on its threads, or on the GPU where there is one.
+"""Batches normalised by an NVIDIA DALI pipeline: on its threads, or on the GPU if there is one.
 
-The samples are read and checked as for the loader "threads", as they are stored; DALI takes them from there
-(an external source), so that every file layout can be read and every error names its file. On the GPU
+The samples are read and checked as for the loader "threads", as they are stored; DALI gets them as an external
+source, so that every file layout can be read and every error names its file. On the GPU
 the field is transferred as stored and normalised there.
 """
 
@@ -26,8 +26,8 @@ def batches(
     workers: int,
     device: str,
 ) -> Generator[Batch, None, None]:
-    """``batches`` in order as ``read`` gives them, as stored, normalised by ``workers`` threads of DALI; on the
-    GPU, and handed out there, when ``device`` is not "cpu". ``shape`` is that of a sample.
+    """``batches`` in order, read by ``read`` as stored, normalised by ``workers`` threads of DALI, or on the GPU,
+    and then returned there, if ``device`` is not "cpu". ``shape`` is that of a sample.
 
     Raises UserError when DALI is not installed, and naming the file when one cannot be read.
     """
@@ -35,11 +35,11 @@ def batches(
     if not batches:
         return
     source = read(batches)
-    taken: deque[Batch] = deque()  # by DALI, which reads them in place: kept until it is done
+    in_use: deque[Batch] = deque()  # read in place by DALI: kept until it is done
 
     def feed() -> Iterator[list[npt.NDArray[np.float32]]]:
         for batch in source:
-            taken.append(batch)
+            in_use.append(batch)
             yield [field.reshape(len(field), -1) for field in batch[0].numpy()]  # a row is one axis
 
     place = "cpu" if device == "cpu" else "gpu"
@@ -52,6 +52,6 @@ def batches(
         pipeline.set_outputs(((field if place == "cpu" else field.gpu()) - shift) * scale)
     with outputs_of(pipeline, source) as next_output:
         for _ in batches:
-            x = next_output()  # waits until it is ready: what it was made from is free
-            _, y, size = taken.popleft()
+            x = next_output()  # waits until it is ready: its source is free then
+            _, y, size = in_use.popleft()
             yield x.view(-1, *shape), y.to(x.device, non_blocking=True), size

@@ -1,7 +1,7 @@
-"""The published layout: ``climate/data`` and ``climate/labels_0`` in an HDF5 file a sample, and ``stats.h5``.
+"""The published layout: ``climate/data`` and ``climate/labels_0`` in one HDF5 file per sample, and ``stats.h5``.
 
-The HDF5 library lets one thread in at a time and its handles do not survive a fork. So it is asked only
-for the position of the two arrays; a file is open in it only for that long, and the arrays are read by offset.
+The HDF5 library serialises threads, and its handles do not survive a fork. So it is used only to locate the two
+arrays, and the file is closed again; the arrays are then read by offset.
 """
 
 import os
@@ -20,7 +20,7 @@ from mlhpc.common.formats.extent import Extent, opened
 from mlhpc.errors import UserError
 
 DATA, LABELS = "climate/data", "climate/labels_0"
-_KEPT = 1 << 16  # bytes of metadata that are kept to know a layout by; the published files have 2 KiB
+_KEPT = 1 << 16  # bytes of metadata kept to recognise a layout; the published files have 2 KiB
 
 
 class Statistics(NamedTuple):
@@ -34,8 +34,8 @@ class Statistics(NamedTuple):
 class Layout:
     """Where the arrays of a file are, and what identifies it: its size and all its other bytes.
 
-    A file with the same size and the same bytes outside the arrays has the same layout, for there is nothing
-    else that HDF5 could have learned it from.
+    A file with the same size and the same bytes outside the arrays has the same layout, since HDF5 has no other
+    source for it.
     """
 
     data: Extent
@@ -50,9 +50,9 @@ class Layout:
 
 
 def locate(path: Path) -> Layout | None:
-    """The layout of a sample; None where its arrays are chunked, compressed, or in other files.
+    """The layout of a sample; None if its arrays are chunked, compressed, or in other files.
 
-    Raises UserError naming the file when it is no HDF5 file, truncated, or has not the two arrays.
+    Raises UserError naming the file when it is not an HDF5 file, is truncated, or lacks one of the two arrays.
     """
     with _opened(path) as file:
         extents = [_extent(_dataset(file, path, name), path) for name in (DATA, LABELS)]
@@ -65,24 +65,24 @@ def locate(path: Path) -> Layout | None:
         gaps = [(0, first.offset), (first.end, last.offset), (last.end, size)]
         kept = sum(end - start for start, end in gaps) <= _KEPT
         metadata = tuple((start, os.pread(fd, end - start, start)) for start, end in gaps if kept)
-    # Size -1: of no file, so that it is not taken for the layout of the next.
+    # Size -1 matches no file, so that this layout is not used for the next one.
     return Layout(data, labels, size if kept else -1, metadata)
 
 
 def sample_shape(path: Path) -> tuple[int, int, int]:
-    """[rows, columns, channels] of a sample. Raises UserError as ``locate`` does."""
+    """[rows, columns, channels] of a sample. Raises UserError like ``locate``."""
     with _opened(path) as file:
         shape: tuple[int, ...] = _dataset(file, path, DATA).shape
     if len(shape) != 3:
         raise UserError(
-            f"{path}: {DATA} has shape {list(shape)}, and a sample is [rows, columns, channels]; "
+            f"{path}: {DATA} has shape {list(shape)}, but a sample is [rows, columns, channels]; "
             "give the folder of a DeepCAM data set"
         )
     return shape[0], shape[1], shape[2]
 
 
 def read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Both arrays, by the library: the slow way, for files where ``locate`` finds no layout."""
+    """Both arrays, read by the library: slower, for files without a layout (``locate``)."""
     with _opened(path) as file:
         return _dataset(file, path, DATA)[...], _dataset(file, path, LABELS)[...]
 
@@ -104,32 +104,32 @@ def find_statistics(root: Path) -> Path:
 def read_statistics(root: Path, channels: int) -> Statistics:
     """The statistics of the data set at ``root``.
 
-    Raises UserError when ``stats.h5`` is missing or damaged, is not of so many channels, or has values that
-    no field can be normalised by: not finite, or a maximum that is not above the minimum.
+    Raises UserError when ``stats.h5`` is missing or damaged, has another number of channels, or has values
+    that are useless for normalisation: not finite, or a maximum that is not above the minimum.
     """
     path = find_statistics(root)
     with _opened(path) as file:
-        found = [_dataset(file, path, name)[...] for name in ("climate/minval", "climate/maxval")]
-    for name, values in zip(("minval", "maxval"), found, strict=True):
+        extremes = [_dataset(file, path, name)[...] for name in ("climate/minval", "climate/maxval")]
+    for name, values in zip(("minval", "maxval"), extremes, strict=True):
         if values.shape != (channels,) or values.dtype.kind != "f":
             raise UserError(
-                f"{path}: climate/{name} has shape {list(values.shape)} of {values.dtype}, and {channels} "
-                "floating-point channels are expected; take the file that belongs to this data set"
+                f"{path}: climate/{name} has shape {list(values.shape)} of {values.dtype}, expected {channels} "
+                "floating-point channels; use the file that belongs to this data set"
             )
-    minimum, maximum = found
+    minimum, maximum = extremes
     for channel, (low, high) in enumerate(zip(minimum, maximum, strict=True)):
         with np.errstate(all="ignore"):
             scale = np.float32(1 / (high - low))
         if not (high > low and 0 < scale < np.inf):
             raise UserError(
-                f"{path}: {channel_name(channel, channels)} goes from {low} to {high}, and cannot be "
-                "normalised by that; make the statistics again from the training samples"
+                f"{path}: {channel_name(channel, channels)} goes from {low} to {high}, which is useless "
+                "for normalisation; compute the statistics again from the training samples"
             )
     return Statistics(minimum, maximum)
 
 
 def write_statistics(path: Path, statistics: Statistics) -> None:
-    """Write ``stats.h5`` atomically. Raises OSError as the file system does."""
+    """Write ``stats.h5`` atomically. Raises OSError."""
     with atomic.writing(path) as fd, open(fd, "r+b", closefd=False) as stream, h5py.File(stream, "w") as file:
         file["climate/minval"], file["climate/maxval"] = statistics
 
@@ -142,12 +142,12 @@ CHANNELS = (
 
 
 def channel_name(channel: int, channels: int) -> str:
-    """How messages call a channel, counted from 0: with its published name where there are sixteen."""
+    """The name of a channel, counted from 0, in messages: with its published name if there are sixteen."""
     return f"channel {channel}" + (f" ({CHANNELS[channel]})" if channels == len(CHANNELS) else "")
 
 
 def _extent(dataset: Any, path: Path) -> Extent | None:
-    if dataset.file.filename != str(path):  # an external link: the offset would be one in another file
+    if dataset.file.filename != str(path):  # an external link: the offset would refer to another file
         return None
     offset = dataset.id.get_offset()
     return None if offset is None else Extent(offset, dataset.dtype, dataset.shape)
@@ -159,13 +159,13 @@ def _dataset(file: Any, path: Path, name: str) -> Any:
         raise UserError(f"{path}: has no dataset {name}; it is not a file of a DeepCAM data set")
     _require_own_files(dataset, path)
     if dataset.size and not dataset.id.get_storage_size() and not dataset.is_virtual:
-        raise UserError(f"{path}: {name} was never written; download or make the file again")
+        raise UserError(f"{path}: {name} was never written; download or regenerate the file")
     return dataset
 
 
 def _require_own_files(dataset: Any, path: Path) -> None:
-    """Raise UserError where an array is stored in a file outside the sample's folder: a data set from somebody
-    else may not read what is not its own."""
+    """Raise UserError when an array is stored in a file outside the sample's folder: a foreign data set must not
+    read other files."""
     sources = [dataset.file.filename, *(name for name, *_ in dataset.external or ())]
     if dataset.is_virtual:
         sources += [source.file_name for source in dataset.virtual_sources() if source.file_name != "."]
@@ -181,10 +181,10 @@ def _require_own_files(dataset: Any, path: Path) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    # Without locks: nobody writes, and some parallel file systems have none.
+    # Without locks: the files are only read, and some parallel file systems have no locks.
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
-    except (OSError, KeyError, RuntimeError) as error:  # what h5py raises for damage varies with the place
+    except (OSError, KeyError, RuntimeError) as error:  # h5py's exception depends on what is damaged
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read: {reason}; download or make the file again") from error
+        raise UserError(f"{path}: cannot be read: {reason}; download or regenerate the file") from error

@@ -25,22 +25,22 @@ from mlhpc.errors import UserError, count
 
 TensorPair = tuple[torch.Tensor, torch.Tensor]
 Source = Callable[[Sequence[Sequence[Path]]], Generator[Batch, None, None]]
-"""From the files of each batch to the batches, in order."""
+"""Maps the files of each batch to the batches, in order."""
 
 
 @dataclass
 class Loader:
-    """What one rank reads: ``x`` float32 ``[b, channels, rows, columns]``, channels last in memory,
+    """The batches of one rank: ``x`` float32 ``[b, channels, rows, columns]``, channels last in memory,
     normalised by ``statistics``; ``y`` uint8 ``[b, rows, columns]``, classes 0 to 2.
 
-    ``sample_shape`` is [rows, columns, channels], ``steps`` the number that ``sharding.steps_per_epoch`` gave
-    all ranks. The tensors handed out are the caller's to keep. For ``device`` "cuda" they are in page-locked
-    memory, with DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. What
-    is wrong with a file is raised from the iterator, as ``Reader.read`` raises it.
+    ``sample_shape`` is [rows, columns, channels], ``steps`` comes from ``sharding.steps_per_epoch``,
+    the same for all ranks. The caller may keep the tensors. For ``device`` "cuda" they are in page-locked
+    memory, with DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. Errors in
+    files are raised from the iterator, as by ``Reader.read``.
 
-    ``loading.cache`` keeps every sample in memory once read; it needs the loader "threads". Where ranks share a
-    pool, each eventually reads all of it; with a pool of its own, a rank keeps only its part. ``ranks_on_node``
-    is how many ask for memory at once.
+    ``loading.cache`` keeps every sample in memory once read; it needs the loader "threads". If ranks share a
+    pool, each eventually reads all of it; with a pool of its own, a rank keeps only its part. ``ranks_on_node``:
+    number of ranks that share the node's memory.
     """
 
     samples: RankSamples
@@ -54,7 +54,7 @@ class Loader:
     seed: int
     ranks_on_node: int = 1
     device: str = "cpu"
-    bytes_read: int = 0  # on disk, of the batches handed out so far, training and evaluation
+    bytes_read: int = 0  # on disk, of all batches so far, training and evaluation
     _source: Source = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -64,12 +64,12 @@ class Loader:
 
     def train_epoch(self, epoch: int) -> Generator[TensorPair, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
-        return self._hand_out(self._source(self._train_files(epoch)))
+        return self._yield_batches(self._source(self._train_files(epoch)))
 
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
         batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
-        return self._hand_out(
+        return self._yield_batches(
             self._source([[self.samples.eval_files[i] for i in batch] for batch in batches])
         )
 
@@ -85,7 +85,7 @@ class Loader:
         return [[samples.train_files[i] for i in batch] for batch in batches]
 
     def _open_source(self) -> Source:
-        """The way to read that ``loading.loader`` names."""
+        """The source that ``loading.loader`` selects."""
         loading, reader = self.loading, Reader(self.sample_shape, self.statistics)
         if loading.loader == "workers":
             from mlhpc.deepcam.data import workers
@@ -132,7 +132,7 @@ class Loader:
             prefetch=self.loading.prefetch,
         )
 
-    def _hand_out(self, batches: Generator[Batch, None, None]) -> Generator[TensorPair, None, None]:
+    def _yield_batches(self, batches: Generator[Batch, None, None]) -> Generator[TensorPair, None, None]:
         with closing(batches):
             for x, y, size in batches:
                 self.bytes_read += size
@@ -148,13 +148,13 @@ class Loader:
         if need > (left := memory_left()):
             raise UserError(
                 f"loading.cache needs {need / 2**30:.1f} GiB for {count(samples, 'sample')} of "
-                f"{count(self.ranks_on_node, 'rank')} on this node, and {left / 2**30:.1f} GiB are left; "
+                f"{count(self.ranks_on_node, 'rank')} on this node, but {left / 2**30:.1f} GiB are left; "
                 "set loading.cache=false, or stage with staging.mode=shard on more nodes"
             )
 
 
 def zeros_batch(samples: int, sample_shape: Sequence[int]) -> TensorPair:
-    """A batch of zeros, to warm up with."""
+    """A batch of zeros for the warm-up."""
     rows, columns, channels = sample_shape
     x = torch.zeros((samples, rows, columns, channels)).permute(0, 3, 1, 2)
     return x, torch.zeros((samples, rows, columns), dtype=torch.uint8)

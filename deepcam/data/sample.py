@@ -1,8 +1,8 @@
 """One sample from its files into the arrays of a batch: read, checked and normalised in one pass.
 
-A sample has a field ``[rows, columns, channels]`` and a mask ``[rows, columns]`` of classes. Where they are
-stored contiguously, a block of rows at a time is read, and checked and normalised while it is in the processor's
-cache. All that takes long releases the interpreter's lock, so that threads read at once.
+A sample has a field ``[rows, columns, channels]`` and a mask ``[rows, columns]`` of classes. If they are
+stored contiguously, a block of rows at a time is read, checked and normalised while it is in the processor's
+cache. All expensive operations release the interpreter lock, so that threads run in parallel.
 """
 
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 Batch = tuple["torch.Tensor", "torch.Tensor", int]
-"""``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as they are in memory, and the size of their
+"""``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as laid out in memory, and the size of their
 files in bytes."""
 
 CLASSES = 3  # background, tropical cyclone, atmospheric river
@@ -32,15 +32,15 @@ _BLOCK = 1 << 20  # bytes of a block of rows; two threads' blocks fit their core
 
 
 def is_sample(path: Path) -> bool:
-    """Whether a file of a data set stands for a sample: ``data-*.h5``, or ``data-*.npy`` beside its mask."""
+    """Whether a file of a data set counts as a sample: ``data-*.h5``, or ``data-*.npy`` beside its mask."""
     return path.name.startswith("data-") and path.suffix in (".h5", ".npy")
 
 
 def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
-    """The sample files of ``directory`` in order of name, which is what sample indices count.
+    """The sample files of ``directory`` sorted by name; sample indices refer to this list.
 
-    Raises ``UserError`` when there are none, or fewer than ``expected``, or both layouts are in it; files
-    beyond ``expected`` are left out.
+    Raises ``UserError`` when there are none, fewer than ``expected``, or files of both layouts; files beyond
+    ``expected`` are left out.
     """
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; give the data set's directory with train/ in it")
@@ -48,10 +48,10 @@ def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
         paths = sorted(path for entry in entries if is_sample(path := directory / entry.name))
     if len(paths) < (1 if expected is None else expected):
         raise UserError(
-            f"{directory}: {expected or 'some'} data-*.h5 or data-*.npy files are needed, it has {len(paths)}"
+            f"{directory}: {expected or 'some'} data-*.h5 or data-*.npy files are needed, but it has {len(paths)}"
         )
     if len({path.suffix for path in paths}) > 1:
-        raise UserError(f"{directory}: has samples as .h5 and as .npy; leave one of the two in it")
+        raise UserError(f"{directory}: has samples as .h5 and as .npy; remove one of the two")
     return paths[:expected]
 
 
@@ -60,7 +60,7 @@ def require_layout(dataset: Manifest) -> None:
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
         raise UserError(
             f"{dataset.root}: its .npy files have no manifest that describes them, and a sample is two of them; "
-            "make them with mlhpc data convert deepcam"
+            "convert them with mlhpc data convert deepcam"
         )
 
 
@@ -71,16 +71,16 @@ def sample_shape(path: Path) -> tuple[int, int, int]:
     with opened(path) as fd:
         shape = npy.locate(fd, path).shape
     if len(shape) != 3:
-        raise UserError(f"{path}: has shape {list(shape)}, and a sample is [rows, columns, channels]")
+        raise UserError(f"{path}: has shape {list(shape)}, but a sample is [rows, columns, channels]")
     return shape[0], shape[1], shape[2]
 
 
 def shift_and_scale(
     statistics: Statistics, columns: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """What a row of a field, [columns · channels], is normalised by: (row - shift) · scale.
+    """Shift and scale that normalise a row of a field, [columns · channels]: (row - shift) · scale.
 
-    For a whole row, because a loop over 16 channels is too short to be quick.
+    For a whole row, because a loop over 16 channels is too short to be efficient.
     """
     scale = 1 / (statistics.maximum - statistics.minimum)
     shift, scale = (np.tile(values.astype(np.float32), columns) for values in (statistics.minimum, scale))
@@ -88,14 +88,14 @@ def shift_and_scale(
 
 
 class CachedReader:
-    """Reads every sample from its files once, and from memory after that. Threads may share one."""
+    """Reads every sample from its files once, and from memory after that. Thread-safe."""
 
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
         self._cache: dict[Path, tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]] = {}
 
     def read(self, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]) -> int:
-        """As ``Reader.read``; 0 bytes when the sample comes from memory."""
+        """Like ``Reader.read``; 0 bytes when the sample comes from memory."""
         if path in self._cache:
             x[...], y[...] = self._cache[path]
             return 0
@@ -105,11 +105,11 @@ class CachedReader:
 
 
 class Reader:
-    """Reads samples of shape [rows, columns, channels]. Threads may share one.
+    """Reads samples of shape [rows, columns, channels]. Thread-safe.
 
-    With ``statistics``, fields come as (x - minimum) · (1 / (maximum - minimum)), in float32 and in the order
-    of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py), whose values they
-    equal bit for bit; without, as they are stored.
+    With ``statistics``, fields are normalised as (x - minimum) · (1 / (maximum - minimum)), in float32 and in the
+    order of operations of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py),
+    whose values they equal bit for bit; without, they are returned as stored.
     """
 
     def __init__(self, shape: Sequence[int], statistics: Statistics | None) -> None:
@@ -125,7 +125,7 @@ class Reader:
         Return the size of its files in bytes.
 
         Raises ``UserError`` naming the file when it is missing, truncated or damaged, its arrays are not of
-        this shape, a value is not finite, or a label is no class.
+        this shape, a value is not finite, or a label is not a class.
         """
         if path.suffix == ".npy":
             mask = npy.label_path(path)
@@ -170,7 +170,7 @@ class Reader:
 
     def _finish(self, block: npt.NDArray[np.float32], path: Path, name: str, first_row: int) -> None:
         """Check and normalise rows of the field, in place."""
-        # NaN is handed on by both; an infinity shows in one. Quicker than asking every value.
+        # NaN propagates to both, infinity to one of them. Faster than testing every value.
         if not (np.isfinite(block.max()) and np.isfinite(block.min())):
             row, column, channel = np.argwhere(~np.isfinite(block))[0]
             raise UserError(
@@ -194,31 +194,31 @@ class Reader:
             read_into(fd, path, extent.offset + start * row_bytes, stored[: len(block)])
             _take_mask(stored[: len(block)], block, path, name, start)
 
-    def _require(self, path: Path, name: str, found: Any, kinds: str, shape: tuple[int, ...]) -> None:
-        if found.shape == shape and found.dtype.kind in kinds:
+    def _require(self, path: Path, name: str, array: Any, kinds: str, shape: tuple[int, ...]) -> None:
+        if array.shape == shape and array.dtype.kind in kinds:
             return
-        if len(found.shape) == 3 and found.shape[:2] == shape[:2] and found.shape != shape:
+        if len(array.shape) == 3 and array.shape[:2] == shape[:2] and array.shape != shape:
             raise UserError(
-                f"{path}: {name} has {found.shape[2]} channels, {shape[2]} are expected; "
-                "take the data set that the preset's data.sample_shape describes"
+                f"{path}: {name} has {array.shape[2]} channels, expected {shape[2]}; "
+                "use the data set that the preset's data.sample_shape describes"
             )
         kind = "floating point" if kinds == "f" else "integers"
         raise UserError(
-            f"{path}: {name} is {found.dtype} {list(found.shape)}, {kind} {list(shape)} is expected; "
-            "take the data set that the preset's data.sample_shape describes"
+            f"{path}: {name} is {array.dtype} {list(array.shape)}, expected {kind} {list(shape)}; "
+            "use the data set that the preset's data.sample_shape describes"
         )
 
 
 def _to_float32(stored: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:
     if stored.dtype == np.float16 and stored.dtype.isnative:
-        # PyTorch has the instructions for it that numpy's loop does without: 30 times as fast. A row at a
-        # time is too little for it to start threads of its own.
+        # PyTorch uses vector instructions that numpy's loop does not: 30 times as fast. One row at a time is too
+        # little work for it to start threads of its own.
         import torch
 
         for row, target in zip(stored, out, strict=True):
             torch.from_numpy(target).copy_(torch.from_numpy(row))
     else:
-        with np.errstate(over="ignore"):  # beyond float32 is infinity, which is found
+        with np.errstate(over="ignore"):  # values beyond float32 become infinity, which is detected
             out[...] = stored
 
 
@@ -228,7 +228,7 @@ def _take_mask(
     if stored.max() >= CLASSES or stored.min() < 0:
         row, column = np.argwhere((stored >= CLASSES) | (stored < 0))[0]
         raise UserError(
-            f"{path}: {name} is {stored[row, column]} at row {first_row + row}, column {column}, and classes "
+            f"{path}: {name} is {stored[row, column]} at row {first_row + row}, column {column}, but classes "
             f"go from 0 to {CLASSES - 1}; remove or fix the file"
         )
     np.copyto(y, stored, casting="unsafe")

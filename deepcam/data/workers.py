@@ -18,8 +18,8 @@ def batches(
     device: str,
     ranks_on_node: int,
 ) -> Generator[Batch, None, None]:
-    """``batches`` in order, read by ``workers`` processes, with ``prefetch`` of them, or one per worker, ready or
-    in work before they are asked for.
+    """``batches`` in order, read by ``workers`` processes, with ``prefetch`` of them, or one per worker,
+    finished or in progress before they are requested.
 
     Raises UserError naming the file when one cannot be read, and when the shared memory of the node cannot
     hold what the workers of all its ranks read ahead.

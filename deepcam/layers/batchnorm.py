@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """``BatchNorm2d``, followed by a ReLU where ``relu`` says so.
+    """``BatchNorm2d``, followed by a ReLU if ``relu``.
 
-    ``group`` are the ranks that share statistics while training; None: each has its own. ``frozen`` keeps it
-    in evaluation mode, with the running statistics, while the rest of the network is trained. ``recompute`` lets
-    the modules that get its output have it recomputed for their backward pass, instead of keeping it.
+    ``group``: the ranks that share statistics while training; None: each has its own. ``frozen`` keeps it
+    in evaluation mode, with the running statistics, while the rest of the network is trained. With ``recompute``
+    the modules that get its output recompute it in their backward pass, instead of keeping it.
     """
 
     def __init__(self, features: int, *, relu: bool = False) -> None:
@@ -37,7 +37,7 @@ class BatchNorm(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         if self.training and self.group is None and input.numel() == input.shape[1]:
-            raise ValueError("batch norm: one value a channel has no variance")
+            raise ValueError("batch norm: one value per channel has no variance")
         if self.training and self.recompute and not torch.compiler.is_compiling():
             return _Trained.apply(input, self.weight, self.bias, self, self.relu)  # type: ignore[no-any-return]
         if self.training and self.group is not None:
@@ -48,7 +48,7 @@ class BatchNorm(nn.BatchNorm2d):
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mean and variance [channels] of ``x`` over its pixels, and over those of all ranks of the group, whose
-        number is the third (None without a group); the running statistics follow them."""
+        number is the third (None without a group); updates the running statistics."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None and self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)  # torch.compile cannot assign a buffer in here
@@ -73,9 +73,10 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class _Trained(torch.autograd.Function):
-    """Training-mode batch norm, with a ReLU where ``relu`` says so. Over a group of ranks it costs one all-gather
-    of means and variances forward and one all-reduce of two sums a channel backward; on CPUs too, where PyTorch's
-    ``SyncBatchNorm`` does not go. It keeps what came in, and makes its output again from that when asked to."""
+    """Training-mode batch norm, with a ReLU if ``relu``. Over a group of ranks it costs one all-gather
+    of means and variances forward and one all-reduce of two sums per channel backward; also on CPUs, which
+    PyTorch's ``SyncBatchNorm`` does not support. It keeps its input, and recomputes its output from it on
+    demand."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm, relu: bool) -> Tensor:
@@ -91,19 +92,19 @@ class _Trained(torch.autograd.Function):
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight, _, mean, var, count = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
+        needs_gradient = ctx.needs_input_grad[:3]
         if ctx.relu:
             output = recompute_output(ctx)
-            # Nobody looks at the output any more: its memory takes the gradient.
+            # The output is no longer needed: its memory is reused for the gradient.
             gradient = torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=output)
         ctx.output = None
         spread = (var + ctx.eps).rsqrt()
         if ctx.group is None:
             return *torch.ops.aten.native_batch_norm_backward(
-                gradient, x, weight, None, None, mean, spread, True, ctx.eps, wanted
+                gradient, x, weight, None, None, mean, spread, True, ctx.eps, needs_gradient
             ), None, None  # fmt: skip
         # The two sums over this rank's pixels: of gradient times normalised input, and of the gradient.
-        # The kernel for GPUs wants the batch's statistics named as saved ones too, where it does not use them.
+        # The GPU kernel requires the batch's statistics as saved ones, although it does not use them.
         _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, x, weight, mean, var, mean, spread, False, ctx.eps, (False, True, True)
         )
@@ -120,9 +121,9 @@ class _Trained(torch.autograd.Function):
 
 
 def recompute_output(node: Any) -> Tensor:
-    """The output of a batch norm, made again from what came in: the same bits. ``node`` is the output's
-    ``grad_fn``, until its backward pass is over. It is made once and kept for the pass of the batch norm itself,
-    which follows those of the modules that its output went into."""
+    """The output of a batch norm, recomputed bit for bit from its input. ``node`` is the output's ``grad_fn``,
+    until its backward pass is over. The output is recomputed once and kept for the backward pass of the batch
+    norm itself, which follows those of the modules that use the output."""
     if node.output is None:
         x, weight, bias, mean, var, _ = node.saved_tensors
         node.output = _normalised(x, mean, var, weight, bias, node.eps, node.relu)
@@ -149,7 +150,7 @@ def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
     if world.size % group_size:
         raise UserError(
             f"hyperparameters.batchnorm_group_size {group_size} does not divide the number of ranks, "
-            f"{world.size}; take one that does"
+            f"{world.size}; choose one that does"
         )
     if group_size == 1:
         return

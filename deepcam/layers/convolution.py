@@ -4,7 +4,7 @@ from torch import nn
 
 
 class Depthwise(nn.Conv2d):
-    """A 3 x 3 convolution of every channel by itself, without bias; halves the sides with ``stride`` 2."""
+    """A 3 x 3 depthwise convolution without bias; ``stride`` 2 halves rows and columns."""
 
     def __init__(self, channels: int, *, stride: int = 1, dilation: int = 1) -> None:
         super().__init__(
@@ -13,7 +13,7 @@ class Depthwise(nn.Conv2d):
 
 
 class Pointwise(nn.Conv2d):
-    """A 1 x 1 convolution without bias; with ``stride`` 2 of every other row and column."""
+    """A 1 x 1 convolution without bias; ``stride`` 2 takes every other row and column."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1) -> None:
         super().__init__(inputs, outputs, 1, stride, bias=False)
@@ -28,7 +28,7 @@ class Separable(nn.Sequential):
 
 
 class Conv3x3(nn.Conv2d):
-    """A 3 x 3 convolution over all channels, without bias, that keeps the sides."""
+    """A 3 x 3 convolution over all channels, without bias, with "same" padding."""
 
     def __init__(self, inputs: int, outputs: int, *, dilation: int = 1) -> None:
         super().__init__(inputs, outputs, 3, padding=dilation, dilation=dilation, bias=False)

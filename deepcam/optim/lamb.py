@@ -9,7 +9,7 @@ from torch import Tensor
 from mlhpc.common.pytorch.foreach import multiply_each
 
 CACHE = 2**20
-"""Weights updated at once on a CPU: with their gradients and state they stay in its caches."""
+"""Weights updated at a time on a CPU, so that they, their gradients and state stay in its caches."""
 
 
 class Lamb(torch.optim.Optimizer):
@@ -22,10 +22,10 @@ class Lamb(torch.optim.Optimizer):
     u = m' / (sqrt(v') + eps) + weight_decay w, and w = w - lr |w| / |u| u. Where a norm is zero, and
     everywhere when ``weight_decay`` is zero, that ratio of norms is 1.
 
-    ``step`` leaves the gradients overwritten, as Apex does, and never waits for a GPU: all that depends on
-    values stays on the device, loss scaling (``torch.amp.GradScaler``) included, under which a step whose
-    gradients are not finite changes nothing. A learning rate that is a tensor on the device may be changed
-    in place, under a captured CUDA graph too. With ``compiled`` the update is compiled (GPUs).
+    ``step`` leaves the gradients overwritten, as Apex does, and never waits for a GPU: everything that depends
+    on values stays on the device, including loss scaling (``torch.amp.GradScaler``), where a step with non-finite
+    gradients changes nothing. A learning rate that is a tensor on the device may be changed in place, even with a
+    captured CUDA graph. With ``compiled`` the update is compiled (GPUs).
     """
 
     def __init__(
@@ -135,7 +135,7 @@ def update(
     weight_decay: float,
     finite: bool,
 ) -> None:
-    """One step of these tensors, in place; ``gradients`` are used up.
+    """One step of these tensors, in place; ``gradients`` are overwritten.
 
     ``factors`` are scalars: of the gradients (with b3 in it, for which ``square`` makes up), b1, b2, of
     sqrt(v), added to it (both with the correction of m in them), and the rate.
@@ -153,7 +153,7 @@ def update(
     torch._foreach_mul_(roots, of_root)
     torch._foreach_add_(
         roots, to_root, alpha=1
-    )  # without alpha it is taken for a number, which waits for a GPU
+    )  # without alpha the factor is converted to a number, which waits for a GPU
     torch._foreach_copy_(gradients, means)
     torch._foreach_div_(gradients, roots)
     if weight_decay:
@@ -168,8 +168,8 @@ def update(
 
 
 def _parts(parameters: list[Tensor], limit: int | None) -> Iterator[slice]:
-    """Consecutive parameters with at most ``limit`` elements together, or a single larger one; all without a
-    limit."""
+    """Slices of consecutive parameters with at most ``limit`` elements in total, or a single larger one; all of
+    them without a limit."""
     begin, size = 0, 0
     for end, parameter in enumerate(parameters):
         size += parameter.numel()

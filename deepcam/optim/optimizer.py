@@ -16,7 +16,7 @@ def make_optimizer(
     """The optimizer of ``opt_name`` over all of ``parameters``, in one group (weight decay for all, as in the
     MLPerf HPC reference, utils/optimizer_helpers.py). Adam's weight decay is L2, the others' is decoupled.
 
-    The learning rate is a tensor on the parameters' device: give it its value with ``set_rate``.
+    The learning rate is a tensor on the parameters' device: set it with ``set_rate``.
     ``compiled`` compiles LAMB's update; Adam and AdamW are PyTorch's fused ones.
     """
     parameters = list(parameters)
@@ -57,6 +57,6 @@ def rate_at(hyperparameters: Hyperparameters, update: int) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate in place, so that a captured CUDA graph sees it. Waits for nothing."""
+    """Set the learning rate in place, so that a captured CUDA graph sees it, without waiting for the device."""
     for group in optimizer.param_groups:
         group["lr"].fill_(rate)

@@ -53,7 +53,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_options(command: argparse.ArgumentParser, tool: str) -> None:
-    """The options of the suite's own benchmarks now, those of other packages' when their names are known."""
+    """Add the options of built-in benchmarks now, those of other packages once the benchmark's name is parsed."""
     for benchmark in registry.BUILT_IN:
         _add_options_of(benchmark, tool, command)
 
@@ -152,12 +152,12 @@ def _data_index(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
 
     before = manifest.load(options.data).facts if (options.data / manifest.NAME).exists() else {}
-    # What was counted when it was made may have changed: that is why one indexes again.
+    # Files may have been added or removed since the counts of the old manifest were taken.
     facts = {key: value for key, value in before.items() if key not in ("samples", "staged")}
     with launch.joined("horovod") as world:
-        found = manifest.index(options.data, facts, world, options.workers)
+        dataset = manifest.index(options.data, facts, world, options.workers)
         if world.rank == 0:
-            print(f"{options.data}: {count(len(found.files), 'file')} indexed")
+            print(f"{options.data}: {count(len(dataset.files), 'file')} indexed")
     return 0
 
 

@@ -10,7 +10,7 @@ from mlhpc.errors import UserError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
-    """Mistakes are a line that says what may have been meant, and where to read on."""
+    """Reports a mistake in one line, with the nearest valid word and the help to read."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see: {self.prog} --help")
@@ -30,17 +30,17 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 def add_command(
     commands: Commands, name: str, run: Callable[[argparse.Namespace], int] | str, summary: str
 ) -> argparse.ArgumentParser:
-    """A command among ``commands``. ``run`` does it and returns the exit status: a function, or
+    """Add a command to ``commands``. ``run`` executes it and returns the exit status: a function, or
     ``"package.module:function"``, imported when the command runs."""
-    made = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-    made.set_defaults(command=run, parser=made)
-    return made
+    parser = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+    parser.set_defaults(command=run, parser=parser)
+    return parser
 
 
 def folder(text: str) -> Path:
-    """The path of an option. An empty one, from an unset variable of a shell, does not mean the current folder."""
+    """The path of an option. An empty one, from an unset shell variable, must not mean the current folder."""
     if not text:
-        raise argparse.ArgumentTypeError("is empty; give a folder, or leave the option out")
+        raise argparse.ArgumentTypeError("is empty; give a folder, or omit the option")
     return Path(text)
 
 

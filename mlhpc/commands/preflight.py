@@ -16,18 +16,18 @@ def add(commands: Commands) -> None:
     presets.add_argument("benchmark", metavar="BENCHMARK")
     presets.add_argument("preset", nargs="?")
     rules = add_command(
-        commands, "rules", _rules, "show the rules of the closed division, or hold a preset to them"
+        commands, "rules", _rules, "show the rules of the closed division, or check a preset against them"
     )
     rules.add_argument("benchmark", metavar="BENCHMARK", nargs="?")
     rules.add_argument("--ruleset", help="1.0.0, 2.0.0 or 3.0.0 (default: the newest that times staging)")
-    rules.add_argument("--preset", help="say what speaks against a run of this preset")
+    rules.add_argument("--preset", help="list rule violations of this preset")
     rules.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
     rules.add_argument("--data", type=Path, help="the data set of the run")
     rules.add_argument("--stage", type=Path, help="where it would be staged")
     doctor = add_command(
         commands, "doctor", _doctor, "check this machine before a run, or describe it for a submission"
     )
-    doctor.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="start its framework too")
+    doctor.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="also start its framework")
     doctor.add_argument("--data", type=folder, help="the data set of the planned run")
     doctor.add_argument("--stage", type=folder, help="where it is staged (default: $TMPDIR, /tmp)")
     doctor.add_argument("--out", type=folder, help="folder for results; with --system or --site, the file")
@@ -55,7 +55,7 @@ def _presets(options: argparse.Namespace) -> int:
 def _rules(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.rules import against, document, print_rules
+    from mlhpc.rules import document, print_rules, print_violations
 
     if options.benchmark is None:
         print(document(), end="")
@@ -63,7 +63,7 @@ def _rules(options: argparse.Namespace) -> int:
     if options.preset is None:
         print_rules(options.benchmark, options.ruleset, Console())
         return 0
-    return against(
+    return print_violations(
         options.benchmark,
         options.preset,
         options.set,

@@ -9,15 +9,13 @@ from mlhpc.errors import UserError
 
 def add(commands: Commands) -> None:
     check = add_command(
-        commands, "check", _check, "have runs checked: the official checkers, and our own findings"
+        commands, "check", _check, "check runs with the official checkers and this suite's own rules"
     )
     add_results(check)
-    score = add_command(
-        commands, "score", _score, "score sets of runs as MLPerf does, with the verdict of their check"
-    )
+    score = add_command(commands, "score", _score, "score sets of runs as MLPerf does, and check them")
     add_results(score)
     report = add_command(
-        commands, "report", _report, "show where the time went: of one run, or of many side by side"
+        commands, "report", _report, "show where the time went, in one run or in several side by side"
     )
     report.add_argument(
         "path", type=Path, nargs="+", help="a run, a folder of runs, a log or a submission tree"
@@ -26,7 +24,7 @@ def add(commands: Commands) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="the page to write; default: RUN/report.html of one run, no page of several",
+        help="the page to write; default: RUN/report.html for one run, none for several",
     )
     report.add_argument(
         "--predict",
@@ -46,13 +44,11 @@ def add(commands: Commands) -> None:
     )
     pack.add_argument("--ruleset", default="2.0.0", choices=("1.0.0", "2.0.0", "3.0.0"))
     pack.add_argument(
-        "--weak", type=Path, nargs="+", default=[], metavar="RUN", help="throughput's instances"
+        "--weak", type=Path, nargs="+", default=[], metavar="RUN", help="instances of the throughput metric"
     )
     pack.add_argument("--prune", type=Path, nargs="+", default=[], metavar="RUN", help="instances left out")
-    pack.add_argument("--despite-errors", action="store_true", help="pack what would not be accepted")
-    unpack = add_command(
-        commands, "unpack", _unpack, "unpack such an archive, every file held against its checksum"
-    )
+    pack.add_argument("--despite-errors", action="store_true", help="pack even what would be rejected")
+    unpack = add_command(commands, "unpack", _unpack, "unpack such an archive, verifying checksums")
     unpack.add_argument("archive", type=Path)
     unpack.add_argument("out", type=Path)
 
@@ -78,8 +74,8 @@ def _report(options: argparse.Namespace) -> int:
 
     from mlhpc.submission.report.report import report_on
 
-    asked = [_configuration(text) for text in options.predict]
-    page = report_on(options.path, Console(), options.out, asked)
+    configurations = [_configuration(text) for text in options.predict]
+    page = report_on(options.path, Console(), options.out, configurations)
     print(page if page else "for a page with all figures and tables: --out FILE.html")
     return 0
 
@@ -87,12 +83,12 @@ def _report(options: argparse.Namespace) -> int:
 def _configuration(text: str) -> tuple[int, int | None]:
     units, _, batch = text.partition(":")
     try:
-        asked = int(units), int(batch) if batch else None
+        configuration = int(units), int(batch) if batch else None
     except ValueError:
-        asked = 0, None
-    if asked[0] < 1 or (asked[1] is not None and asked[1] < 1):
+        configuration = 0, None
+    if configuration[0] < 1 or (configuration[1] is not None and configuration[1] < 1):
         raise UserError(f"--predict {text}: expected UNITS or UNITS:BATCH, such as 1024 or 1024:2048")
-    return asked
+    return configuration
 
 
 def _pack(options: argparse.Namespace) -> int:
@@ -118,7 +114,7 @@ def _pack(options: argparse.Namespace) -> int:
     if packed.archive:
         print(packed.tree, packed.archive, sep="\n")
     else:
-        print("nothing was written: mend the errors, or pack with --despite-errors what will not be accepted")
+        print("nothing was written: fix the errors, or force with --despite-errors")
     return status
 
 

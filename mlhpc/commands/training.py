@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         help="settings from the config.toml of a run instead of a preset",
     )
     run.add_argument("--ranks", type=int, default=0, help="number of local ranks")
-    run.add_argument("--seed", type=int, help="default: random per run, and logged")
+    run.add_argument("--seed", type=int, help="random seed (default: random per run, and logged)")
     run.add_argument(
         "--evict", action="store_true", help="drop the data set from the page cache before the run"
     )
@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
         default=1,
         help="runs at the same time: measures throughput, not time to solution",
     )
-    campaign.add_argument("--number", type=int, help="do only this run: for the tasks of a job array")
+    campaign.add_argument("--number", type=int, help="start only this run: for the tasks of a job array")
 
     study = add_command(
         commands, "study", _study, "measure throughput under varied settings, several runs each"
@@ -67,7 +67,7 @@ def add(commands: Commands) -> None:
     study.add_argument("--repeats", type=int, default=5, help="runs of each combination (default: 5)")
     study.add_argument("--steps", type=int, default=20, help="measured steps (default: 20)")
     study.add_argument("--warmup", type=int, default=5, help="warm-up steps before them (default: 5)")
-    study.add_argument("--number", type=int, help="do only this run: for the tasks of a job array")
+    study.add_argument("--number", type=int, help="start only this run: for the tasks of a job array")
 
 
 def _campaign(options: argparse.Namespace) -> int:

@@ -1,1 +1,1 @@
-"""Whether a machine, and these ranks, are fit for a run."""
+"""Checks whether a machine, and the ranks of a launch, are ready for a run."""

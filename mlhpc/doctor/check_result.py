@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One line of the report: what was checked, what was found, and what to do where it is not good."""
+    """One line of the report: what was checked, the result, and the remedy if it failed."""
 
     status: Status
     name: str

@@ -77,7 +77,7 @@ def _check_node(
     for name, interface in node["no_interface"].items():
         yield CheckResult("fail", "network", f"{name}={interface}: no such interface", "see: ip -br link")
     if node["infiniband"] and node["memlock"] != resource.RLIM_INFINITY:
-        detail = f"InfiniBand, and only {node['memlock'] / GIB:.2g} GiB may be locked"
+        detail = f"InfiniBand, but only {node['memlock'] / GIB:.2g} GiB may be locked"
         remedy = "ask for an unlimited memlock (ulimit -l) on the compute nodes"
         yield CheckResult("warn", "memory locks", detail, remedy)
 
@@ -86,7 +86,7 @@ def _cores(node: Node) -> Iterator[CheckResult]:
     own, machine, ranks = node["cores"], node["machine_cores"], node["local_size"]
     detail = f"{own} of {machine} per rank, {count(ranks, 'rank')} on the node"
     if own == machine and ranks > machine:
-        yield CheckResult("warn", "cores", detail, "start no more ranks than cores: they compete for them")
+        yield CheckResult("warn", "cores", detail, "more ranks than cores compete for them: start fewer")
     elif own * ranks < machine / 2:
         remedy = "give each rank its share of the cores (srun --cpus-per-task)"
         yield CheckResult("warn", "cores", detail, remedy)
@@ -95,7 +95,7 @@ def _cores(node: Node) -> Iterator[CheckResult]:
 
 
 def _threads(node: Node) -> Iterator[CheckResult]:
-    """Threads that the environment fixes; where it does not, a run starts no more than there are cores."""
+    """Threads per rank set by the environment; without it, a run starts no more threads than there are cores."""
     ranks = node["local_size"]
     for variable, threads in node["threads"].items():
         if threads > node["cores"] or threads * ranks > node["machine_cores"]:
@@ -114,7 +114,9 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
         return
     detail = f"{len(gpus)} ({gpus[0]}), {count(ranks, 'rank')} on the node"
     if ranks > len(gpus) == 1:
-        remedy = "fine if each rank has its own GPU; if they share it: one rank per GPU, srun --gpu-bind=none"
+        remedy = (
+            "fine if each rank has its own GPU; if they share one: one rank per GPU, srun --gpu-bind=none"
+        )
         yield CheckResult("warn", "GPUs", f"{detail}, which see one", remedy)
     elif ranks > len(gpus):
         status: Status = "fail" if framework == "torch" else "warn"
@@ -128,7 +130,7 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
 
 
 def _check_alike(nodes: Sequence[Node]) -> Iterator[CheckResult]:
-    """All ranks of a run have the same versions and as many GPUs."""
+    """All ranks of a run need the same versions, and all nodes the same number of GPUs."""
     if len(nodes) == 1:
         return
     versions = [{**n["packages"], "Python": n["python"], "mlhpc commit": n["commit"]} for n in nodes]
@@ -167,7 +169,7 @@ def _check_shared(nodes: Sequence[Node]) -> Iterator[CheckResult]:
 
 
 def clocks(nodes: Sequence[Node]) -> Iterator[CheckResult]:
-    """``offset_s`` of every node against rank 0's."""
+    """``offset_s`` of every node relative to rank 0's."""
     if len(nodes) < 2:
         return
     worst = max(nodes[1:], key=lambda node: abs(node["offset_s"]))

@@ -28,7 +28,7 @@ def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
     """Examine the nodes, check and print on rank 0. With several ranks, start the framework of ``benchmark`` too.
     Returns the exit status: 1 when a check failed.
 
-    Raises UserError when there is no such benchmark, or a rank does not connect.
+    Raises UserError for an unknown benchmark, or when a rank does not connect.
     """
     chosen = registry.find(benchmark) if benchmark else None
     framework: Framework = chosen.frameworks[chosen.default_framework].collectives if chosen else "none"
@@ -92,8 +92,8 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
 
 
 def _start_framework(rank_info: RankInfo, framework: Framework, console: Console) -> bool:
-    """Start the framework on all ranks and print on rank 0 whether it counts as many as the launcher; returns
-    whether that failed. When a rank is lost meanwhile, this process ends and names it."""
+    """Start the framework on all ranks and print on rank 0 whether its rank count matches the launcher's; returns
+    whether that failed. If a rank is lost meanwhile, this process names it and ends."""
     os.environ.setdefault(
         "TF_CPP_MIN_LOG_LEVEL", "2"
     )  # TensorFlow's notes on its build would hide the results

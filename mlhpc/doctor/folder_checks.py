@@ -13,7 +13,7 @@ OUT_WARN = 1 * GIB
 
 
 def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
-    """The data set; nothing where no folder was given."""
+    """The data set; no result without a folder."""
     if not folder:
         return
     label = _describe(folder)
@@ -36,7 +36,7 @@ def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
 
 
 def stage(folder: Folder, dataset_bytes: int | None) -> Iterator[CheckResult]:
-    """The folder that is staged to, and whether a replica of the data set fits."""
+    """The staging folder, and whether a replica of the data set fits into it."""
     label = _describe(folder)
     if folder.get("error") or not folder["writable"]:
         yield CheckResult("fail", "staging", f"{label}, not writable", "give --stage a writable folder")

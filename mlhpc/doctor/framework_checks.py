@@ -13,7 +13,7 @@ Minimum Required Driver Version for CUDA Minor Version Compatibility")."""
 
 
 def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterator[CheckResult]:
-    """What ``framework`` needs; of ``none``, all of them."""
+    """The checks of ``framework``; for ``none``, those of all frameworks."""
     if framework != "torch":
         yield from _tensorflow(node, framework == "horovod")
         yield from _horovod(node, rank_info, framework == "horovod")
@@ -59,8 +59,8 @@ def _framework(
 
 
 def _driver(name: str, facts: Mapping[str, Any], node: Node, bad: Status) -> Iterator[CheckResult]:
-    """A build for a newer CUDA than the driver knows finds no GPU, unless its forward-compatibility package is
-    there (``usable``)."""
+    """A build for a newer CUDA than the driver supports finds no GPU, unless its forward-compatibility package is
+    installed (``usable``)."""
     cuda, driver = facts.get("cuda"), node["driver"]
     if not cuda or not driver:
         return
@@ -70,7 +70,7 @@ def _driver(name: str, facts: Mapping[str, Any], node: Node, bad: Status) -> Ite
         yield CheckResult("pass", "GPU driver", detail)
     elif facts.get("usable"):
         remedy = (
-            f"works by the forward-compatibility package; CUDA {_major(cuda)} expects R{minimum} or later"
+            f"works with the forward-compatibility package; CUDA {_major(cuda)} expects R{minimum} or later"
         )
         yield CheckResult("warn", "GPU driver", detail, remedy)
     else:
@@ -89,7 +89,7 @@ def _horovod(node: Node, rank_info: RankInfo, needed: bool) -> Iterator[CheckRes
     rebuild = "rebuild it for this TensorFlow, with --no-cache-dir (docs/dependencies.md)"
     if not version:
         if rank_info.size > 1:
-            yield CheckResult(bad, "Horovod", "not installed, and there are several ranks", rebuild)
+            yield CheckResult(bad, "Horovod", "not installed, but there are several ranks", rebuild)
         elif needed:
             yield CheckResult("pass", "Horovod", "not installed; one rank does not need it")
         return

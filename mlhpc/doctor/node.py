@@ -1,6 +1,6 @@
-"""The facts of one node, as JSON can carry them.
+"""The facts of one node, in types that JSON can carry.
 
-Frameworks are loaded in separate processes: a broken build may crash, a laptop has none.
+Frameworks are loaded in separate processes: a broken build may crash, and a laptop may have none.
 """
 
 import json
@@ -69,7 +69,7 @@ def examine(
 
 
 def driver_version() -> str | None:
-    """Of the NVIDIA driver, such as 580.65.06; None without one."""
+    """The version of the NVIDIA driver, such as 580.65.06; None without one."""
     lines = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
     return lines[0] if lines else None
 
@@ -107,9 +107,9 @@ def _data_set(path: Path | None) -> dict[str, Any]:
 
 
 def _horovod_built_for() -> str | None:
-    """The TensorFlow that the installed Horovod was compiled against: its build leaves ``metadata.json``
-    (horovod 0.28, setup.py). Empty when it was built without; None when there is no Horovod, or no such
-    file."""
+    """The version of TensorFlow that the installed Horovod was compiled against, from the ``metadata.json`` of
+    its build (horovod 0.28, setup.py). Empty when it was built without TensorFlow; None without Horovod, or
+    without the file."""
     try:
         path = Path(str(metadata.distribution("horovod").locate_file("horovod/metadata.json")))
         return str(json.loads(path.read_text()).get("tensorflow", ""))

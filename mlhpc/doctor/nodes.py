@@ -1,4 +1,4 @@
-"""All nodes of a launch: their facts, sent to rank 0 over TCP, and how far their clocks are apart."""
+"""All nodes of a launch: their facts, sent to rank 0 over TCP, and how far apart their clocks are."""
 
 import hmac
 import secrets
@@ -14,12 +14,12 @@ from mlhpc.doctor.node import EXAMINE_S
 from mlhpc.errors import UserError
 
 GREETING_S = 3.0
-"""Seconds that a new connection has to say its token; ranks send it at once."""
+"""Seconds that a new connection has to send its token; ranks send it at once."""
 
 
 def find_rank_info(env: Mapping[str, str]) -> RankInfo:
-    """This rank, with the address of rank 0 as far as it can be known (under mpirun from Slurm's variables or
-    MLHPC_LEADER, or because all ranks are on this node). Raises UserError as ``identify``."""
+    """This rank, with the address of rank 0 if it can be determined (under mpirun from Slurm's variables or
+    MLHPC_LEADER, or because all ranks are on this node). Raises UserError like ``identify``."""
     rank_info = environment.identify(env)
     if rank_info.size == 1 or rank_info.leader:
         return rank_info
@@ -33,7 +33,7 @@ def gather_nodes(
     rank_info: RankInfo, examine: Callable[[], dict[str, Any]], env: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """On rank 0 the facts of every node, examined by its first rank, and ``offset_s``: seconds by which its clock
-    is ahead of rank 0's. Only this node where the ranks cannot connect (``find_rank_info``). An empty list on
+    is ahead of rank 0's. Only this node if the ranks cannot connect (``find_rank_info``). An empty list on
     other ranks. Raises UserError on every rank when a rank does not connect, naming it."""
     if rank_info.size == 1 or not rank_info.leader:
         return [examine() | {"offset_s": 0.0}] if rank_info.rank == 0 else []

@@ -1,6 +1,6 @@
-"""``mlhpc doctor --site NAME``: a first site file from what this machine and its Slurm say.
+"""``mlhpc doctor --site NAME``: a first site file, from what this machine and its Slurm report.
 
-Every line is for a person to check: the file says on which host it was written, and what was not found.
+A person has to check every line: the file names the host it was written on, and what was not found.
 """
 
 import os
@@ -34,8 +34,8 @@ CONTAINERS = {
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What a site file is made from. ``shared``, ``local``: the words of the shell for the folders, with a note
-    on the file system; None: none was found. ``interface``: the fastest network interface, where it is not the
+    """What a site file is made from. ``shared``, ``local``: the folders as shell words, with a note on the
+    file system; None: none was found. ``interface``: the fastest network interface, where it is not the
     first. ``container``: a key of ``CONTAINERS``."""
 
     host: str
@@ -56,7 +56,9 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
     """Write ``run_scripts/sites/NAME.sh``, or ``out``. Returns 0. Raises UserError for an unusable name, a file
     that exists, or outside a checkout without ``out``."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
-        raise UserError(f"--site {name!r}: use letters, digits, '.', '_' and '-', it becomes a file name")
+        raise UserError(
+            f"--site {name!r}: use letters, digits, '.', '_' and '-', since it becomes a file name"
+        )
     path = out or SITES / f"{name}.sh"
     if out is None and not SITES.is_dir():
         raise UserError(f"no {SITES} here: start this at the top of a checkout, or give --out FILE")
@@ -146,7 +148,7 @@ def _type(folder: str) -> str | None:
 
 
 def _interface(root: Path) -> str | None:
-    """The fastest interface that is up, with InfiniBand and Slingshot first; None where there is only one."""
+    """The fastest interface that is up, with InfiniBand and Slingshot first; None if there is only one."""
     speeds: dict[str, tuple[bool, int]] = {}
     for folder in sorted(root.glob("sys/class/net/*")):
         virtual = re.match(r"(lo|docker|veth|virbr|br-|cni|tun|tap|bond_slave)", folder.name)

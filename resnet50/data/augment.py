@@ -1,10 +1,10 @@
-"""Which part of an image is seen, and how large: a random view in training, the central one in evaluation.
+"""Crop and size of an image: a random view in training, the central one in evaluation.
 
-This is how torchvision's users have it; closed runs do as the MLPerf reference does (``mlperf.py``).
+This is torchvision's usual preprocessing; closed runs use that of the MLPerf reference (``mlperf.py``).
 
 Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842, section 6): 8% to 100% of the area at an aspect
-ratio from 3/4 to 4/3. Evaluation: the shorter side to 256, the central 224 x 224 of it (He et al. 2016,
-arXiv:1512.03385, section 3.4, "10-crop" with the centre alone), in proportion at other sizes.
+ratio from 3/4 to 4/3. Evaluation: the shorter side resized to 256, then the central 224 x 224 (He et al. 2016,
+arXiv:1512.03385, section 3.4, only the centre crop of "10-crop"), in proportion for other sizes.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torchvision.transforms.v2 import functional
 
-# Of RGB in [0, 1] over the ImageNet training set, as all published networks have them (torchvision).
+# Of RGB in [0, 1] over the ImageNet training set, as used for all published networks (torchvision).
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 AREA = (0.08, 1.0)
@@ -27,7 +27,7 @@ _SHIFT = tuple(np.float32(mean / std) for mean, std in zip(MEAN, STD, strict=Tru
 
 
 class View(NamedTuple):
-    """The box of an image that is resized to ``rows x columns``, and where the crop lies in the result."""
+    """The box of an image that is resized to ``rows x columns``, and the position of the crop in the result."""
 
     top: int
     left: int
@@ -41,8 +41,8 @@ class View(NamedTuple):
 
 
 def training_view(height: int, width: int, size: int, rng: np.random.Generator) -> View:
-    """A random box resized to ``size x size``, mirrored half the time. Where no box of the drawn shapes fits
-    in ten tries, the largest central one of an allowed ratio, as torchvision's RandomResizedCrop has it."""
+    """A random box resized to ``size x size``, mirrored half the time. If no box of the drawn shapes
+    fits in ten tries, the largest central one of an allowed ratio, as in torchvision's RandomResizedCrop."""
     mirrored = bool(rng.random() < 0.5)
     for _ in range(_TRIES):
         area = height * width * rng.uniform(*AREA)
@@ -56,7 +56,7 @@ def training_view(height: int, width: int, size: int, rng: np.random.Generator) 
 
 
 def evaluation_view(height: int, width: int, size: int) -> View:
-    """The whole image, its shorter side resized to 256/224 of ``size``, and the centre of that."""
+    """The whole image, its shorter side resized to 256/224 of ``size``, and its centre."""
     short = round(size * 256 / 224)
     if height <= width:
         rows, columns = short, int(short * width / height)

@@ -1,4 +1,4 @@
-"""The loaders side by side on a user's own data set: the same images, and at which rate."""
+"""Compares the loaders on the user's data set: whether they read the same images, and their rates."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,20 +15,20 @@ from mlhpc.resnet50.data.formats import Files, Images
 
 WAYS = ("threads", "workers", "dali")
 SIDE = 224
-# Of normalised images, on average: two grey levels. DALI's decoder and resampling differ by half a one.
+# Mean difference of normalised images: two grey levels. DALI's decoder and resampling differ by half a level.
 CLOSE = 2 / (255 * 0.225)
 
 
 def bench(
     data: Path, samples: int, batch: int, workers: int, rounds: int, evict: bool, console: Console
 ) -> bool:
-    """Read ``samples`` training images of ``data`` at 224 x 224 with every loader, and print the medians: of
-    files spread over the data set, of packed formats the first. Returns whether all gave the same images in
-    the same order.
+    """Read ``samples`` training images of ``data`` at 224 x 224 with every loader, and print the medians.
+    JPEG files are sampled from the whole data set, packed formats from their beginning. Returns whether all
+    loaders read the same images in the same order.
 
     The loaders take turns, ``rounds`` times, each in a process of its own. With ``evict`` the images are
     dropped from this machine's page cache before each turn. Raises UserError when the data set cannot be
-    read; a loader that cannot run says why in its row.
+    read; for a loader that cannot run the reason is printed.
     """
     dataset = describe(data, Solo())
     images = open_splits(dataset, Solo())[0]["train"]
@@ -37,7 +37,7 @@ def bench(
     if not 0 < batch <= samples:
         raise UserError(f"--batch {batch}: give 1 to {samples}, the number of images to read")
     paths = [data / name for name in files_of(dataset, "train")]
-    if isinstance(images, Files):  # not to send and evict the names of a million
+    if isinstance(images, Files):  # avoids sending and evicting a million file names
         chosen = [i * total // samples for i in range(samples)]
         paths = [Path(images.paths[i]) for i in chosen]
         labels = [images.labels[i] for i in chosen]

@@ -1,6 +1,6 @@
-"""A data set of many small files packed into few: TFRecord shards, LMDB, or decoded pixels.
+"""Packs a data set of many small files into few: TFRecord shards, LMDB, or decoded pixels.
 
-The bytes of an image are copied, not re-encoded, and image n stays image n: a run reads the same batches,
+The bytes of an image are copied, not re-encoded, and their order is kept: a run reads the same batches,
 bit for bit, from every format.
 """
 
@@ -34,19 +34,19 @@ T = TypeVar("T")
 
 # ImageNet's images in its 1024 and 128 shards (tensorflow/models, build_imagenet_data.py).
 _IN_A_SHARD = {"train": 1252, "validation": 391}
-_FEWEST_SHARDS = 16  # that nodes and workers have something to share
+_FEWEST_SHARDS = 16  # enough to divide among nodes and workers
 _PAGE = 4096
 
 
 def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> None:
-    """Write the data set at ``source`` to ``out`` in the format ``to``, with a manifest, and say how long it
-    took. Called by all ranks.
+    """Write the data set at ``source`` to ``out`` in the format ``to``, with a manifest, and report how long
+    it took. Called by all ranks.
 
-    The ranks share the shards of TFRecord, ``workers`` threads in each; LMDB and pixels are written by
-    rank 0, and read by its threads. What is complete is kept, so that an interrupted conversion can be
-    started again.
+    TFRecord shards are divided among the ranks, with ``workers`` threads in each; LMDB and pixels are written by
+    rank 0, and read by its threads. Complete files are kept, so that an interrupted conversion can be
+    resumed.
 
-    Raises UserError, the same on all ranks, when the source is no data set, lacks a file that its manifest
+    Raises UserError, the same on all ranks, when the source is not a data set, lacks a file that its manifest
     lists or has only pixels, when an image has no readable size (for "raw": cannot be decoded), or ``out``
     cannot be written or holds other files.
     """
@@ -58,7 +58,7 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
     kinds = [format_of(dataset, names) for names in read]
     if to != "raw" and "raw" in kinds:
         raise UserError(
-            f"{source}: holds decoded pixels, which are not encoded again; convert what they came from"
+            f"{source}: contains decoded pixels, which cannot be converted; convert the encoded images"
         )
     manifest.require(source, world, workers, set(chain.from_iterable(read)).__contains__)
     splits, names = open_splits(dataset, world)
@@ -71,9 +71,9 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
         for split, images in splits.items():
             on_rank0(world, partial(_make_folder, out / split))
             if to == "tfrecord":
-                one = partial(write_shard, images, names, out, advance)
-                mine = shards_of(split, len(images))[world.rank :: world.size]
-                on_all_ranks(world, partial(in_threads, one, mine, workers))
+                write_one = partial(write_shard, images, names, out, advance)
+                own_shards = shards_of(split, len(images))[world.rank :: world.size]
+                on_all_ranks(world, partial(in_threads, write_one, own_shards, workers))
             else:
                 write = _write_lmdb if to == "lmdb" else _write_raw
                 on_rank0(world, partial(write, images, out / split, workers, advance))
@@ -83,12 +83,12 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
     facts.pop("staged", None)
     packed = time.perf_counter() - started
     facts["packing_seconds"] = round(packed, 3)
-    made = manifest.index(out, facts, world, workers)
-    _require_only_ours(made, to)
+    converted = manifest.index(out, facts, world, workers)
+    _require_no_other_files(converted, to)
     if world.rank == 0:
         images_made = sum(counts.values())
         print(
-            f"{out}: {count(images_made, 'image')} in {count(len(made.files), 'file')}, "
+            f"{out}: {count(images_made, 'image')} in {count(len(converted.files), 'file')}, "
             f"packed in {packed:.1f} s ({images_made / packed:.0f} images/s)"
         )
 
@@ -106,8 +106,8 @@ class Shard(NamedTuple):
 
 
 def shards_of(split: Split, images: int) -> list[Shard]:
-    """What a split of so many images is packed into. Image n is record n // shards of shard n % shards: each
-    has its part of every class."""
+    """The shards of a split with this number of images. Image n is record n // shards of shard n % shards, so that
+    each has its part of every class."""
     count = max(-(-images // _IN_A_SHARD[split]), min(_FEWEST_SHARDS, images))
     return [Shard(f"{split}/{split}-{n:05d}-of-{count:05d}", range(n, images, count)) for n in range(count)]
 
@@ -115,9 +115,9 @@ def shards_of(split: Split, images: int) -> list[Shard]:
 def write_shard(
     images: Images, names: Sequence[str] | None, root: Path, advance: Callable[[int], None], shard: Shard
 ) -> None:
-    """Write a shard of ``images`` below ``root``, unless it is there; ``names`` are those of the classes.
+    """Write a shard of ``images`` below ``root``, unless it exists; ``names`` are those of the classes.
 
-    Raises UserError when an image cannot be read or has no size, OSError as the file system does.
+    Raises UserError when an image cannot be read or has no size, and OSError.
     """
     path = root / shard.name
     if not path.exists():
@@ -129,7 +129,7 @@ def write_shard(
 
 def _example(images: Images, names: Sequence[str] | None, index: int) -> Sequence[bytes | memoryview]:
     data, label = images.read(index)
-    height, width = _named(images, index, lambda: size_of(data))
+    height, width = _naming_image(images, index, lambda: size_of(data))
     features: dict[str, bytes | memoryview | Sequence[int]] = {
         ENCODED: data.data,
         LABEL: [label + 1],
@@ -157,17 +157,17 @@ def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[i
 
     def datum(index: int) -> bytes:
         data, label = images.read(index)
-        height, width = _named(images, index, lambda: size_of(data))
+        height, width = _naming_image(images, index, lambda: size_of(data))
         shape = b"".join(number_field(n, value) for n, value in ((1, 3), (2, height), (3, width)))
         return shape + field(4, data.tobytes()) + number_field(5, label) + number_field(7, 1)
 
-    # The map is as large as the file may become; it takes no space before.
+    # The map has the maximum size of the file; it takes no space until used.
     size, room = 64 << 20, 0
     try:
         with lmdb.open(os.fspath(part), map_size=size, subdir=False, lock=False, sync=False) as environment:
             transaction = environment.begin(write=True)
             for index, value in enumerate(_ahead(datum, len(images), workers)):
-                # A value has pages of its own, and its key a place in another.
+                # A value has its own pages, and its key a place in another one.
                 room += len(value) + 3 * _PAGE
                 if room > size // 2:
                     transaction.commit()
@@ -181,7 +181,7 @@ def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[i
         part.replace(path)
     except lmdb.Error as error:
         raise UserError(
-            f"{path}: cannot be written ({error}); check the space and the rights there"
+            f"{path}: cannot be written ({error}); check free space and permissions there"
         ) from error
     finally:
         part.unlink(missing_ok=True)
@@ -194,7 +194,7 @@ def _write_raw(images: Images, folder: Path, workers: int, advance: Callable[[in
 
     def pixels(index: int) -> tuple[Bytes, int]:
         data, label = images.read(index)
-        decoded = _named(images, index, lambda: decode(data))
+        decoded = _naming_image(images, index, lambda: decode(data))
         return np.ascontiguousarray(decoded.permute(1, 2, 0).numpy()), label
 
     rows, offset = [], 0
@@ -209,7 +209,7 @@ def _write_raw(images: Images, folder: Path, workers: int, advance: Callable[[in
     atomic.write_bytes(folder / INDEX, index.getvalue())
 
 
-def _named(images: Images, index: int, work: Callable[[], T]) -> T:
+def _naming_image(images: Images, index: int, work: Callable[[], T]) -> T:
     try:
         return work()
     except BrokenImage as error:
@@ -217,7 +217,7 @@ def _named(images: Images, index: int, work: Callable[[], T]) -> T:
 
 
 def _ahead(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
-    """``work`` of 0 to ``count``, in order, by ``workers`` threads, a few ahead of what is taken."""
+    """``work`` of 0 to ``count``, in order, by ``workers`` threads, a few items ahead of the consumer."""
     window = 4 * max(1, workers)
     waiting: list[Future[T]] = []
     with ThreadPoolExecutor(max(1, workers)) as pool:
@@ -233,7 +233,7 @@ def _ahead(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
 
 
 def in_threads(work: Callable[[T], None], items: Sequence[T], workers: int) -> None:
-    """``work`` of every item, by ``workers`` threads; after a failure what was not begun is left."""
+    """``work`` of every item, by ``workers`` threads; after a failure no further item is started."""
     with ThreadPoolExecutor(max(1, workers)) as pool:
         try:
             for _ in pool.map(work, items):
@@ -243,7 +243,9 @@ def in_threads(work: Callable[[T], None], items: Sequence[T], workers: int) -> N
             raise
 
 
-def _require_only_ours(made: Manifest, to: Target) -> None:
+def _require_no_other_files(converted: Manifest, to: Target) -> None:
     for split in SPLITS:
-        if format_of(made, files_of(made, split)) != to:
-            raise UserError(f"{made.root}: holds files of another format; convert into an empty folder")
+        if format_of(converted, files_of(converted, split)) != to:
+            raise UserError(
+                f"{converted.root}: contains files of another format; convert into an empty folder"
+            )

@@ -1,8 +1,7 @@
-"""Batches made by an NVIDIA DALI pipeline: on its threads, or decoded on the GPU where there is one.
+"""Batches made by an NVIDIA DALI pipeline: on its threads, or decoded on the GPU if there is one.
 
-The images are read as for the other loaders, and their views drawn as there; DALI takes the bytes from there
-(an external source) and decodes only the box that is seen. So every format can be read, and every error names
-its image.
+The images are read, and their views drawn, as for the other loaders; DALI gets the bytes as an external source and
+decodes only the box of the view. So every format can be read, and every error names its image.
 """
 
 from collections import deque
@@ -25,7 +24,7 @@ _END = b"\xff\xd9"  # of a JPEG
 
 
 class _Source(NamedTuple):
-    """An image as stored, and how it is seen."""
+    """An image as stored, and its view."""
 
     number: int
     data: Bytes
@@ -37,7 +36,7 @@ def batches(
     batches: Sequence[Sequence[int]], reader: Reader, *, workers: int, prefetch: int, device: str
 ) -> Generator[Batch, None, None]:
     """``batches`` of image numbers in order, read by ``workers`` threads and decoded by as many of DALI's; by
-    the GPU, and handed out there, when ``device`` is not "cpu".
+    the GPU, and then returned there, if ``device`` is not "cpu".
 
     Raises UserError when DALI is not installed, and naming the image when one cannot be read or decoded.
     """
@@ -47,7 +46,7 @@ def batches(
     gpu = device != "cpu"
     geometry = _geometry(reader)
     encoded = reader.images.read(batches[0][0])[0].ndim == 1
-    taken: deque[list[_Source]] = deque()  # by DALI, which reads them in place: kept until it is done
+    in_use: deque[list[_Source]] = deque()  # read in place by DALI: kept until it is done
     source = read_batches(
         batches,
         allocate=lambda samples: (None, [()] * samples),
@@ -60,7 +59,7 @@ def batches(
 
     def feed() -> Iterator[tuple[list[Any], ...]]:
         for sources in source:
-            taken.append(sources)
+            in_use.append(sources)
             yield _columns(sources, geometry)
 
     pipeline = new_pipeline(dali, max(map(len, batches)), workers, device)
@@ -84,20 +83,20 @@ def batches(
             try:
                 x = next_output()
             except RuntimeError as error:
-                raise _as_user_error(reader, taken, error) from error
-            sources = taken.popleft()
-            _, y, total, _ = finish(x, [Sample(one.label, one.data.nbytes) for one in sources], gpu)
+                raise _as_user_error(reader, in_use, error) from error
+            sources = in_use.popleft()
+            _, y, total, _ = finish(x, [Sample(source.label, source.data.nbytes) for source in sources], gpu)
             yield x, y.to(x.device, non_blocking=True), total, ()
 
 
 def _columns(
     sources: Sequence[_Source], geometry: Sequence[tuple[Callable[[View], Any], int]]
 ) -> tuple[list[Any], ...]:
-    """What the pipeline takes for each image: its bytes; the box that is seen, its top left corner and its extent;
-    and what ``geometry`` makes of its view."""
-    views = [one.view for one in sources]
+    """The pipeline's inputs for each image: its bytes; top left corner and extent of the box to decode; and the
+    results of ``geometry`` for its view."""
+    views = [source.view for source in sources]
     return (
-        [one.data for one in sources],
+        [source.data for source in sources],
         [np.array((view.top, view.left), np.int32) for view in views],
         [np.array((view.height, view.width), np.int32) for view in views],
         *([np.array(kind(view), np.float32) for view in views] for kind, _ in geometry),
@@ -105,7 +104,7 @@ def _columns(
 
 
 def _geometry(reader: Reader) -> list[tuple[Callable[[View], Any], int]]:
-    """What DALI gets for each view besides its box: how to make it, and how many dimensions it has."""
+    """DALI's inputs for each view besides its box: a function of the view, and its number of dimensions."""
     size = reader.size
     if reader.preprocessing == "mlperf":
         return [(partial(_pixels_seen, size=size), 2)]
@@ -118,8 +117,8 @@ def _geometry(reader: Reader) -> list[tuple[Callable[[View], Any], int]]:
 
 
 def _pixels_seen(view: View, size: int) -> list[list[float]]:
-    """The affine map from output to box, columns before rows, that samples where ``mlperf.render`` does. DALI
-    counts from a pixel's corner, half a pixel before its centre."""
+    """The affine map from output to box, columns before rows, with the sampling points of ``mlperf.render``.
+    DALI's coordinates refer to a pixel's corner, half a pixel before its centre."""
     rows, columns = view.height / view.rows, view.width / view.columns
     right = columns * (view.right - 0.5) + 0.5
     across = [-columns, 0, view.width - right] if view.mirrored else [columns, 0, right]
@@ -127,12 +126,12 @@ def _pixels_seen(view: View, size: int) -> list[list[float]]:
 
 
 def _render(reader: Reader, fn: Any, types: Any, box: Any, where: list[Any]) -> Any:
-    """The operators from a box's pixels to what the network sees."""
+    """The operators from a box's pixels to the network's input."""
     side = reader.size
     if reader.preprocessing == "mlperf":
         (matrix,) = where
-        # Beyond the last pixel's centre the edge is repeated, as in TensorFlow.
-        seen = fn.warp_affine(
+        # Beyond the centre of the last pixel the edge is repeated, as in TensorFlow.
+        resized = fn.warp_affine(
             box,
             matrix=matrix,
             size=(side, side),
@@ -141,7 +140,7 @@ def _render(reader: Reader, fn: Any, types: Any, box: Any, where: list[Any]) -> 
             interp_type=types.INTERP_LINEAR,
         )
         return fn.crop_mirror_normalize(
-            seen, mean=list(mlperf.MEAN), std=[1.0], dtype=types.FLOAT, output_layout="HWC"
+            resized, mean=list(mlperf.MEAN), std=[1.0], dtype=types.FLOAT, output_layout="HWC"
         )
     size, down, right, mirror = where
     resized = fn.resize(box, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
@@ -161,7 +160,7 @@ def _render(reader: Reader, fn: Any, types: Any, box: Any, where: list[Any]) -> 
 def _take(reader: Reader, index: int) -> _Source:
     data, label = reader.images.read(index)
     try:
-        # DALI fills what is missing of a truncated image without a word.
+        # DALI silently fills the missing part of a truncated image.
         if data.ndim == 1 and _END not in data[-1024:].tobytes():
             decode(data)
         return _Source(index, data, reader.view(index, data), label)
@@ -169,11 +168,11 @@ def _take(reader: Reader, index: int) -> _Source:
         raise reader.named(index, error) from error
 
 
-def _as_user_error(reader: Reader, taken: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
-    """The image that DALI could not decode, where ours cannot either."""
-    for one in (one for sources in taken for one in sources):
+def _as_user_error(reader: Reader, batches: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
+    """An error naming the image that DALI could not decode, if the own decoder fails on it too."""
+    for source in (source for sources in batches for source in sources):
         try:
-            decode(one.data)
+            decode(source.data)
         except BrokenImage as broken:
-            return reader.named(one.number, broken)
+            return reader.named(source.number, broken)
     return UserError(f"loading.loader=dali: {' '.join(str(error).split())[:300]}; set loading.loader=threads")

@@ -43,23 +43,23 @@ class RankSamples:
 
 
 def select(dataset: Manifest, data: Data) -> Manifest:
-    """The part of a data set that a run needs: the files of its two splits, which hold exactly as many images
-    as ``data`` says. A part of them would be the first classes only.
+    """The part of a data set that a run needs: the files of its two splits, which must contain exactly the number
+    of images in ``data``: a part of them would be only the first classes.
 
-    Raises UserError when a split is missing, mixed or of another number of images, where names and facts tell
-    (of TFRecord, LMDB and raw arrays without a count in the manifest, ``assign_samples`` counts).
+    Raises UserError when a split is missing, mixed or has another number of images according to names
+    and facts (TFRecord, LMDB and raw arrays without a count in the manifest are counted by ``assign_samples``).
     """
-    kept = []
-    for split, wanted in zip(SPLITS, (data.train_samples, data.eval_samples), strict=True):
+    selected = []
+    for split, expected in zip(SPLITS, (data.train_samples, data.eval_samples), strict=True):
         names = files_of(dataset, split)
         stated = dataset.facts.get("samples", {})
-        found = [stated[folder] for folder in _FOLDERS[split] if folder in stated]
+        counts = [stated[folder] for folder in _FOLDERS[split] if folder in stated]
         if format_of(dataset, names) == "jpeg":
-            found.append(len(names))
-        for images in found:
-            _require_count(dataset.root, split, int(images), wanted)
-        kept += names
-    wanted_names = set(kept)
+            counts.append(len(names))
+        for images in counts:
+            _require_count(dataset.root, split, int(images), expected)
+        selected += names
+    wanted_names = set(selected)
     files = tuple(file for file in dataset.files if file.path in wanted_names)
     samples = {"train": data.train_samples, "validation": data.eval_samples}
     return replace(dataset, files=files, facts=dataset.facts | {"samples": samples})
@@ -68,11 +68,11 @@ def select(dataset: Manifest, data: Data) -> Manifest:
 def files_of(dataset: Manifest, split: Split) -> list[str]:
     """The files of a split, sorted. Raises UserError when it has none, or two folders."""
     folders = {folder: [file.path for file in dataset.folder(folder)] for folder in _FOLDERS[split]}
-    found = [folder for folder, names in folders.items() if names]
-    if len(found) > 1:
-        raise UserError(f"{dataset.root}: has both {' and '.join(found)}; leave one of them in it")
-    if found:
-        return folders[found[0]]
+    folders_with_files = [folder for folder, names in folders.items() if names]
+    if len(folders_with_files) > 1:
+        raise UserError(f"{dataset.root}: has both {' and '.join(folders_with_files)}; remove one of them")
+    if folders_with_files:
+        return folders[folders_with_files[0]]
     # TensorFlow's scripts write both splits into one folder.
     names = [file.path for file in dataset.files if (m := SHARD.fullmatch(file.path)) and m[1] == split]
     if not names:
@@ -84,28 +84,28 @@ def files_of(dataset: Manifest, split: Split) -> list[str]:
 
 def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
     """The format that the files of a split are in. Raises UserError for none, or more than one, of them."""
-    others = [name for name in names if not name.lower().endswith(SUFFIXES) or name.count("/") < 2]
-    if not others:
+    strangers = [name for name in names if not name.lower().endswith(SUFFIXES) or name.count("/") < 2]
+    if not strangers:
         return "jpeg"
-    base = {_base(name) for name in others}
+    base = {_base(name) for name in strangers}
     if LMDB in base:
-        return _alone(dataset, names, {LMDB, "lock.mdb"}, "lmdb")
+        return _require_no_others(dataset, names, {LMDB, "lock.mdb"}, "lmdb")
     if PIXELS in base or INDEX in base:
-        return _alone(dataset, names, {PIXELS, INDEX}, "raw")
-    matches = [match for name in others if (match := SHARD.fullmatch(_base(name)))]
+        return _require_no_others(dataset, names, {PIXELS, INDEX}, "raw")
+    matches = [match for name in strangers if (match := SHARD.fullmatch(_base(name)))]
     if not matches:
         raise UserError(
-            f"{dataset.root / others[0]}: not an image in a class's folder ({', '.join(SUFFIXES)}); "
-            "take it away"
+            f"{dataset.root / strangers[0]}: not an image in a class's folder ({', '.join(SUFFIXES)}); "
+            "remove it"
         )
     for name in names:
         if not SHARD.fullmatch(_base(name)):
-            raise UserError(f"{dataset.root / name}: not a TFRecord shard, among shards; take it away")
+            raise UserError(f"{dataset.root / name}: not a TFRecord shard, among shards; remove it")
     counts = {int(match[3]) for match in matches}
     if counts != {len(names)}:
         raise UserError(
-            f"{dataset.root / names[0]}: one of {count(max(counts), 'shard')} by its name, and "
-            f"{len(names)} are there; copy the missing ones, and leave no others"
+            f"{dataset.root / names[0]}: one of {count(max(counts), 'shard')} by its name, but "
+            f"there are {len(names)}; copy the missing ones, and remove others"
         )
     return "tfrecord"
 
@@ -120,11 +120,11 @@ def assign_samples(
     train_samples: int,
     eval_samples: int,
 ) -> RankSamples:
-    """The share of this rank in the data set that ``select`` gave; ``staged`` is the folder that it was
-    staged to in ``mode``, None: all read it in place. Called by all ranks.
+    """This rank's part of the data set returned by ``select``; ``staged`` is the folder that it was
+    staged to in ``mode``, None: all ranks read it in place. Called by all ranks.
 
-    Raises UserError, the same on all, when a file cannot be read, the images are not as many as the run has
-    samples, or the classes not as many as ``classes``.
+    Raises UserError, the same on all ranks, when a file cannot be read, or when the number of images or classes
+    differs from the run's samples or ``classes``.
     """
     mode = mode if staged else "replicate"
     root = staged or dataset.root
@@ -134,15 +134,15 @@ def assign_samples(
     ranks, pool_rank = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
     if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
         raise UserError(
-            "staging.mode=shard gives nodes equal numbers of images, and theirs of ranks are unequal: "
-            "start as many on each, or replicate"
+            "staging.mode=shard gives nodes equal numbers of images, but they have unequal numbers of ranks: "
+            "start the same number on each, or set staging.mode=replicate"
         )
     splits, _ = open_splits(dataset, world, classes, root, here, mode)
-    for split, wanted in zip(SPLITS, (train_samples, eval_samples), strict=True):
-        found = len(splits[split])
-        if mode == "shard":  # ranks of a node see the same files, which count once
-            found = sum(world.gather(found if pool_rank == 0 else 0))
-        _require_count(dataset.root, split, found, wanted)
+    for split, expected in zip(SPLITS, (train_samples, eval_samples), strict=True):
+        n_images = len(splits[split])
+        if mode == "shard":  # ranks of a node read the same files, which count once
+            n_images = sum(world.gather(n_images if pool_rank == 0 else 0))
+        _require_count(dataset.root, split, n_images, expected)
     train, evaluation = (splits[split] for split in SPLITS)
     number = world.node if mode == "shard" else 0
     return RankSamples(
@@ -158,40 +158,40 @@ def open_splits(
     here: Container[str] | None = None,
     mode: Mode = "replicate",
 ) -> tuple[dict[Split, Images], list[str] | None]:
-    """The images of both splits, and the names of the classes where they are known. Called by all ranks.
+    """The images of both splits, and the names of the classes if known. Called by all ranks.
 
-    They are under ``root`` (None: the data set's), of its files those in ``here`` (None: all), staged in
-    ``mode``. ``classes`` None: as many as there are. Raises UserError as ``assign_samples``.
+    They are under ``root`` (None: the data set's), limited to the files in ``here`` (None: all), staged in
+    ``mode``. ``classes`` None: their number is not checked. Raises UserError like ``assign_samples``.
     """
     names = {split: files_of(dataset, split) for split in SPLITS}
     kinds = {split: format_of(dataset, names[split]) for split in SPLITS}
     of_folders = _classes(dataset, {split: names[split] for split in SPLITS if kinds[split] == "jpeg"})
-    known = of_folders or dataset.facts.get("classes")
-    if known and classes is not None and len(known) != classes:
+    class_names = of_folders or dataset.facts.get("classes")
+    if class_names and classes is not None and len(class_names) != classes:
         raise UserError(
-            f"{dataset.root}: {len(known)} classes, and the network has {classes}; set "
-            f"network.classes={len(known)}, or give another data set"
+            f"{dataset.root}: {len(class_names)} classes, but the network has {classes}; set "
+            f"network.classes={len(class_names)}, or give another data set"
         )
     number = {name: label for label, name in enumerate(of_folders)}
-    classes = classes or (len(known) if known else 1 << 30)
+    classes = classes or (len(class_names) if class_names else 1 << 30)
     root = root or dataset.root
     opened: dict[Split, Images] = {}
     for split in SPLITS:
-        mine = names[split] if here is None else [name for name in names[split] if name in here]
-        paths = [f"{root}/{name}" for name in mine]
+        own_names = names[split] if here is None else [name for name in names[split] if name in here]
+        paths = [f"{root}/{name}" for name in own_names]
         if kinds[split] == "jpeg":
-            opened[split] = Files(paths, [number[_class(name)] for name in mine], classes)
+            opened[split] = Files(paths, [number[_class(name)] for name in own_names], classes)
         elif kinds[split] == "tfrecord":
             opened[split] = Shards(_extents([Path(path) for path in paths], mode, world), classes)
         elif mode == "shard":
             raise UserError(
-                f"{dataset.root}: staging.mode=shard gives nodes whole files, and {kinds[split]} is one for "
-                "all images; set staging.mode=replicate, or convert to tfrecord"
+                f"{dataset.root}: staging.mode=shard distributes files over nodes, but {kinds[split]} is a "
+                "single file; set staging.mode=replicate, or convert to tfrecord"
             )
         else:
-            one = partial(_open_one, kinds[split], Path(paths[0]).parent, classes)
-            opened[split] = on_each_rank(world, one)
-    return opened, known
+            open_one = partial(_open_one, kinds[split], Path(paths[0]).parent, classes)
+            opened[split] = on_each_rank(world, open_one)
+    return opened, class_names
 
 
 def _open_one(kind: Format, folder: Path, classes: int) -> Images:
@@ -199,25 +199,26 @@ def _open_one(kind: Format, folder: Path, classes: int) -> Images:
 
 
 def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
-    """The classes of folders of images, sorted: labels count them. Each split must have images of each."""
-    found = {split: {_class(name) for name in names[split]} for split in names}
-    known = set().union(dataset.facts.get("classes", ()) if found else (), *found.values())
-    for split in found:
-        for name in sorted(known - found[split]):
+    """The classes of folders of images, sorted; a label is an index into them. Each split must have images of
+    each."""
+    in_split = {split: {_class(name) for name in names[split]} for split in names}
+    class_names = set().union(dataset.facts.get("classes", ()) if in_split else (), *in_split.values())
+    for split in in_split:
+        for name in sorted(class_names - in_split[split]):
             raise UserError(
                 f"{dataset.root}: class {name} has no image in {split}; add some, or remove the class"
             )
-    return sorted(known)
+    return sorted(class_names)
 
 
 def _extents(paths: list[Path], mode: Mode, world: World) -> dict[Path, npt.NDArray[np.int64]]:
-    """The records of every shard; ranks that see the same shards read the headers of a part each."""
+    """The records of every shard; ranks that read the same shards divide the reading of headers."""
     ranks, pool_rank = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
-    mine = paths[pool_rank::ranks]
-    parts = on_all_ranks(world, lambda: [(path, record_extents(path)) for path in mine])
-    found = {path: extents for part in parts for path, extents in part}
+    own_paths = paths[pool_rank::ranks]
+    parts = on_all_ranks(world, lambda: [(path, record_extents(path)) for path in own_paths])
+    extents = {path: extents for part in parts for path, extents in part}
     empty = np.empty((0, 2), np.int64)
-    return {path: found[path] for path in paths} or {Path("no shard"): empty}
+    return {path: extents[path] for path in paths} or {Path("no shard"): empty}
 
 
 def _class(name: str) -> str:
@@ -228,19 +229,19 @@ def _base(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _alone(dataset: Manifest, names: Sequence[str], wanted: set[str], kind: Format) -> Format:
+def _require_no_others(dataset: Manifest, names: Sequence[str], expected: set[str], kind: Format) -> Format:
     counts = Counter(map(_base, names))
     for name in names:
-        if _base(name) not in wanted or counts[_base(name)] > 1 or name.count("/") != 1:
-            raise UserError(f"{dataset.root / name}: does not belong beside {', '.join(sorted(wanted))}")
+        if _base(name) not in expected or counts[_base(name)] > 1 or name.count("/") != 1:
+            raise UserError(f"{dataset.root / name}: does not belong beside {', '.join(sorted(expected))}")
     if kind == "raw" and len(counts) < 2:
         raise UserError(f"{dataset.root / names[0]}: {PIXELS} and {INDEX} go together; copy the other")
     return kind
 
 
-def _require_count(root: Path, split: Split, found: int, wanted: int) -> None:
-    if found != wanted:
+def _require_count(root: Path, split: Split, images: int, expected: int) -> None:
+    if images != expected:
         raise UserError(
-            f"{root}: {count(found, 'image')} in {split}, {wanted} {'is' if wanted == 1 else 'are'} "
-            f"expected; set {_SWITCH[split]}={found}, or give another data set"
+            f"{root}: {count(images, 'image')} in {split}, {expected} {'is' if expected == 1 else 'are'} "
+            f"expected; set {_SWITCH[split]}={images}, or give another data set"
         )

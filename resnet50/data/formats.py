@@ -1,6 +1,6 @@
 """How images are stored: JPEG files by class, TFRecord shards, LMDB, raw arrays. One class reads each.
 
-Labels count from 0. Whatever the format, ``read`` gives the same bytes of the same image.
+Labels start at 0. ``read`` returns the same bytes of an image for every format.
 """
 
 import os
@@ -25,30 +25,29 @@ SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
 LMDB = "data.mdb"
 PIXELS, INDEX = "pixels.raw", "index.npy"
 ENCODED, LABEL = "image/encoded", "image/class/label"
-_REMEDY = "copy or make it again"
+_REMEDY = "copy or regenerate it"
 
-# LMDB lets a process open a file once: who opens it again shares it, until nobody has it.
+# LMDB allows one open environment per file and process: further users share it, until the last one closes it.
 _OPEN: WeakValueDictionary[str, Any] = WeakValueDictionary()
 _OPENING = threading.Lock()
 
 
 class Images(Protocol):
-    """The images of a split, in an order that is always the same. Threads may share one, and it can be sent
-    to another process."""
+    """The images of a split, in a fixed order. Thread-safe and picklable."""
 
     classes: int
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        """An image, in memory of its own that may be written, and its label. Raises UserError naming it."""
+        """An image, in writable memory of its own, and its label. Raises UserError naming it."""
 
     def name(self, index: int) -> str:
-        """The file, and where in it, for messages."""
+        """The file and the position in it, for messages."""
 
 
 class Files:
-    """A file an image; ``labels`` int ``[images]``."""
+    """One file per image; ``labels`` int ``[images]``."""
 
     def __init__(self, paths: Sequence[str], labels: Sequence[int], classes: int) -> None:
         self.paths, self.labels, self.classes = paths, labels, classes
@@ -71,10 +70,10 @@ class Files:
 
 class Shards:
     """TFRecord files in TensorFlow's ImageNet layout: ``image/encoded`` and ``image/class/label``, which
-    counts from 1. ``extents`` are those of ``tfrecord.record_extents``, by file.
+    starts at 1. ``extents``: those of ``tfrecord.record_extents``, by file.
 
-    The first image of every file comes before the second of any: ``convert`` deals images out so, and they
-    are in the order that they had.
+    The first images of all files come first, then the second ones, and so on: ``convert`` distributes images this
+    way, so this restores their order.
     """
 
     def __init__(self, extents: dict[Path, npt.NDArray[np.int64]], classes: int) -> None:
@@ -93,14 +92,13 @@ class Shards:
         offset, length = map(int, self._extents[index])
         record = tfrecord.read_record(self._file(index), offset, length)
         try:
-            found = tfrecord.decode_features(record, (ENCODED, LABEL))
+            features = tfrecord.decode_features(record, (ENCODED, LABEL))
         except UserError as error:
             raise UserError(f"{self.name(index)}: {error}") from error
-        encoded, label = found.get(ENCODED), found.get(LABEL)
+        encoded, label = features.get(ENCODED), features.get(LABEL)
         if not isinstance(encoded, memoryview) or not isinstance(label, list) or len(label) != 1:
             raise UserError(
-                f"{self.name(index)}: without one {ENCODED} and one {LABEL}; "
-                "take shards in TensorFlow's ImageNet layout"
+                f"{self.name(index)}: lacks {ENCODED} or {LABEL}; use shards in TensorFlow's ImageNet layout"
             )
         if not 1 <= label[0] <= self.classes:
             raise UserError(f"{self.name(index)}: {LABEL} is {label[0]}, not 1 to {self.classes}")
@@ -132,11 +130,11 @@ class Lmdb:
             raise UserError(self._why_not(error)) from error
         if self._keys is not None and len(self._keys) != self._count:
             raise UserError(
-                f"{self.path}: {len(self._keys)} images, and it counts {self._count} of them; {_REMEDY}"
+                f"{self.path}: {len(self._keys)} images, but its header counts {self._count}; {_REMEDY}"
             )
 
     def _list_keys(self) -> list[bytes] | None:
-        """All keys; None where they only count, for listing them would touch every image."""
+        """All keys; None if they are consecutive numbers, since listing them would touch every image."""
         with self._open().begin() as transaction, transaction.cursor() as cursor:
             ends = [bytes(cursor.key()) for go in (cursor.first, cursor.last) if go()]
             if not ends or ends == [b"%08d" % 0, b"%08d" % (self._count - 1)]:
@@ -148,7 +146,7 @@ class Lmdb:
         return self._count
 
     def __getstate__(self) -> dict[str, Any]:
-        # An environment must not cross a fork or a pipe: each process opens its own.
+        # An environment must not be forked or pickled: each process opens its own.
         return self.__dict__ | {"_environment": None}
 
     def read(self, index: int) -> tuple[Bytes, int]:
@@ -157,7 +155,7 @@ class Lmdb:
         key = self._key(index)
         try:
             with self._open().begin(buffers=True) as transaction:
-                # A copy: the memory is the database's, and gone with the transaction.
+                # A copy: the memory belongs to the database, and is invalid after the transaction.
                 value = np.array(transaction.get(key), np.uint8)
         except (lmdb.Error, TypeError) as error:
             raise UserError(f"{self.name(index)}: cannot be read ({error}); {_REMEDY}") from error
@@ -188,12 +186,12 @@ class Lmdb:
                 self._environment = _OPEN.get(real)
             if self._environment is None:
                 try:
-                    # No lock file: nobody writes, and the folder may not be writable.
+                    # No lock file: the file is only read, and the folder may not be writable.
                     environment = lmdb.open(real, subdir=False, readonly=True, lock=False)
                     size = os.stat(real).st_size
                 except (lmdb.Error, OSError) as error:
                     raise UserError(self._why_not(error)) from error
-                # LMDB reads through a map of the file: behind its end, the kernel kills the process.
+                # LMDB reads through a memory map: beyond the end of the file, the kernel kills the process.
                 needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
                 if size < needed:
                     raise UserError(f"{self.path}: truncated, {size} bytes of {needed}; {_REMEDY}")
@@ -210,8 +208,8 @@ class Lmdb:
             file.readinto(head.data.cast("B"))
         if head[4] == 0xBEEFC0DE and (isinstance(error, lmdb.VersionMismatchError) or head[5] != 1):
             return (
-                f"{self.path}: of version {head[5]} of LMDB's format, which LMDB "
-                f"{'.'.join(map(str, lmdb.version()))} does not read; convert the images again: "
+                f"{self.path}: version {head[5]} of LMDB's format, which LMDB "
+                f"{'.'.join(map(str, lmdb.version()))} cannot read; convert the images again: "
                 "mlhpc data convert resnet50 --to lmdb"
             )
         return f"{self.path}: not a readable LMDB data file ({error}); {_REMEDY}"
@@ -226,19 +224,19 @@ class Raw:
         try:
             self.index = np.load(folder / INDEX, allow_pickle=False)
             size = self.path.stat().st_size
-        except Exception as error:  # of a damaged header, numpy's parser raises nearly anything
+        except Exception as error:  # numpy's parser raises nearly anything for a damaged header
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{folder}: {PIXELS} or {INDEX}: cannot be read ({reason}); {_REMEDY}") from error
         if not isinstance(self.index, np.ndarray):
             raise UserError(f"{folder / INDEX}: an archive, not int64 [images, 4]; {_REMEDY}")
         if self.index.dtype != np.int64 or self.index.ndim != 2 or self.index.shape[1] != 4:
             raise UserError(f"{folder / INDEX}: not int64 [images, 4]; {_REMEDY}")
-        if (self.index[:, :3] > (size, _MAX_SIDE, _MAX_SIDE)).any():  # before products can overflow
+        if (self.index[:, :3] > (size, _MAX_SIDE, _MAX_SIDE)).any():  # before a product can overflow
             raise UserError(f"{folder / INDEX}: has images beyond the {size} bytes of {PIXELS}; {_REMEDY}")
         offset, height, width, label = self.index.T
         end = int((offset + 3 * height * width).max(initial=0))
         if size != end or (self.index[:, :3] < (0, 1, 1)).any():
-            raise UserError(f"{self.path}: {size} bytes, {end} are expected by {INDEX}; {_REMEDY}")
+            raise UserError(f"{self.path}: {size} bytes, expected {end} according to {INDEX}; {_REMEDY}")
         for wrong in np.flatnonzero((label < 0) | (label >= classes))[:1]:
             _require_class(int(label[wrong]), classes, self.name(int(wrong)))
 
@@ -259,4 +257,4 @@ class Raw:
 
 def _require_class(label: int, classes: int, name: str) -> None:
     if not 0 <= label < classes:
-        raise UserError(f"{name}: label {label} is none of the {classes} classes, 0 to {classes - 1}")
+        raise UserError(f"{name}: label {label} is outside the {classes} classes, 0 to {classes - 1}")

@@ -15,21 +15,20 @@ Bytes = npt.NDArray[np.uint8]
 """A file's content ``[bytes]``, or pixels ``[height, width, 3]``."""
 
 _JPEG = b"\xff\xd8"
-# Frame headers (ITU-T T.81, table B.1): SOF0 to SOF15 but for DHT, JPG and DAC.
+# Frame headers (ITU-T T.81, table B.1): SOF0 to SOF15 except DHT, JPG and DAC.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 1 << 27)
-"""From here on Pillow takes an image for a decompression bomb; JPEGs that it does not decode have the same
-limit."""
+"""Pillow's limit for decompression bombs, used also for JPEGs that Pillow does not decode."""
 
 
 class BrokenImage(UserError):
-    """An image that cannot be decoded: what may be left out where the user says so."""
+    """An image that cannot be decoded, and may be skipped with ``loading.broken_images``."""
 
 
 def decode(data: Bytes) -> torch.Tensor:
-    """Pixels uint8 ``[3, height, width]``, RGB, of a JPEG's bytes, or of another format that Pillow reads; of
+    """Pixels uint8 ``[3, height, width]``, RGB, of a JPEG's bytes, or of another format that Pillow reads; for
     pixels, a view. Greyscale and CMYK become RGB. The orientation of EXIF is ignored, as in ImageNet
     training.
 
@@ -49,7 +48,7 @@ def decode(data: Bytes) -> torch.Tensor:
 
 
 def size_of(data: Bytes) -> tuple[int, int]:
-    """Height and width, from the header. Raises BrokenImage as ``decode``."""
+    """Height and width, from the header. Raises BrokenImage like ``decode``."""
     if data.ndim == 3:
         return data.shape[0], data.shape[1]
     if data[:2].tobytes() != _JPEG:
@@ -60,9 +59,9 @@ def size_of(data: Bytes) -> tuple[int, int]:
 
 
 def _require_plausible(data: Bytes) -> None:
-    """Raise BrokenImage for a JPEG whose header promises more pixels than its bytes can hold, before memory for
-    them is taken. The cheapest block of 64 pixels takes a bit (ITU-T T.81, annex F.1.2), so that a byte gives
-    512."""
+    """Raise BrokenImage for a JPEG whose header claims more pixels than its bytes can encode, before memory for
+    them is allocated. The cheapest block of 64 pixels takes one bit (ITU-T T.81, annex F.1.2), so a byte encodes
+    at most 512 pixels."""
     height, width = _frame_size(data) or (0, 0)
     pixels = height * width
     if pixels > MAX_PIXELS or pixels > 4096 + 1024 * len(data):
@@ -72,7 +71,7 @@ def _require_plausible(data: Bytes) -> None:
 
 
 def _frame_size(data: Bytes) -> tuple[int, int] | None:
-    """Height and width in the frame header of a JPEG; None where there is none."""
+    """Height and width in the frame header of a JPEG; None without one."""
     at, head = 2, data.data
     try:
         while head[at] == 0xFF:
@@ -82,7 +81,7 @@ def _frame_size(data: Bytes) -> tuple[int, int] | None:
                 if height and width:
                     return height, width
                 break
-            # Fill bytes may stand before a marker.
+            # Fill bytes may precede a marker.
             at += 1 if marker == 0xFF else 2 + (head[at + 2] << 8 | head[at + 3])
     except IndexError:
         pass
@@ -90,7 +89,7 @@ def _frame_size(data: Bytes) -> tuple[int, int] | None:
 
 
 def _reason(error: Exception) -> str:
-    """What torchvision or Pillow says, without the places in memory and source that it names."""
+    """The message of torchvision or Pillow, without memory addresses and source lines."""
     if isinstance(error, UnidentifiedImageError):
-        return "of no known format"
+        return "unknown format"
     return re.sub(r"^\w+, \S+:\d+, ", "", " ".join(str(error).split())) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Batches for the training step: images as the network sees them, normalised, channels last in memory.
+"""Batches for the training step: cropped and normalised images, channels last in memory.
 
 Three ways to read them give the same images in the same order, and the same views of them: threads of this
 process (``threads``), PyTorch worker processes (``workers``), both with torchvision, which agree bit for bit;
@@ -26,24 +26,24 @@ from mlhpc.resnet50.data.reader import Batch, Reader, finish
 
 TensorPair = tuple[torch.Tensor, torch.Tensor]
 Source = Callable[[Sequence[Sequence[int]]], Generator[Batch, None, None]]
-"""From the image numbers of each batch to the batches, in order."""
+"""Maps the image numbers of each batch to the batches, in order."""
 
 
 @dataclass
 class Loader:
-    """What one rank reads: ``x`` float32 ``[b, 3, side, side]``, channels last in memory; ``y`` int64 ``[b]``.
+    """The batches of one rank: ``x`` float32 ``[b, 3, side, side]``, channels last in memory; ``y`` int64 ``[b]``.
 
     With ``preprocessing`` "torchvision", ``x`` is normalised with ImageNet's mean and standard deviation; with
     "mlperf" it is the bytes minus the reference's means. Crops and resizing differ too (``mlperf.py``).
 
-    ``sample_shape`` is [side, side, 3], ``steps`` the number that ``sharding.steps_per_epoch`` gave
-    all ranks. The tensors handed out are the caller's to keep. For ``device`` "cuda" they are in page-locked
-    memory, with DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. What
-    is wrong with a file is raised from the iterator as UserError.
+    ``sample_shape`` is [side, side, 3], ``steps`` comes from ``sharding.steps_per_epoch``,
+    the same for all ranks. The caller may keep the tensors. For ``device`` "cuda" they are in page-locked
+    memory, with DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. Errors in
+    files are raised from the iterator as UserError.
 
     An image that cannot be decoded stops the run. With ``loading.broken_images`` "skip" it is reported on standard
-    error, once, and kept in ``skipped``, its name and what is wrong with it: in training the next image takes
-    its place, in evaluation the batch is smaller by it.
+    error, once, and recorded in ``skipped`` with its name and error: in training the next image takes its
+    place, in evaluation the batch is smaller.
     """
 
     samples: RankSamples
@@ -57,20 +57,20 @@ class Loader:
     preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
     ranks_on_node: int = 1
     device: str = "cpu"
-    bytes_read: int = 0  # as stored, of the batches handed out so far, training and evaluation
+    bytes_read: int = 0  # as stored, of all batches so far, training and evaluation
     skipped: set[str] = field(default_factory=set)
 
     def train_epoch(self, epoch: int) -> Generator[TensorPair, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
         view_seed = (self.seed, self.samples.train_pool.number, epoch)
         reader = self._reader(self.samples.train, view_seed)
-        return self._hand_out(self._source(reader)(self._train_batches(epoch).tolist()))
+        return self._yield_batches(self._source(reader)(self._train_batches(epoch).tolist()))
 
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation image of this rank once, in order; the last batch may be smaller."""
         reader = self._reader(self.samples.evaluation, None)
         batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
-        return self._hand_out(self._source(reader)(batches))
+        return self._yield_batches(self._source(reader)(batches))
 
     def _reader(self, images: Images, draw: tuple[int, int, int] | None) -> Reader:
         return Reader(images, self.sample_shape[0], draw, self.loading.broken_images, self.preprocessing)
@@ -86,7 +86,7 @@ class Loader:
         )
 
     def _source(self, reader: Reader) -> Source:
-        """The way to read that ``loading.loader`` names."""
+        """The source that ``loading.loader`` selects."""
         loading = self.loading
         threads: dict[str, Any] = {"workers": loading.workers, "prefetch": loading.prefetch}
         if loading.loader == "workers":
@@ -113,7 +113,7 @@ class Loader:
             **threads,
         )
 
-    def _hand_out(self, batches: Generator[Batch, None, None]) -> Generator[TensorPair, None, None]:
+    def _yield_batches(self, batches: Generator[Batch, None, None]) -> Generator[TensorPair, None, None]:
         skip = self.loading.broken_images == "skip"
         with closing(batches):
             for x, y, size, broken in batches:
@@ -129,5 +129,5 @@ class Loader:
 
 
 def zeros_batch(images: int, sample_shape: Sequence[int]) -> TensorPair:
-    """A batch of zeros, to warm up with."""
+    """A batch of zeros for the warm-up."""
     return torch.zeros((images, *sample_shape)).permute(0, 3, 1, 2), torch.zeros(images, dtype=torch.int64)

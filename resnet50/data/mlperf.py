@@ -1,4 +1,4 @@
-"""How the MLPerf reference crops, resizes and shifts an image: what closed runs do.
+"""The MLPerf reference's preprocessing of an image (crop, resize, mean subtraction), which closed runs use.
 
 Source: mlcommons/training, image_classification/tensorflow2/imagenet_preprocessing.py, and the TensorFlow 2.4
 operators that it calls. Outputs and the distribution of boxes recorded from it:
@@ -14,20 +14,20 @@ import torch
 from mlhpc.resnet50.data.augment import View
 
 MEAN = (123.68, 116.78, 103.94)
-"""Of the bytes, taken off; nothing is divided."""
+"""Mean of the bytes, subtracted; there is no division."""
 
 _AREA = (0.05, 1.0)
 _RATIO = (0.75, 1.33)
-# No bounding boxes of objects are in the data set, so the whole image counts as the object, of which a box has
-# to cover a tenth: in effect the smallest area is 10%, not 5%.
+# The data set has no bounding boxes of objects, so the whole image counts as the object, of which a box has
+# to cover a tenth: effectively the smallest area is 10%, not 5%.
 _COVERED = 0.1
 _TRIES = 100
 
 
 def training_view(height: int, width: int, size: int, rng: np.random.Generator) -> View:
-    """A random box resized to ``size x size``, mirrored half the time; the whole image where no box fits.
+    """A random box resized to ``size x size``, mirrored half the time; the whole image if no box fits.
 
-    The aspect ratio is uniform, then the height over the whole numbers that ratio and area allow. So lengths
+    The aspect ratio is uniform, then the height over the integers that ratio and area allow. So lengths
     are uniform, not areas, and small boxes are more frequent than in torchvision's RandomResizedCrop. The last
     row and column of positions are never drawn.
     """
@@ -46,8 +46,8 @@ def training_view(height: int, width: int, size: int, rng: np.random.Generator) 
 
 
 def evaluation_view(height: int, width: int, size: int) -> View:
-    """The whole image, its shorter side resized to 256/224 of ``size``, and the centre of that."""
-    # In float32, as the reference: now and then the shorter side comes out one pixel smaller.
+    """The whole image, its shorter side resized to 256/224 of ``size``, and its centre."""
+    # In float32, as in the reference: occasionally the shorter side comes out one pixel smaller.
     scale = np.float32(round(size * 256 / 224)) / np.float32(min(height, width))
     rows, columns = int(np.float32(height) * scale), int(np.float32(width) * scale)
     return View(0, 0, height, width, rows, columns, (rows - size) // 2, (columns - size) // 2)
@@ -55,7 +55,7 @@ def evaluation_view(height: int, width: int, size: int) -> View:
 
 def render(pixels: torch.Tensor, view: View, size: int, x: npt.NDArray[np.float32]) -> None:
     """Write the ``view`` of an image uint8 ``[3, height, width]`` into ``x`` float32 ``[size, size, 3]``: bytes as
-    floats, less ``MEAN``.
+    floats, minus ``MEAN``.
 
     Bilinear, without antialiasing and without rounding. Output pixel i is sampled at i · input / output, so the
     first pixels of image and output coincide (TensorFlow 1's resize). A mirrored image is mirrored before.
@@ -64,18 +64,18 @@ def render(pixels: torch.Tensor, view: View, size: int, x: npt.NDArray[np.float3
     before, after, right = _neighbours(view.right, size, view.width, view.columns)
     if view.mirrored:
         before, after = view.width - 1 - before, view.width - 1 - after
-    # A JPEG is decoded to rows of colours side by side; so it is read, along rows first.
+    # A JPEG is decoded to rows of interleaved colours, so interpolate along rows first.
     image = pixels.permute(1, 2, 0)
     box = image[view.top : view.top + view.height, view.left : view.left + view.width]
     if view.height <= 2 * size:  # each row of the box once
         box = box[int(above[0]) : int(below[-1]) + 1]
         above, below = above - above[0], below - above[0]
-    else:  # only the rows that are looked at
+    else:  # only the rows that are needed
         box = torch.cat((box.index_select(0, above), box.index_select(0, below)))
         above, below = torch.arange(size), torch.arange(size, 2 * size)
     rows = _between(box.index_select(1, before), box.index_select(1, after), right[:, None])
-    seen = _between(rows.index_select(0, above), rows.index_select(0, below), down[:, None, None])
-    torch.sub(seen, torch.tensor(MEAN), out=torch.from_numpy(x))
+    resized = _between(rows.index_select(0, above), rows.index_select(0, below), down[:, None, None])
+    torch.sub(resized, torch.tensor(MEAN), out=torch.from_numpy(x))
 
 
 def _neighbours(
@@ -90,7 +90,7 @@ def _neighbours(
     return before, (before + 1).clamp(max=inputs - 1), torch.from_numpy(place - lower)
 
 
-def _between(one: torch.Tensor, other: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """one + (other - one) · share, in this order of float32 operations."""
-    one = one.float()
-    return other.float().sub_(one).mul_(share).add_(one)
+def _between(first: torch.Tensor, second: torch.Tensor, fraction: torch.Tensor) -> torch.Tensor:
+    """first + (second - first) · fraction, in this order of float32 operations."""
+    first = first.float()
+    return second.float().sub_(first).mul_(fraction).add_(first)

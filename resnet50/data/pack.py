@@ -1,9 +1,9 @@
-"""JPEG files packed into TFRecord shards on their way to the nodes: staging that writes few files, not many.
+"""Packs JPEG files into TFRecord shards while staging, so that few files are written instead of many.
 
 All of it is inside the clock, in every run. Each node reads every image once, and writes the shards that
-``mlhpc data convert resnet50 --to tfrecord`` would: a run reads the same batches, bit for bit. What is shared
-with staging is who may write to a target, how much room there must be, and what takes all away after the run.
-A shard is complete or absent, but an interrupted packing is not continued: the next run starts over.
+``mlhpc data convert resnet50 --to tfrecord`` would: a run reads the same batches, bit for bit. Shared
+with staging are the locks of a target, the check of free space, and the removal after the run.
+A shard is complete or absent, but an interrupted packing is not resumed: the next run starts over.
 """
 
 import os
@@ -39,14 +39,14 @@ from mlhpc.resnet50.data.dataset import SPLITS, Split, open_splits
 from mlhpc.resnet50.data.formats import Files
 from mlhpc.resnet50.data.image import Bytes
 
-_MODE = "packed"  # in the target's manifest, where staging has its mode
-# More than a record's framing and features besides the image take, with names of 255 bytes.
+_MODE = "packed"  # in the target's manifest, in place of the staging mode
+# Upper bound for a record's framing and features besides the image, with names of 255 bytes.
 _RECORD_OVERHEAD = 1024
 
 
 class _Checked(Files):
     """Images that are checked against the data set's manifest as they are read, into memory that is reused
-    for the thread's next image: fresh pages for each cost more than reading it."""
+    for the thread's next image: allocating fresh pages costs more than reading it."""
 
     def __init__(self, images: Files, files: Sequence[File], root: Path) -> None:
         super().__init__(images.paths, images.labels, images.classes)
@@ -63,11 +63,11 @@ class _Checked(Files):
             as_user_error(Path(path), "cannot be read", self._remedy),
             open(path, "rb", buffering=0) as reader,
         ):
-            found = os.fstat(reader.fileno()).st_size
+            actual = os.fstat(reader.fileno()).st_size
             while more := reader.readinto(data.data[count:]):
                 count += more
-        if found != file.size or count < found:
-            raise UserError(f"{path}: {min(found, count)} bytes, expected {file.size}; {self._remedy}")
+        if actual != file.size or count < actual:
+            raise UserError(f"{path}: {min(actual, count)} bytes, expected {file.size}; {self._remedy}")
         if file.crc32 is not None and (crc := isal_zlib.crc32(data)) != file.crc32:
             raise UserError(f"{path}: checksum {crc:08x}, expected {file.crc32:08x}; {self._remedy}")
         return data, self.labels[index]
@@ -76,78 +76,78 @@ class _Checked(Files):
 def pack(
     dataset: Manifest, target: Path, world: World, classes: int, workers: int
 ) -> tuple[Manifest, StagingReport]:
-    """Stage the JPEG files of ``dataset`` to ``target`` on every node as TFRecord shards, which the ranks of
-    the node share, ``workers`` at a time in each rank. Returns what is in ``target``, and the report, which
-    counts the images.
+    """Stage the JPEG files of ``dataset`` to ``target`` on every node as TFRecord shards, divided among the
+    ranks of the node, ``workers`` at a time in each rank. Returns the manifest of ``target``, and the report,
+    which counts the images.
 
-    Called by all ranks. Raises UserError, the same on all ranks, when the data set is packed already or has
-    not ``classes`` classes, an image is not as the manifest says or has no readable size, or the target
-    cannot be written, is too small (before the first byte where that can be known) or holds other files.
-    Where an image or the target fails, what was packed is taken away.
+    Called by all ranks. Raises UserError, the same on all ranks, when the data set is packed already or does
+    not have ``classes`` classes, an image differs from the manifest or has no readable size, or the target
+    cannot be written, is too small (checked before the first byte if possible) or holds other files.
+    If an image or the target fails, packed files are removed.
     """
     started = time.monotonic()
     images, names = _open(dataset, world, classes)
     shards = [(split, shard) for split in SPLITS for shard in shards_of(split, len(images[split]))]
     facts = dataset.facts | {"format": "tfrecord", "classes": names}
     files = tuple(sorted(File(shard.name, 0) for _, shard in shards))
-    made = replace(dataset, root=target, files=files, facts=facts)  # sizes are known afterwards
+    packed = replace(dataset, root=target, files=files, facts=facts)  # sizes are filled in afterwards
     team = staging_group(dataset.root, target, world, "replicate")
-    mine = shards[team.members.index(world.rank) :: len(team.members)]
-    sources = [images[split].files[index] for split, shard in mine for index in shard.images]
+    own_shards = shards[team.members.index(world.rank) :: len(team.members)]
+    sources = [images[split].files[index] for split, shard in own_shards for index in shard.images]
     size = sum(file.size for file in sources)
 
-    # A million files: once, and by those who write it down.
+    # For a million files: only once, and only on ranks that record it.
     of = identity(dataset) if team.leads else ""
 
     def need() -> Need:
-        wanted = 0 if there else size + len(sources) * _RECORD_OVERHEAD
-        return Need(wanted, team.members[0], target, filesystem_of(target) if team.leads else None)
+        required = 0 if ready else size + len(sources) * _RECORD_OVERHEAD
+        return Need(required, team.members[0], target, filesystem_of(target) if team.leads else None)
 
     def write() -> tuple[int, int, int, int, float]:
-        if not there:
-            _write(images, names, mine, target, workers, show=world.rank == 0)
+        if not ready:
+            _write(images, names, own_shards, target, workers, show=world.rank == 0)
         seconds = time.monotonic() - started
-        return (0, 0, len(sources), len(sources), seconds) if there else (len(sources), size, 0, 0, seconds)
+        return (0, 0, len(sources), len(sources), seconds) if ready else (len(sources), size, 0, 0, seconds)
 
     ended = False
     try:
         with exclusive(target, world, team) as in_use:
-            there = on_all_ranks(world, lambda: _make_way(made, of, team, in_use))[team.members[0]]
+            ready = on_all_ranks(world, lambda: _clear_target(packed, of, team, in_use))[team.members[0]]
             check_room(on_all_ranks(world, need))
-            # First, so that whatever has a name in it was put there by us.
-            on_all_ranks(world, lambda: None if there else _record(made, of, team))
+            # First, so that all files named in it are ours.
+            on_all_ranks(world, lambda: None if ready else _record(packed, of, team))
             written, error = attempt(write)
             world.barrier()
             ended = True
-            done = gather_or_raise(world, written, error)
-            on_all_ranks(world, lambda: _record(_measured(made), of, team))
+            outcomes = gather_or_raise(world, written, error)
+            on_all_ranks(world, lambda: _record(_measured(packed), of, team))
     except UserError:
-        if ended and team.leads:  # before, others of this node may be writing yet
+        if ended and team.leads:  # earlier, other ranks of this node may still be writing
             remove(target)
         raise
     packed = on_rank0(world, lambda: manifests.load(target))
-    return packed, report_of(done, dataset, target, world, "replicate")
+    return packed, report_of(outcomes, dataset, target, world, "replicate")
 
 
 def _open(dataset: Manifest, world: World, classes: int) -> tuple[dict[Split, _Checked], list[str]]:
     """The images of both splits, and the names of the classes."""
     splits, names = open_splits(dataset, world, classes)
-    known = {f"{dataset.root}/{file.path}": file for file in dataset.files}
+    by_name = {f"{dataset.root}/{file.path}": file for file in dataset.files}
     opened = {}
     for split, images in splits.items():
         if not isinstance(images, Files):
-            raise UserError(f"{dataset.root}: is packed already; leave out staging.pack")
-        opened[split] = _Checked(images, [known[path] for path in images.paths], dataset.root)
-    assert names  # those of the folders
+            raise UserError(f"{dataset.root}: is packed already; omit staging.pack")
+        opened[split] = _Checked(images, [by_name[path] for path in images.paths], dataset.root)
+    assert names  # the names of the folders
     return opened, names
 
 
-def _make_way(made: Manifest, of: str, team: StagingGroup, in_use: bool) -> bool:
-    """By the first of a team: whether another run has packed this data set there, and uses it. What an
-    interrupted run staged of it, packed or not, is taken away; anything else is refused."""
+def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -> bool:
+    """Called by the first rank of a team: whether another run has packed this data set there, and uses it. Files
+    of an interrupted run, packed or not, are removed; anything else is refused."""
     if not team.leads:
         return False
-    target = made.root
+    target = packed.root
     if (target / manifests.NAME).exists():
         before = manifests.load(target)
         staged = record_of(before)
@@ -161,12 +161,12 @@ def _make_way(made: Manifest, of: str, team: StagingGroup, in_use: bool) -> bool
             )
         if in_use and staged["mode"] != _MODE:
             raise UserError(
-                f"{target}: another run uses this data set there, not packed; choose another --stage"
+                f"{target}: another run uses this data set there unpacked; choose another --stage"
             )
         if in_use:
             return True
         unlink(target, (file.path for file in before.files))
-    for file in made.files:
+    for file in packed.files:
         if (target / file.path).exists():
             raise UserError(
                 f"{target / file.path}: exists, and staging did not put it there; choose another --stage"
@@ -174,23 +174,24 @@ def _make_way(made: Manifest, of: str, team: StagingGroup, in_use: bool) -> bool
     return False
 
 
-def _record(made: Manifest, of: str, team: StagingGroup) -> None:
-    """By the first of a team: write the manifest of the target, by which ``staging.remove`` knows it."""
+def _record(packed: Manifest, of: str, team: StagingGroup) -> None:
+    """Called by the first rank of a team: write the manifest of the target, which identifies it to
+    ``staging.remove``."""
     if not team.leads:
         return
-    path = made.root / manifests.NAME
-    before = record_of(manifests.load(made.root)) if path.exists() else None
+    path = packed.root / manifests.NAME
+    before = record_of(manifests.load(packed.root)) if path.exists() else None
     staged = {
         "of": of,
         "mode": _MODE,
         "made_folder": bool(before and before["made_folder"]) or team.made_folder,
     }
-    manifests.save(replace(made, facts=made.facts | {"staged": staged}))
+    manifests.save(replace(packed, facts=packed.facts | {"staged": staged}))
 
 
-def _measured(made: Manifest) -> Manifest:
-    sizes = (File(file.path, (made.root / file.path).stat().st_size) for file in made.files)
-    return replace(made, files=tuple(sizes))
+def _measured(packed: Manifest) -> Manifest:
+    sizes = (File(file.path, (packed.root / file.path).stat().st_size) for file in packed.files)
+    return replace(packed, files=tuple(sizes))
 
 
 def _write(
@@ -209,8 +210,8 @@ def _write(
     ):
         make_folders(target, SPLITS)
 
-        def one(pair: tuple[Split, Shard]) -> None:
+        def write_one(pair: tuple[Split, Shard]) -> None:
             split, shard = pair
             write_shard(images[split], names, target, advance, shard)
 
-        in_threads(one, shards, workers)
+        in_threads(write_one, shards, workers)

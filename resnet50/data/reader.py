@@ -18,7 +18,7 @@ LEFT_OUT = -1
 
 
 class Preprocessing(NamedTuple):
-    """How an image is seen, and how that becomes numbers; arguments as in ``augment`` and ``mlperf``."""
+    """The functions from an image to the network's input; arguments as in ``augment`` and ``mlperf``."""
 
     training_view: Callable[[int, int, int, np.random.Generator], View]
     evaluation_view: Callable[[int, int, int], View]
@@ -32,7 +32,8 @@ PREPROCESSING = {
 
 
 class Sample(NamedTuple):
-    """The result of reading one image: its label, or LEFT_OUT; the bytes read; the images skipped, and why."""
+    """The result of reading one image: its label, or LEFT_OUT; the bytes read; the images skipped, with the
+    reasons."""
 
     label: int
     size: int
@@ -40,7 +41,7 @@ class Sample(NamedTuple):
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, int, tuple[str, ...]]
-"""``x`` [b, size, size, 3] and ``y`` [b] as they are in memory; the bytes read; the images skipped, and why."""
+"""``x`` [b, size, size, 3] and ``y`` [b] as laid out in memory; the bytes read; the images skipped, and why."""
 
 
 def finish(x: torch.Tensor, samples: Sequence[Sample], pinned: bool = False) -> Batch:
@@ -51,11 +52,11 @@ def finish(x: torch.Tensor, samples: Sequence[Sample], pinned: bool = False) -> 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads images of one epoch, ``size x size`` as the network sees them. Threads may share one.
+    """Reads images of one epoch, ``size x size`` as the network's input. Thread-safe.
 
-    ``draw`` is (seed, pool, epoch): the view of image i is drawn from it and i only, so that it is the same
+    ``draw`` is (seed, pool, epoch): the view of image i depends only on it and i, so that it is the same
     for any number of ranks and workers. None: the view of evaluation. With ``broken`` "skip", an image that
-    cannot be decoded is skipped: training takes the next one, evaluation none.
+    cannot be decoded is skipped: training uses the next one, evaluation none.
     """
 
     images: Images
@@ -65,14 +66,14 @@ class Reader:
     preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
 
     def view(self, index: int, data: Bytes) -> View:
-        """How image ``index`` is seen. Raises BrokenImage when its size cannot be determined."""
+        """The view of image ``index``. Raises BrokenImage when its size cannot be determined."""
         return self._view(index, *size_of(data))
 
     def read(self, index: int, x: npt.NDArray[np.float32]) -> Sample:
         """Read image ``index`` into ``x`` float32 ``[size, size, 3]``.
 
-        Raises UserError naming the image when it cannot be read, BrokenImage when it cannot be decoded and is
-        not to be skipped, or no other image can be read.
+        Raises UserError naming the image when it cannot be read, BrokenImage when it cannot be decoded and
+        must not be skipped, or no other image can be read.
         """
         broken: list[str] = []
         total = 0

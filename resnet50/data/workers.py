@@ -16,7 +16,7 @@ def batches(
     ranks_on_node: int,
 ) -> Generator[Batch, None, None]:
     """``batches`` of image numbers in order, read by ``workers`` processes, with ``prefetch`` of them, or one per
-    worker, ready or in work before they are asked for.
+    worker, finished or in progress before they are requested.
 
     Raises UserError naming the image when one cannot be read, and when the shared memory of the node cannot
     hold what the workers of all its ranks read ahead.

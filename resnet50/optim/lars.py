@@ -10,17 +10,17 @@ from mlhpc.common.pytorch.foreach import multiply_each
 
 
 class Lars(torch.optim.Optimizer):
-    """SGD with momentum and, for groups with ``adapt``, a rate of its own for every tensor.
+    """SGD with momentum and, for groups with ``adapt``, a separate rate for every tensor.
 
     With the gradient g of a tensor of weights w, its rate is lr t |w| / (|g| + weight_decay |w| + eps), with
-    ``trust_coefficient`` t; it is lr where a norm is zero, and for groups without ``adapt``. The momentum is
+    ``trust_coefficient`` t; it is lr if a norm is zero, and for groups without ``adapt``. The momentum is
     v = momentum v + rate (g + weight_decay w), and w = w - v (algorithm 1 of the paper; mlcommons/training,
     image_classification/tensorflow2/lars_optimizer.py): a change of the learning rate does not rescale v.
-    Norms are over the whole tensor. Groups without ``adapt`` are those for which the reference leaves
-    ``weight_decay`` out too: give it as 0.
+    Norms are over the whole tensor. For groups without ``adapt`` the reference omits weight decay too: pass
+    ``weight_decay`` 0.
 
-    Nothing waits for a GPU, but with float16, where GradScaler asks it once an update whether all gradients are
-    finite. The gradients are left overwritten.
+    Nothing waits for a GPU, except with float16, where GradScaler checks once per update whether all gradients are
+    finite. The gradients are overwritten.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from mlhpc.resnet50.optim.lars import Lars
 
 Group = dict[str, Any]
 
-_KERAS_EPSILON = 1e-7  # what the reference takes for an epsilon of 0, which it logs and the rules ask for
+_KERAS_EPSILON = 1e-7  # what the reference uses for an epsilon of 0, which it logs and the rules require
 
 
 def make_optimizer(
@@ -20,20 +20,20 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer of ``opt_name`` over ``model``.
 
-    LARS and SGD of ``sgd`` "pytorch" (v = momentum v + g, w = w - lr v) leave weight decay, and LARS its trust
-    ratio, to weights of more than one dimension: not biases, nor batch norm's factors and summands.
+    LARS and SGD of ``sgd`` "pytorch" (v = momentum v + g, w = w - lr v) apply weight decay, and LARS its trust
+    ratio, only to weights of more than one dimension: neither to biases nor to batch norm's parameters.
 
     SGD of ``sgd`` "mlperf" is the reference's (mlcommons/training, image_classification/tensorflow2): v =
-    momentum v + lr g, w = w - v, and a loss of weight_decay · w² of all weights but batch norm's, the dense
-    layer's bias included; so the gradient of weight decay is 2 · weight_decay · w.
+    momentum v + lr g, w = w - v, and a loss of weight_decay · w² over all weights except batch norm's, with
+    the dense layer's bias; so the gradient of weight decay is 2 · weight_decay · w.
     """
     facts = hyperparameters
     parameters = list(model.parameters())
     decayed: Group = {"params": [p for p in parameters if p.ndim > 1]}
-    others: Group = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
+    rest: Group = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
     if facts.opt_name == "lars":
         return Lars(
-            [decayed, others | {"adapt": False}],
+            [decayed, rest | {"adapt": False}],
             facts.lars_opt_base_learning_rate,
             momentum=facts.lars_opt_momentum,
             weight_decay=facts.lars_opt_weight_decay,
@@ -42,14 +42,14 @@ def make_optimizer(
     rate, momentum = facts.sgd_opt_base_learning_rate, facts.sgd_opt_momentum
     if sgd == "mlperf":
         norms = [p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()]
-        known = set(map(id, norms))
-        decayed = {"params": [p for p in parameters if id(p) not in known]}
-        others = {"params": norms, "weight_decay": 0.0}
+        norm_ids = set(map(id, norms))
+        decayed = {"params": [p for p in parameters if id(p) not in norm_ids]}
+        rest = {"params": norms, "weight_decay": 0.0}
         # LARS without a trust ratio is that update.
         decay = 2 * facts.sgd_opt_weight_decay
-        return Lars([decayed, others], rate, momentum=momentum, weight_decay=decay, adapt=False)
+        return Lars([decayed, rest], rate, momentum=momentum, weight_decay=decay, adapt=False)
     decay = facts.sgd_opt_weight_decay
-    return torch.optim.SGD([decayed, others], rate, momentum=momentum, weight_decay=decay, fused=True)
+    return torch.optim.SGD([decayed, rest], rate, momentum=momentum, weight_decay=decay, fused=True)
 
 
 def rate_at(hyperparameters: Hyperparameters, update: int, updates_per_epoch: int) -> float:

@@ -4,14 +4,14 @@
 #     --gpus-per-node=4 --ntasks-per-node=4 --cpus-per-task=32 run_scripts/run.sbatch
 # Sourced at the top of the checkout by run_scripts/*; BENCHMARK and PRESET are set, and DATA, OUT, STAGE may be.
 
-# EDIT: the environment, made once on a login node (docs/sites.md), or a container (LAUNCH_WRAP).
+# EDIT: the environment, created once on a login node (docs/sites.md), or a container (LAUNCH_WRAP).
 module load cudatoolkit python
 if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi
 
 SHARED=${SHARED:-${PSCRATCH:-${SCRATCH:?}}}
 export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}
 export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
-# /tmp of these nodes is memory (tmpfs): the data set has to fit beside the training. Where it does not, add
+# /tmp of these nodes is memory (tmpfs): the data set has to fit beside the training. If it does not, add
 # --set staging.mode=shard to the options of the run, which gives each node only its part.
 export STAGE=${STAGE:-/tmp/mlhpc-$SLURM_JOB_ID}
 

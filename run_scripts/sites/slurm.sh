@@ -20,5 +20,5 @@ export STAGE=${STAGE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/mlhpc-$SLURM_JOB_ID}
 export SLURM_GPU_BIND=none
 # EDIT: NUMA. Cores and memory next to each other:
 # export SLURM_CPU_BIND=cores SLURM_MEM_BIND=local
-# EDIT: the network of the collectives, where the first interface is not the fast one (ip -br addr).
+# EDIT: the network of the collectives, if the first interface is not the fast one (ip -br addr).
 # export HOROVOD_GLOO_IFACE=ib0 GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0

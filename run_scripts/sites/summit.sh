@@ -14,10 +14,10 @@ export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}
 export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${LSB_JOBID:?}}
 export STAGE=${STAGE:-/mnt/bb/$USER/mlhpc-$LSB_JOBID}
 
-# The host file begins with the batch node, which is no compute node.
+# The host file begins with the batch node, which is not a compute node.
 mapfile -t HOSTS < <(tail -n +2 "${LSB_DJOB_HOSTFILE:?}" | uniq)
 export NODES=${#HOSTS[@]} RANKS_PER_NODE=${RANKS_PER_NODE:-6} GPUS_PER_NODE=6 CORES_PER_NODE=42
-# jsrun does not tell the ranks where rank 0 is, and torch.distributed needs it.
+# jsrun does not tell the ranks where rank 0 is, which torch.distributed needs to know.
 export MLHPC_LEADER=${MLHPC_LEADER:-${HOSTS[0]}}
 # Spectrum MPI reads GPU memory with -gpu; torch starts without MPI.
 export SMPIARGS=-gpu

@@ -39,8 +39,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SetCheck:
-    """A set and its findings. ``rules``: those of its benchmark, ``hpc_2.0.0`` for example; ``complying``: how
-    many of its logs the official compliance checker passes, each on its own; ``copy_of``: an earlier set with the
+    """A set and its findings. ``rules``: those of its benchmark, ``hpc_2.0.0`` for example; ``complying``: number
+    of its logs that the official compliance checker passes one by one; ``copy_of``: an earlier set with the
     same logs."""
 
     results: ResultSet
@@ -68,7 +68,7 @@ def check(path: Path, ruleset: str = "2.0.0") -> list[Finding]:
 
 
 def check_sets(path: Path, ruleset: str = "2.0.0") -> Iterator[SetCheck]:
-    """As :func:`check`, set by set; none is kept, so that many logs need little memory."""
+    """Like :func:`check`, one set at a time, so that many logs need little memory."""
     if ruleset not in RULESETS:
         raise UserError(f"no HPC ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
     sets = result_sets(path)
@@ -91,19 +91,19 @@ def check_set(results: ResultSet, ruleset: str = "2.0.0") -> SetCheck:
     """The findings on one set: on every run, on the set, and those of the official checkers for sets."""
     rules = rules_of(results.benchmark, ruleset)
     score = score_set(results)
-    one = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))
+    is_single = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))
     missed = {run.path for run in score.runs if not run.converged}
     one_may_miss = isinstance(score, Strong) and score.minutes is not None  # then at most one run missed
     findings, complying = list(results.problems), 0
     with progress(len(results.log_paths), "checking", "logs", show=len(results.log_paths) > 20) as advance:
-        for path, log_findings in _run_by_run(results, ruleset, one):
+        for path, log_findings in _run_by_run(results, ruleset, is_single):
             complying += path in results.log_paths and not any(
                 f.source == f"mlperf-logging {rules}" and f.severity != "warning" for f in log_findings
             )
             tolerated = one_may_miss and path in missed and not _is_aborted(path.parent, results)
             findings += map(_tolerated, log_findings) if tolerated else log_findings
             advance(1)
-    if not one:
+    if not is_single:
         findings += _pruned_findings(results, ruleset)
         findings += set_findings(results, score)
         if results.system_json is not None and results.log_paths:
@@ -117,17 +117,17 @@ def check_set(results: ResultSet, ruleset: str = "2.0.0") -> SetCheck:
 
 def _pruned_findings(results: ResultSet, ruleset: str) -> Iterator[Finding]:
     """Pruned logs do not count, and "should" comply (MLPerf HPC training rules 3.0, Throughput): package_checker
-    does not read them, and an instance that was killed has no run_stop. So all this gives is warnings."""
+    does not read them, and a killed instance has no run_stop. So their findings are only warnings."""
     for path in results.pruned_paths:
         log = parse(path)
         for finding in (*official_findings(log, ruleset), *log_rules(log)):
             yield replace(_prefixed(finding, f"{PRUNED}/"), severity="warning")
 
 
-def _run_by_run(results: ResultSet, ruleset: str, one: bool) -> Iterator[tuple[Path, list[Finding]]]:
+def _run_by_run(results: ResultSet, ruleset: str, is_single: bool) -> Iterator[tuple[Path, list[Finding]]]:
     """Every log with the findings on it, and on its run directory."""
     for path in results.runs:
-        prefix = "" if one else f"{path.name}/"
+        prefix = "" if is_single else f"{path.name}/"
         yield path / "run.log", [_prefixed(f, prefix) for f in check_run(read(path), ruleset, results.metric)]
     for path in results.log_paths if not results.runs else ():
         log = parse(path)
@@ -135,8 +135,8 @@ def _run_by_run(results: ResultSet, ruleset: str, one: bool) -> Iterator[tuple[P
 
 
 def _is_aborted(folder: Path, results: ResultSet) -> bool:
-    """Whether a run of this suite was killed or stopped by an error. It did not miss the target: it has to be run
-    again, and cannot count as the slowest. Other logs do not have this information."""
+    """Whether a run of this suite was killed or stopped by an error. It did not miss the target: it has to be
+    repeated, and cannot count as the slowest. Other logs do not have this information."""
     if folder not in results.runs:
         return False
     result = read(folder).result
@@ -154,7 +154,7 @@ def _copied(results: ResultSet, original: Path) -> Finding:
         f"{results.path.name}/",
         "a set of its own",
         f"the same logs as {original}",
-        "it counts once; results that were published again are not new results",
+        "it counts once; republished results are not new results",
     )
 
 
@@ -177,7 +177,7 @@ _OF_A_MISS = frozenset({"eval_error", "eval_accuracy", "run_stop", "status", "ta
 
 
 def _tolerated(finding: Finding) -> Finding:
-    """A finding on the one run that may miss the target: expected, where it follows from missing it."""
+    """A finding on the one run that may miss the target: expected if it follows from missing it."""
     if finding.severity != "error" or finding.rule.rpartition("/")[2] not in _OF_A_MISS:
         return finding
     why = f"expected of the one run that may miss the target, as the slowest. Otherwise: {finding.remedy}"
@@ -185,7 +185,7 @@ def _tolerated(finding: Finding) -> Finding:
 
 
 def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterator[Finding]:
-    """Our comparison with the reference, in addition to that of package_checker."""
+    """This suite's comparison with the reference, in addition to that of package_checker."""
     comparison = compare_set(results, score, rules)
     if comparison is None or comparison.passes or not comparison.applies:
         return
@@ -205,7 +205,7 @@ def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterat
 
 
 def check_run(run: RunDirectory, ruleset: str = "2.0.0", metric: Metric = "strong") -> list[Finding]:
-    """As :func:`check`, for a run directory that was read before. Instances of the throughput metric ("weak") may
+    """Like :func:`check`, for a run directory already read. Instances of the throughput metric ("weak") may
     share what one of them staged while all their clocks ran."""
     findings = []
     if run.log:
@@ -217,7 +217,7 @@ def check_run(run: RunDirectory, ruleset: str = "2.0.0", metric: Metric = "stron
 
 def _excused(finding: Finding, result: Result | None) -> Finding:
     """The official target is built into the checker. A preset of the open division with its own target cannot meet
-    both; where it met its own, the finding is expected."""
+    both; if it met its own, the finding is expected."""
     official = target_in(finding)
     if official is None or result is None or result.division == "closed" or not result.target.reached:
         return finding

@@ -23,7 +23,7 @@ METRIC = {"strong": "time to solution (strong)", "weak": "throughput (weak)"}
 def print_check(path: Path, ruleset: str, console: Console) -> int:
     """Prints the findings on every set at ``path``, and the verdicts. A set and its copies count once.
 
-    Returns the exit status of ``mlhpc check``: 0 when all passes, 1 when anything unexpected was found.
+    Returns the exit status of ``mlhpc check``: 0 when everything passes, 1 when anything unexpected was found.
     """
     sets = passed = copies = 0
     good = True
@@ -48,7 +48,7 @@ def print_check(path: Path, ruleset: str, console: Console) -> int:
 
 
 def print_score(path: Path, ruleset: str, console: Console) -> int:
-    """Prints the score of every set at ``path``, the runs that it is made from, and the verdict of its check.
+    """Prints the score of every set at ``path``, the runs it is computed from, and the verdict of its check.
 
     Returns the exit status of ``mlhpc score``: 0 when every set has a score and passes its check, else 1.
     """
@@ -64,11 +64,11 @@ def print_score(path: Path, ruleset: str, console: Console) -> int:
 
 
 def _heading(results: ResultSet, console: Console) -> None:
-    who = [results.org, results.system, results.benchmark or "unknown benchmark"]
-    who += [f"preset {results.preset}"] if results.preset else []
+    heading = [results.org, results.system, results.benchmark or "unknown benchmark"]
+    heading += [f"preset {results.preset}"] if results.preset else []
     division = division_of(results)
     facts = [METRIC[results.metric], f"{division} division"] if division else [METRIC[results.metric]]
-    title = printable(" · ".join([*filter(None, who), *facts]))
+    title = printable(" · ".join([*filter(None, heading), *facts]))
     console.print(Text("\n" + title, style="bold"), soft_wrap=True)
     console.print(Text(printable(str(results.path)), style="dim"), soft_wrap=True)
 

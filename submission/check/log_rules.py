@@ -11,7 +11,7 @@ from mlhpc.submission.logs.mllog import Log
 
 
 def log_rules(log: Log) -> Iterator[Finding]:
-    """Findings on any log, whoever wrote it."""
+    """Findings on any log, of this suite or not."""
     for rule in (
         _one_run, _positive_time, _readable_times, _steady_clock, _one_seed, _unique_keys, _staging_pairs,
         _staging_inside_run, _not_a_study,
@@ -20,7 +20,7 @@ def log_rules(log: Log) -> Iterator[Finding]:
 
 
 def bare_log_rules(log: Log) -> Iterator[Finding]:
-    """Findings on a log outside of a run directory; inside one ``run_rules`` has the same rules."""
+    """Findings on a log outside of a run directory; for run directories ``run_rules`` has the same rules."""
     for rule in (_has_seed, _not_resumed, _successful):
         yield from rule(log)
 
@@ -50,10 +50,10 @@ def _positive_time(log: Log) -> Iterator[Finding]:
 
 
 def _readable_times(log: Log) -> Iterator[Finding]:
-    """Lines that the official parser reads and this one does not."""
+    """Lines that the official parser reads but this one does not."""
     for problem in log.problems:
         if not problem.official:
-            remedy = "fix what writes the log, and run again; the line was ignored"
+            remedy = "fix the program that writes the log, and run again; the line was ignored"
             yield _finding("line", "error", log, str(problem.line), "a usable record", problem.what, remedy)
 
 
@@ -80,7 +80,9 @@ def _unique_keys(log: Log) -> Iterator[Finding]:
     if log.repeated:
         lines = ", ".join(map(str, log.repeated[:4]))
         actual = f"{len(log.repeated)} with a key twice"
-        remedy = "which of the two counts depends on the reader: fix what writes the log, and run again"
+        remedy = (
+            "which value counts depends on the reader: fix the program that writes the log, and run again"
+        )
         yield _finding("repeated", "error", log, lines, "every key of a record once", actual, remedy)
 
 
@@ -93,7 +95,7 @@ def _staging_pairs(log: Log) -> Iterator[Finding]:
 
 
 def _staging_inside_run(log: Log) -> Iterator[Finding]:
-    """Staging before run_start is left to the ruleset: 3.0.0 allows it."""
+    """Staging before run_start is up to the ruleset: 3.0.0 allows it."""
     for staging in log.staging:
         if log.run and staging.stop_ms > log.run.stop_ms:
             actual = f"it ends {(staging.stop_ms - log.run.stop_ms) / 1e3:.3f} s after it"
@@ -104,7 +106,7 @@ def _staging_inside_run(log: Log) -> Iterator[Finding]:
 def _not_a_study(log: Log) -> Iterator[Finding]:
     if log.value("study_steps"):
         actual = f"a run of a study, stopped after {log.value('study_steps')} measured steps"
-        remedy = "leave it out: a study measures throughput, its runs are not results"
+        remedy = "leave it out: runs of a study measure throughput and are not results"
         yield _finding("study", "error", log, "", "training to the target", actual, remedy)
 
 

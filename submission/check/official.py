@@ -1,9 +1,9 @@
 """The official checkers (mlperf-logging 4.1.68), with their messages turned into findings.
 
-They are called through their Python API, under guard (``official_guard.py``), and read at most one file of the
-user: the command lines write their logs into the working directory, package_checker exits 0 whatever it found,
-and the RCP checker, package_checker and result_summarizer write ``scaling.json`` into the folders they read.
-Those three get a copy.
+They are called through their Python API, under guard (``official_guard.py``), and never in the user's folders:
+the command lines write their logs into the working directory, package_checker always exits with status 0, and the
+RCP checker, package_checker and result_summarizer write ``scaling.json`` into the folders they read. Those three
+get a copy.
 """
 
 import json
@@ -48,11 +48,11 @@ RULESETS = ("1.0.0", "2.0.0", "3.0.0")
 """The HPC rulesets in mlperf-logging 4.1.68. There is none for round 0.7."""
 
 LONGEST = 10_000
-"""Bytes of an MLLOG line that the official parser reads in 0.1 s; its time grows with their square (100 000
-bytes: 6 to 10 s). Logs with longer lines are not passed to it."""
+"""Bytes of an MLLOG line that the official parser reads in 0.1 s; its time grows with the square of the length
+(100 000 bytes: 6 to 10 s). Logs with longer lines are not passed to it."""
 MOST_PARSING = 50_000_000_000
-"""Sum over a log's MLLOG lines of their bytes squared: a minute in the official parser. A million lines of 220
-bytes have this."""
+"""Sum of the squared lengths of a log's MLLOG lines that takes the official parser a minute, as a million lines of
+220 bytes do."""
 
 
 def rules_of(benchmark: str, ruleset: str) -> str:
@@ -92,8 +92,8 @@ def official_findings(log: Log, ruleset: str) -> list[Finding]:
     return [replace(finding, source=f"mlperf-logging {rules}") for finding in findings]
 
 
-# Sets of runs. Each tool gets a copy that holds only this set, so that its messages can be attributed, and a
-# crash on one set hides no other.
+# Sets of runs. Each tool gets a copy of only this set, so that its messages can be attributed, and a crash on one
+# set does not hide findings on another.
 
 
 def package_findings(results: ResultSet, ruleset: str) -> list[Finding]:
@@ -160,7 +160,7 @@ def rcp_verdict(results: ResultSet, ruleset: str) -> tuple[bool, str]:
 
 def summary(results: ResultSet, ruleset: str) -> float | None:
     """The score of result_summarizer for a set of a submission tree, in minutes: time to solution, or TTTa.
-    None where it gives none, as for every set with two logs that do not comply."""
+    None if there is no score, as for every set with two logs that do not comply."""
     from mlperf_logging.result_summarizer import result_summarizer
 
     rules = rules_of(results.benchmark, ruleset)
@@ -174,7 +174,7 @@ def summary(results: ResultSet, ruleset: str) -> float | None:
             else:
                 minutes = strong[results.benchmark].iloc[0]
             return None if minutes is None or minutes != minutes else float(minutes)
-        except Exception:  # it raises where a field of the description or a benchmark is missing
+        except Exception:  # it raises if a field of the description or a benchmark is missing
             return None
 
 
@@ -217,7 +217,7 @@ def _copy(results: ResultSet, rules: str) -> Iterator[Path]:
 
 
 def _folder_in_tree(results: ResultSet, rules: str) -> Path:
-    # Outside of a tree the benchmark is what a log says, which may be anything, a path included.
+    # Outside of a tree the benchmark comes from a log, which may contain anything, even a path.
     is_name = results.is_tree or re.fullmatch(r"\w+", results.benchmark)
     scaling = (results.metric,) if rules.startswith("hpc_") else ()
     return Path(results.system or "system", *scaling, results.benchmark if is_name else "benchmark")

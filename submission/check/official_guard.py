@@ -1,8 +1,8 @@
-"""The official tools under guard: they read only their own rule files, stop, and print nothing.
+"""The official tools under guard: they read only their own rule files, always terminate, and print nothing.
 
 mlperf-logging 4.1.68 puts values of a log (division, benchmark, optimizer) into the name of the next rule file,
-``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. A log from somebody else could name a
-file of its own that way, or a rule file that asks for itself without end. package_checker and
+``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. A log from somebody else could name
+any file that way, or a rule file that includes itself endlessly. package_checker and
 result_summarizer use the same checker, so one guard around all of them is enough.
 """
 
@@ -21,20 +21,20 @@ RULE_FILE = re.compile(r"\w+_\d+\.\d+\.\d+/\w+\.yaml", re.ASCII)
 """The names of the package's rule files. Without a dot or a slash in its last part, such a name cannot leave the
 package's folder."""
 MOST_RULE_FILES = 64
-"""Rule files that one log may ask for. A log needs four or five, and one more for each repeated record."""
+"""Limit of rule files per log. A log needs four or five, and one more for each repeated record."""
 
 
 class RuleFileRefused(Exception):
-    """A log asks for a rule file that is not the checker's own, or for rule files without end."""
+    """A log asks for a rule file that is not the checker's own, or for an endless number of them."""
 
 
 @contextmanager
 def guarded() -> Iterator[list[logging.LogRecord]]:
-    """Calls of the official tools belong inside. Yields what they log, which grows while they run.
+    """A context for calls of the official tools. Yields the list of their log records, which grows as they run.
 
-    A rule file that is refused raises RuleFileRefused through the tool that asked for it.
+    A refused rule file raises RuleFileRefused through the tool that asked for it.
     """
-    mlp_compliance.enqueued_configs.clear()  # a module global, left filled when an earlier check crashed
+    mlp_compliance.enqueued_configs.clear()  # a module global, not cleared when an earlier check crashed
     try:
         with _own_rule_files_only(), _captured() as messages:
             yield messages
@@ -49,7 +49,7 @@ def _own_rule_files_only() -> Iterator[None]:
     folder = os.path.dirname(os.path.abspath(mlp_compliance.__file__))
 
     def configured_checks(self: Any, loglines: Any, config_file: str) -> None:
-        """The one place in which mlperf-logging opens a rule file; a checker is made for each log."""
+        """The only place where mlperf-logging opens a rule file; there is one checker per log."""
         name = config_file.removeprefix(folder + os.sep)
         if not RULE_FILE.fullmatch(name):
             raise RuleFileRefused(f"it asks for the rule file {name!r}, which is not one of the checker's")
@@ -69,7 +69,7 @@ def _own_rule_files_only() -> Iterator[None]:
 def _captured() -> Iterator[list[logging.LogRecord]]:
     """The records that reach the root logger; neither they nor anything printed reaches the terminal.
 
-    The tools call ``logging.info`` and the like, which would set up a root logger that has no handler.
+    The tools call ``logging.info`` and the like, which configures a root logger without handlers.
     """
     records: list[logging.LogRecord] = []
 

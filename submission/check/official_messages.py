@@ -1,6 +1,6 @@
-"""What the official checkers print, turned into findings: mlperf-logging 4.1.68.
+"""Messages of the official checkers (mlperf-logging 4.1.68) as findings.
 
-A message of another form is passed on unchanged, so that nothing is lost when they change.
+Unknown messages are passed on unchanged, so that nothing is lost when they change.
 """
 
 import logging
@@ -18,8 +18,8 @@ from mlhpc.submission.logs.mllog import TOKEN, Log, Record
 
 
 def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) -> Iterator[Finding]:
-    """The messages of a ``ComplianceChecker`` that has run on ``log``; ``unreadable``: whether its parser could
-    not read every line."""
+    """The messages of a ``ComplianceChecker`` that has run on ``log``; ``unreadable``: whether its parser
+    failed to read some line."""
     for problem in log.problems if unreadable else ():
         yield Finding(
             f"{rules}/line",
@@ -27,7 +27,7 @@ def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) ->
             f"{log.path.name}:{problem.line}",
             "a complete MLLOG record on the line",
             problem.what,
-            "the run was killed while writing, or several processes wrote at once: log from one",
+            "the run was killed while writing, or several processes wrote at the same time: log from one",
         )
     for message in checker.warnings.values():
         yield _checker_finding(message, log, rules, "warning")
@@ -37,13 +37,13 @@ def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) ->
 
 
 def crash_finding(error: Exception, log: Log, rules: str) -> Finding:
-    """The checker stopped with ``error``, or was stopped at a rule file that is not its own."""
+    """The checker crashed with ``error``, or was stopped at a rule file that is not its own."""
     if isinstance(error, RuleFileRefused):
         return Finding(
             f"{rules}/rule_file",
             "error",
             log.path.name,
-            "a division, benchmark and optimizer that the rules have",
+            "a division, benchmark and optimizer known to the rules",
             str(error),
             "do not use this log: it names files of rules to run; the rules after this point were not checked",
         )
@@ -78,12 +78,12 @@ def not_in_mlperf(log: Log, benchmark: str) -> Finding:
         log.path.name,
         "a benchmark of MLPerf",
         benchmark,
-        "MLPerf has no rules for it: only the checks of this suite were made",
+        "MLPerf has no rules for it: only this suite's own checks were run",
     )
 
 
 def target_in(finding: Finding) -> float | None:
-    """The quality target that a finding of the official checker asks for; None for any other finding."""
+    """The quality target in a finding of the official checker; None for any other finding."""
     match = re.fullmatch(r"an evaluation with eval_\w+ [<>]= ([0-9.]+) and .*", finding.expected)
     return float(match[1]) if match else None
 
@@ -140,7 +140,7 @@ _ORDER = {
     "not s['run_started']": "before run_start",
     "s['staging_started']": "after staging_start",
 }
-"""The states of the checker, as the order of records that they stand for."""
+"""The order of records that the checker's state variables express."""
 
 
 def _in_words(test: str, key: str) -> str:
@@ -155,7 +155,7 @@ def _in_words(test: str, key: str) -> str:
 
 
 def _actual(test: str, record: Record | None, log: Log) -> str:
-    """What the record that failed ``test`` holds instead."""
+    """What is wrong in the record that failed ``test``."""
     if record is None:
         return "a record that fails this"
     if test in _ORDER:
@@ -183,7 +183,7 @@ def _quoted_record(text: str, log: Log) -> Record | None:
 _HARDWARE = "log the hardware; logs of round 0.7 lack this key, and have no ruleset of their own"
 _REMEDIES = {
     "run_stop": "the run did not end, or did not log its status: see the end of the log and the job's output",
-    "run_start": "a log holds one run, and init ends before it starts: use one file per run",
+    "run_start": "a log contains one run, whose init ends before run_start: use one file per run",
     "init_stop": "init (build, compile, warm-up on synthetic data) ends before run_start, within 30 min",
     "staging_start": "staging is timed up to round 2.0: stage after run_start, or check under 3.0.0",
     "cache_clear": "clear the node's caches before the run and log cache_clear",
@@ -207,7 +207,7 @@ def _remedy(key: str) -> str:
 
 
 def package_message_findings(records: Sequence[logging.LogRecord], where: str) -> list[Finding]:
-    """The findings in what package_checker or seed_checker logged about the set ``where``."""
+    """The findings in the log records of package_checker or seed_checker about the set ``where``."""
     messages = [m for record in records for m in _messages(record.getMessage(), record.levelno)]
     return [finding for message in messages if (finding := _package_finding(message, where))]
 
@@ -221,7 +221,7 @@ def package_crash(where: str, error: BaseException) -> Finding:
         where,
         "a set that package_checker can read to the end",
         f"it stopped with {type(error).__name__}: {text}",
-        "fix the other findings first; what it checks after this point was not checked",
+        "fix the other findings first; the rules after this point were not checked",
     )
 
 
@@ -246,7 +246,7 @@ def _package_finding(message: str, where: str) -> Finding | None:
         return Finding(f"package/{key}", "error", at, expected, actual, remedy)
 
     if match := re.match(r"Incorrect number of files.* found (\d+), expected (\d+)", message):
-        remedy = "put all runs of the score there, and no others, as result_<i>.txt"
+        remedy = "put exactly the runs of the score there, as result_<i>.txt"
         return finding("runs", where, f"{match[2]} result_<i>.txt", match[1], remedy)
     if match := re.match(r"Expected at least (\d+) runs, but detected (\d+)", message):
         return finding("runs", where, f"at least {match[1]} instances", match[2], "run more instances")
@@ -257,7 +257,7 @@ def _package_finding(message: str, where: str) -> Finding | None:
         )  # fmt: skip
         return replace(compliance, severity="warning") if match[2] else compliance
     if match := re.match(r"Result file (.*) logs no seed", message):
-        remedy = "log the seed of every run; without seeds nobody can see that runs were not selected"
+        remedy = "log the seed of every run; without seeds nobody can tell that runs were not cherry-picked"
         return finding("seed", _log_name(match[1], where), "a seed", "none", remedy)
     if match := re.match(r"Result file (.*) logs seed (\S+) on .* result file (.*) already logs", message):
         remedy = "give every run its own seed, from a clock for example, and run it again"
@@ -276,5 +276,5 @@ def _package_finding(message: str, where: str) -> Finding | None:
 
 
 def _log_name(path: str, where: str) -> str:
-    """The log as the user knows it: the tools saw a copy of a set."""
+    """The log under the user's path: the tools saw a copy of the set."""
     return Path(path).name if where else path

@@ -28,14 +28,14 @@ def run_rules(run: RunDirectory, ruleset: str, metric: Metric) -> Iterator[Findi
 
 
 def _files(run: RunDirectory) -> Iterator[Finding]:
-    for name, what in run.problems:
-        if name == "result.json" and what == "is missing":
+    for name, problem in run.problems:
+        if name == "result.json" and problem == "is missing":
             remedy = (
                 "the run did not end (killed? out of time or memory?): see the job's output, and run again"
             )
         else:
             remedy = "the directory is the evidence of the run: restore the file, or run again"
-        yield Finding("run/files", "error", name, f"{name}, complete", what, remedy)
+        yield Finding("run/files", "error", name, f"{name}, complete", problem, remedy)
 
 
 def _result_rules(result: Result) -> Iterator[Finding]:
@@ -57,7 +57,7 @@ def _result_rules(result: Result) -> Iterator[Finding]:
             "result.json",
             "a run from start to target",
             "resumed from a checkpoint",
-            "a resumed run cannot be scored, since its clock lacks the first part: run without --resume",
+            "a resumed run cannot be scored, since its clock misses the first part: run without --resume",
         )
     if result.seed is None:
         yield Finding("run/seed", "error", "result.json", "a seed", "none", "run again with this version")
@@ -76,7 +76,7 @@ def _result_rules(result: Result) -> Iterator[Finding]:
 
 
 def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Finding]:
-    """Up to round 2.0 data starts on the shared file system and its way to the node is timed (MLPerf HPC
+    """Up to round 2.0 data starts on the shared file system and copying it to the node is timed (MLPerf HPC
     training rules); files left in the target by an earlier run were not copied inside the clock."""
     if result.staging is None or ruleset == "3.0.0":
         return
@@ -87,20 +87,20 @@ def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Fin
             "error",
             "result.json",
             "every staged file copied inside the run",
-            f"{count(before, 'file')} {'was' if before == 1 else 'were'} in the staging target already",
+            f"{count(before, 'file')} {'was' if before == 1 else 'were'} already in the staging target",
             "empty the staging target and run again; or check under 3.0.0, which does not time staging",
         )
 
 
 def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
-    """result.json is written from the same clock readings as the log: to the millisecond of its records."""
+    """result.json is written from the same clock readings as the log, and agrees to a millisecond."""
     for label, claimed, logged in (
         ("run_stop − run_start", result.time_to_train_s, log.time_to_train_s),
         ("the same without staging", result.time_to_train_without_staging_s, _without_staging(log)),
     ):
         if claimed is None or logged is None:
             continue
-        # A difference of two whole milliseconds is off by less than one, of four by less than two.
+        # A difference of two rounded times is off by less than 1 ms, one of four by less than 2 ms.
         allowed_ms = 1 if label.startswith("run_stop") else 2
         if not abs(claimed - logged) * 1e3 <= allowed_ms + 1e-3:
             yield Finding(
@@ -109,7 +109,7 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
                 "result.json",
                 f"{label} of the log: {logged:.3f} s",
                 f"{claimed:.3f} s",
-                "the log and the result are not of the same run, or one was edited: run again",
+                "the log and the result are from different runs, or one was edited: run again",
             )
     target = result.target
     evaluations = log.evaluations(target.metric)
@@ -123,7 +123,7 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
             log.path.name,
             f"an evaluation inside the run that meets {target.value:g}",
             "none" if best is None else f"the best {target.metric} is {best:.6g}",
-            "result.json has the target as reached, the log does not: run again",
+            "result.json says that the target was reached, the log does not: run again",
         )
     for rule, key, value in (
         ("run/seed", "seed", result.seed),
@@ -140,7 +140,7 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
                 log.path.name,
                 f"{key} {value} as in result.json",
                 "no such record" if logged_value is None else str(logged_value),
-                "the log and the result are not of the same run, or one was edited: run again",
+                "the log and the result are from different runs, or one was edited: run again",
             )
 
 
@@ -151,7 +151,7 @@ def _without_staging(log: Log) -> float | None:
 
 
 def _result_against_config(result: Result, config: Run) -> Iterator[Finding]:
-    for rule, what, claimed, configured in (
+    for rule, quantity, claimed, configured in (
         ("run/samples", "training samples", result.samples.train, config.data.train_samples),
         ("run/samples", "evaluation samples", result.samples.eval, config.data.eval_samples),
         ("run/samples", "sample shape", result.samples.shape, config.data.sample_shape),
@@ -164,7 +164,7 @@ def _result_against_config(result: Result, config: Run) -> Iterator[Finding]:
                 rule,
                 "error",
                 "result.json",
-                f"{what} {configured} as in config.toml",
+                f"{quantity} {configured} as in config.toml",
                 str(claimed),
                 "the run did not follow its configuration: check the data set, and run again",
             )

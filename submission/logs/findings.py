@@ -35,8 +35,8 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def grouped(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings that differ only in place and value, merged: a hundred logs without one key give one finding. In
-    the order of the first of each."""
+    """Findings that differ only in place and value, merged: a hundred logs that lack a key give one finding.
+    Sorted by first occurrence."""
     groups: dict[Finding, list[Finding]] = {}
     for f in findings:
         groups.setdefault(replace(f, where="", actual=""), []).append(f)
@@ -47,7 +47,7 @@ def grouped(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _some(texts: Sequence[str], between: str, shown: int = 3) -> str:
-    """The first few distinct ones."""
+    """The first few distinct texts."""
     distinct = list(dict.fromkeys(texts))
     more = len(distinct) - shown
     return between.join(distinct[:shown]) + (f" and {more} more" if more > 0 else "")
@@ -64,7 +64,7 @@ def print_findings(findings: Sequence[Finding], console: Console) -> int:
         table.add_column("expected", overflow="fold")
         table.add_column("found", overflow="fold")
         table.add_column("what to do", overflow="fold", ratio=1)
-        # Text, not markup, and printable: a log's values or a file's name may hold brackets and escapes.
+        # Text, not markup, and printable: values and file names may contain brackets and escapes.
         for f in grouped(findings):
             rule, where = printable(f.rule), printable(f.where)
             head = Text.assemble((f.severity, STYLES[f.severity]), f" {rule}\n{where}\n", (f.source, "dim"))

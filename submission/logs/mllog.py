@@ -1,9 +1,9 @@
 """MLPerf logging (MLLOG) lines, from any file, as typed records.
 
 Published logs are irregular: other text between the lines, a truncated last line, clocks of several ranks in one
-file, stops of the wrong event type. So records are found by their key only, nothing here raises for what a line
-holds, and a line that cannot be read is kept as a ``Problem`` with its number. Text is made printable and
-numbers finite here, once, for all readers.
+file, stops of the wrong event type. So records are recognised by their key only, the content of a line never
+raises an error here, and a line that cannot be read is kept as a ``Problem`` with its number. Text is made
+printable and numbers finite here, once, for all readers.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ from mlhpc.errors import UserError
 
 TOKEN = ":::MLLOG "
 YEARS_MS = (-62135596800000.0, 253402300799999.0)
-"""Milliseconds since the epoch at the begin and the end of Python's dates, the years 1 to 9999."""
+"""Milliseconds since the epoch of Python's first and last date, in the years 1 and 9999."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One MLLOG line. ``time_ms``: milliseconds since the epoch; ``line``: in the file, counted from 1."""
+    """One MLLOG line. ``time_ms``: milliseconds since the epoch; ``line``: line number in the file, from 1."""
 
     time_ms: float
     event_type: str
@@ -74,8 +74,8 @@ class Log:
     """The records of one file.
 
     ``mllog_lines`` holds the line number of every line with the token, readable or not: the official
-    checker counts lines in that list, not in the file. ``repeated``: lines of records that name a key twice,
-    of which the last is taken; ``longest``: bytes of the longest line with the token; ``parsing_cost``: the sum
+    checker counts lines in that list, not in the file. ``repeated``: lines of records that have a key twice,
+    where the last one is used; ``longest``: bytes of the longest line with the token; ``parsing_cost``: the sum
     of the squares of their bytes, to which the time of the official parser is proportional. ``first_epoch``: the
     number of the first epoch, 0 in the TensorFlow reference's logs of round 0.7, 1 elsewhere.
     ``fingerprint``: a digest of the times of all records, the same for copies of one run.
@@ -98,7 +98,7 @@ class Log:
         return next(iter(self.all(key)), None)
 
     def value(self, key: str) -> Any:
-        """The value of the first record of ``key``; None where there is none."""
+        """The value of the first record of ``key``; None without one."""
         record = self.first(key)
         return record.value if record else None
 
@@ -106,7 +106,7 @@ class Log:
     def run(self) -> Interval | None:
         """From the first run_start to the first run_stop; None without both.
 
-        Later records are deliberately ignored: some published logs go on training after run_stop.
+        Later records are deliberately ignored: some published logs continue training after run_stop.
         """
         start, stop = self.first("run_start"), self.first("run_stop")
         return Interval(start.time_ms, stop.time_ms) if start and stop else None
@@ -121,8 +121,8 @@ class Log:
 
     @property
     def staging(self) -> tuple[Interval, ...]:
-        """The intervals of staging, in the file's order. Every rank may log its own: overlapping ones are merged
-        into one."""
+        """The intervals of staging, in the file's order. Every rank may log its own: overlapping ones are
+        merged."""
         return tuple(self._staging())
 
     @property
@@ -133,7 +133,7 @@ class Log:
     def evaluations(self, metric: str) -> tuple[Evaluation, ...]:
         """The values of ``metric`` (``eval_error``, ``eval_accuracy``) between run_start and run_stop.
 
-        Only these can meet the target. "Between" is by place in the file: clocks may go back.
+        Only these can meet the target. "Between" refers to the order in the file: clocks may go back.
         """
         start, stop = self.first("run_start"), self.first("run_stop")
         if not start:
@@ -169,7 +169,7 @@ class Log:
                 if len(stops) == len(starts):
                     yield Interval(min(starts), max(stops))
                     starts, stops = [], []
-        if stops:  # one did not stop, or did not log it: up to the last stop that was logged
+        if stops:  # one has no stop record: up to the last stop that was logged
             yield Interval(min(starts), max(stops))
 
     def _intervals(self, start_key: str, stop_key: str) -> Iterator[Interval]:
@@ -196,7 +196,7 @@ def parse(path: Path) -> Log:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(file, 1):
-                # The official parser takes what follows the last token on a line; so do we.
+                # Like the official parser, use the text after the last token on a line.
                 _, token, payload = text.rpartition(TOKEN)
                 if not token:
                     continue
@@ -270,7 +270,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _is_number(value: Any) -> bool:
-    """JSON's true and false are not numbers, though Python counts with them; nor is what no float can hold."""
+    """JSON's true and false are not numbers, although they are in Python; nor are integers beyond a float."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) <= sys.float_info.max
     return isinstance(value, float)

@@ -1,8 +1,8 @@
-"""Where the time of a run went, from nothing but its log: any MLLOG file, of any program.
+"""Where the time of a run went, from its log alone: any MLLOG file, of any program.
 
-Every moment from run_start to run_stop belongs to one part, so that the parts add up to the whole. What comes
-after run_stop is left out: some published logs go on training for a power measurement. Epochs are counted
-as they begin, never read from epoch_num, which some logs count from 0.
+Every moment from run_start to run_stop belongs to one part, so that the parts add up to the whole. Records after
+run_stop are ignored: some published logs continue training for a power measurement. Epochs are counted as they
+begin; epoch_num is not used, since some logs count it from 0.
 
 Runs of this suite have more in their events (``common/timing/breakdown.py``: training split into data wait and
 steps); here all runs are measured in the same way.
@@ -17,22 +17,22 @@ PARTS = {
     "staging": ("Staging", "between staging_start and staging_stop"),
     "first_epoch_excess": (
         "First-epoch excess",
-        "what the first epoch and the first evaluation took longer than the median of the later ones: data "
-        "that is read in while training shows here, and in no key",
+        "how much longer the first epoch and the first evaluation took than the median of the later ones: "
+        "includes data read in while training, which has no key of its own",
     ),
     "training": ("Training", "inside the epochs, without evaluation and checkpoints"),
     "evaluation": ("Evaluation", "between eval_start and eval_stop"),
     "rest": ("Rest", "everything else inside the clock: set-up after run_start, checkpoints"),
 }
 
-# The innermost of the open intervals owns the moment.
+# A moment belongs to the innermost open interval.
 _OWNERS = (("eval", "evaluation"), ("save", "rest"), ("staging", "staging"), ("epoch", "training"))
 
 
 @dataclass(frozen=True)
 class Epoch:
     """Seconds of one epoch: training, evaluation, checkpoints; and the samples it trained on: steps × batch
-    size where steps are logged, else ``train_samples``; None where it did not end or no key has them."""
+    size if steps are logged, else ``train_samples``; None if it did not end or they are not logged."""
 
     train_s: float
     eval_s: float
@@ -78,7 +78,7 @@ class Phases:
 
     @property
     def train_rate(self) -> float | None:
-        """Training samples/s over all epochs of known size. Evaluation is not in it."""
+        """Training samples/s over all epochs of known size, without evaluation."""
         counted = [e for e in self.epochs if e.samples is not None]
         seconds = sum(e.train_s for e in counted)
         return sum(e.samples or 0.0 for e in counted) / seconds if seconds > 0 else None
@@ -96,7 +96,7 @@ def phases(log: Log) -> Phases | None:
     epochs: list[_Open] = []
     evaluations: list[float] = []
     now = start.time_ms
-    staged = next(iter(log.all("staging_stop")[-1:]), None)  # then all staging has ended, logged or not
+    staged = next(iter(log.all("staging_stop")[-1:]), None)  # by then all staging has ended, logged or not
     for record in log.records:
         if record.line <= start.line:
             continue
@@ -104,7 +104,7 @@ def phases(log: Log) -> Phases | None:
         last = record.line >= stop.line
         if not last and (edge not in ("start", "stop") or name not in ("eval", "save", "staging", "epoch")):
             continue
-        # Clocks of several ranks in one file go back by milliseconds: time is never counted twice.
+        # Clocks of several ranks in one file go back by milliseconds: do not count time twice.
         passed, now = max(0.0, record.time_ms - now) / 1e3, max(now, record.time_ms)
         owner = next((part for key, part in _OWNERS if open_.get(key)), "rest")
         spent[owner] += passed
@@ -123,7 +123,7 @@ def phases(log: Log) -> Phases | None:
                 epochs.append(_Open(record))
             if name == "eval" and not open_.get("eval"):
                 evaluations.append(0.0)
-            # Every rank may log its staging; an epoch or an evaluation that starts ends the one before.
+            # Every rank may log its staging; the start of an epoch or evaluation ends the one before.
             open_[name] = open_.get(name, 0) + 1 if name == "staging" else 1
         else:
             if name == "epoch" and open_.get("epoch"):
@@ -131,16 +131,16 @@ def phases(log: Log) -> Phases | None:
             left = name == "staging" and record is not staged
             open_[name] = max(0, open_.get(name, 0) - 1) if left else 0
     spent["rest"] += run.seconds - sum(spent.values())
-    done = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in epochs)
-    # An evaluation on the way may cut the last epoch short: it then says nothing of the first.
-    whole = done[:-1] if len(done) > 1 and done[-1].samples != done[0].samples else done
+    finished = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in epochs)
+    # An evaluation within the last epoch may cut it short: it is then not comparable with the first.
+    whole = finished[:-1] if len(finished) > 1 and finished[-1].samples != finished[0].samples else finished
     excess = None
     if len(whole) >= 3:
         trained, evaluated = _excess([e.train_s for e in whole]), _excess(evaluations)
         spent["training"] -= trained
         spent["evaluation"] -= evaluated
         excess = trained + evaluated
-    return Phases(**spent, first_epoch_excess=excess, epochs=done, evaluations=tuple(evaluations))
+    return Phases(**spent, first_epoch_excess=excess, epochs=finished, evaluations=tuple(evaluations))
 
 
 @dataclass

@@ -3,7 +3,7 @@
 A set is the runs of one score. Layouts (MLPerf submission rules): for HPC
 ``<org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt`` with ``pruned_results/`` beside the logs of
 a weak set, without the level ``strong`` in round 0.7 and in MLPerf Training; ``<org>/systems/<system>.json``.
-A campaign is a folder of run directories. Nothing is written, and no file's content raises an error.
+A campaign is a folder of run directories. Nothing is written, and the content of files never raises an error.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ Metric = Literal["strong", "weak"]
 METRICS: tuple[Metric, Metric] = ("strong", "weak")
 PRUNED = "pruned_results"
 BYPASS = "package_checker_params"
-"""A file that a submitter may put beside results to have package_checker leave out a check."""
+"""A file that a submitter may put beside results to make package_checker skip a check."""
 RESULT = re.compile(r"result_.*\.txt")
 SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
-"""How the keys of hyperparameters begin (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
+"""Prefixes of the keys of hyperparameters (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
 SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
 _SET_KEYS = frozenset(
     {"run_start", "run_stop", "staging_start", "staging_stop", "eval_error", "eval_accuracy", "seed", *SIZES}
@@ -43,11 +43,11 @@ _SET_KEYS = frozenset(
 class ResultSet:
     """The runs of one score.
 
-    ``path``: their folder, or the one log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
-    ``resnet``), empty where unknown. ``system_json``: the system description, None where there is no
-    readable one. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: what is wrong with
-    the files of the set. Of run directories of this suite: ``runs``, their ``preset``, and the ``target`` that
-    they were run to; for other logs the rules have the target.
+    ``path``: their folder, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
+    ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be
+    read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: what is wrong with
+    the files of the set. For run directories of this suite: ``runs``, their ``preset``, and the ``target`` that
+    they were run to; for other logs the target is that of the rules.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class ResultSet:
 
     @cached_property
     def logs(self) -> tuple[Log, ...]:
-        """The complete logs. Raises UserError where one cannot be opened."""
+        """The complete logs. Raises UserError when one cannot be opened."""
         return tuple(map(parse, self.log_paths))
 
     @cached_property
@@ -76,8 +76,8 @@ class ResultSet:
 
     @cached_property
     def condensed(self) -> tuple[Log, ...]:
-        """The logs with the records that scores and the rules for sets need: a few hundred of up to millions, so
-        that a set of large logs fits into memory. Raises UserError as ``logs``."""
+        """The logs reduced to the records that scores and the rules for sets need: a few hundred of up to
+        millions, so that a set of large logs fits into memory. Raises UserError like ``logs``."""
         return tuple(parse(path).condensed(_is_for_sets) for path in self.log_paths)
 
     @cached_property
@@ -97,8 +97,8 @@ class ResultSet:
 
     @property
     def total_scale(self) -> int | None:
-        """Compute units (accelerators, or nodes where a node has none) of the system description; without
-        one, those of a throughput campaign's campaign.json (T)."""
+        """Compute units (accelerators, or nodes if a node has none) in the system description; without
+        one, those in a throughput campaign's campaign.json (T)."""
         fields = self.system_json
         if fields is None:
             return self.campaign_scale
@@ -116,7 +116,7 @@ def result_sets(path: Path) -> list[ResultSet]:
     """Every set of runs at or below ``path``, in natural order of their paths.
 
     Raises:
-        UserError: there is nothing at ``path``, or nothing of a run below it.
+        UserError: ``path`` does not exist, or has no run at or below it.
     """
     if path.is_file():
         return [_one_log(path)]
@@ -175,7 +175,7 @@ def _below(top: Path) -> Iterator[ResultSet]:
 
 
 def _is_above(folder: Path, top: Path) -> bool:
-    """Whether ``folder`` is a link to ``top`` or above it, which would never end."""
+    """Whether ``folder`` is a link to ``top`` or above it, which would recurse endlessly."""
     return folder.is_symlink() and top.resolve().is_relative_to(folder.resolve())
 
 
@@ -190,7 +190,7 @@ def _one_log(path: Path) -> ResultSet:
 
 @dataclass(frozen=True)
 class _TreePosition:
-    """Where in a submission tree a folder is; ``benchmark`` is None above that level."""
+    """The position of a folder in a submission tree; ``benchmark`` is None above that level."""
 
     tree: Path
     org: str
@@ -200,8 +200,8 @@ class _TreePosition:
 
 
 def _tree_position(folder: Path) -> _TreePosition | None:
-    """From the path. None where ``<org>/results/<system>/…`` does not lead to it, or where a folder ``results``
-    has neither ``<org>/systems`` beside it nor a level strong or weak below it."""
+    """From the path. None if ``<org>/results/<system>/…`` does not lead to it, or if the folder ``results`` has
+    neither ``<org>/systems`` beside it nor a level strong or weak below it."""
     above = folder.absolute().parts
     for depth in (1, 2, 3):
         if len(above) <= depth + 1 or above[-1 - depth] != "results":
@@ -303,7 +303,7 @@ def _is_run(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the runs of one score have in common; a target of None is the official one."""
+    """What the runs of a score have in common; a target of None is the official one."""
 
     benchmark: str = ""
     preset: str | None = None
@@ -312,7 +312,7 @@ class _Kind:
 
 
 def _kind(run: Path) -> _Kind:
-    """From the first readable file of a run directory that has it."""
+    """The kind of a run, from the first readable file of its directory that states it."""
     loaders: tuple[tuple[str, Callable[[Path], dict[str, Any]]], ...] = (
         ("result.json", read_object),
         ("config.toml", lambda path: tomllib.loads(read_text(path))),
@@ -355,7 +355,7 @@ def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
 
 
 def _campaign(folder: Path) -> tuple[Metric, int | None]:
-    """The metric and T of campaign.json; without one the folder's name may be that of a metric."""
+    """The metric and T in campaign.json; without the file, the metric from the folder's name."""
     metric, scale = folder.absolute().name, None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         fields = read_object(folder / "campaign.json")

@@ -1,7 +1,7 @@
 """A run directory read back: log, result, configuration and environment, as far as they exist.
 
-A run directory may come from somebody else. Its values get their types and bounds here, once, so that no reader
-has to expect a time of ``inf``, 10¹² ranks or a preset with a line of shell in it.
+A run directory may come from somebody else. Types and bounds of its values are checked here, once, so that no
+reader has to expect a time of ``inf``, 10¹² ranks or a preset with shell code in it.
 """
 
 import json
@@ -25,12 +25,12 @@ MOST_RANKS = 1_000_000
 
 
 def _finite_or_none(value: Any) -> Any:
-    """A diverged run may have a loss of NaN: there is nothing to show then."""
+    """None for NaN and infinity, such as the loss of a diverged run."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 Name = Annotated[str, Field(pattern=r"^[\w.+-]{1,100}$")]
-"""An identifier of ours: no blanks, brackets, quotes or control characters."""
+"""An identifier of this suite: no blanks, brackets, quotes or control characters."""
 Text = Annotated[str, AfterValidator(printable), Field(max_length=10_000)]
 Seconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]
@@ -39,7 +39,7 @@ Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
 
 
 class _Read(BaseModel):
-    # Keys that a later version adds are kept, not refused: this side only reads.
+    # Keys added by later versions are kept, not rejected.
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
@@ -60,7 +60,7 @@ class Target(_Read):
 
 
 class Epoch(_Read):
-    """Seconds, samples and bytes of one epoch; the quality has the metric's own name."""
+    """Seconds, samples and bytes of one epoch; the quality is stored under the metric's name."""
 
     epoch: Count
     train_s: Seconds | None = None
@@ -108,6 +108,7 @@ class Result(_Read):
     benchmark: Name
     preset: Name
     division: Name
+    framework: Name | None = None
     status: Name
     resumed: bool
     seed: int | None = None
@@ -126,7 +127,7 @@ class Result(_Read):
 
 
 class Machine(_Read):
-    """What env.json has of every node."""
+    """The part of env.json that every node has."""
 
     hostname: Text | None = None
     cpu: Text | None = None
@@ -137,7 +138,7 @@ class Machine(_Read):
 
 
 class Environment(Machine):
-    """The keys of env.json that are read here; the others are kept."""
+    """The keys of env.json that are validated here; others are kept."""
 
     commit: Text | None = None
     dirty: bool | None = None
@@ -151,8 +152,8 @@ class Environment(Machine):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """What a run left. ``env``: env.json, empty where it cannot be used. ``problems``: file name and what is
-    wrong with it, for every file that is missing or damaged."""
+    """The files of a run. ``env``: env.json, empty if it cannot be used. ``problems``: file name and problem of
+    every file that is missing or damaged."""
 
     path: Path
     log: Log | None
@@ -161,7 +162,7 @@ class RunDirectory:
     env: dict[str, Any]
     problems: tuple[tuple[str, str], ...]
 
-    # A killed run leaves no result.json; its configuration still has its benchmark, preset and target.
+    # A killed run has no result.json, but its configuration still has benchmark, preset and target.
 
     @property
     def benchmark(self) -> str:
@@ -176,6 +177,13 @@ class RunDirectory:
         return source.preset if source else None
 
     @property
+    def framework(self) -> str | None:
+        """``training.framework``; None for a run of an older version whose configuration is missing."""
+        if self.result and self.result.framework:
+            return self.result.framework
+        return self.config.training.framework if self.config else None
+
+    @property
     def target(self) -> Target | None:
         if self.result:
             return self.result.target
@@ -188,7 +196,7 @@ def read(path: Path) -> RunDirectory:
     """Reads the run directory ``path``, tolerating missing and damaged files.
 
     Raises:
-        UserError: ``path`` is not a directory, or holds neither a run.log nor a result.json.
+        UserError: ``path`` is not a directory, or contains neither a run.log nor a result.json.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such directory; give the --out directory of a run")
@@ -205,7 +213,7 @@ def read(path: Path) -> RunDirectory:
             problems.append((name, "is missing"))
         except ValidationError as error:
             problems.append((name, _first(error)))
-        # JSON and TOML errors are ValueErrors; nested a thousand deep they are RecursionErrors.
+        # JSON and TOML errors are ValueErrors; with very deep nesting they are RecursionErrors.
         except (ValueError, TypeError, OSError, UserError, RecursionError) as error:
             problems.append((name, printable(f"cannot be read: {error}")))
         return None
@@ -226,12 +234,12 @@ def _log(path: Path) -> Log:
 
 def _environment(path: Path) -> dict[str, Any]:
     values = read_object(path)
-    Environment.model_validate_json(json.dumps(values))  # nodes and packages are what readers expect
+    Environment.model_validate_json(json.dumps(values))  # validates the types that readers rely on
     return values
 
 
 def _missing_events(path: Path, ranks: int) -> list[tuple[str, str]]:
-    """A problem for the first event file that is missing, with the number of the others."""
+    """A problem for the first missing events file, with the number of the others."""
     matches = (
         re.fullmatch(r"events\.rank(0|[1-9]\d{0,8})\.jsonl", p.name) for p in path.iterdir() if p.is_file()
     )

@@ -1,4 +1,4 @@
-"""The archive of a submission: the same bytes whoever packs it, unpacked only if it is complete and intact."""
+"""The archive of a submission: reproducible byte for byte, and unpacked only if it is complete and intact."""
 
 import gzip
 import hashlib
@@ -19,21 +19,21 @@ CHECKSUMS = ".sha256"
 suite. It is the first file of the archive."""
 BLOCK = 2**20
 LARGEST_READ = 16 * 2**20
-"""Bytes that tarfile may read at once: of headers; files are read in blocks."""
+"""Maximum bytes of one read by tarfile, for headers; files are read in blocks."""
 MOST_EXPANSION = 200
-"""Bytes that a byte of an archive may expand to, beyond ``FREE_EXPANSION``. Logs compress 10 to 60 times."""
+"""Maximum compression ratio of an archive, beyond ``FREE_EXPANSION``. Logs compress 10 to 60 times."""
 FREE_EXPANSION = 256 * 2**20
 _DAMAGE = (
     OSError, tarfile.TarError, EOFError, zlib.error, ValueError, LookupError, OverflowError, RecursionError,
 )  # fmt: skip
-"""What gzip and tarfile raise on damaged bytes."""
+"""Exceptions of gzip and tarfile for damaged bytes."""
 
 
 @contextmanager
 def aside(out: Path) -> Iterator[Path]:
-    """A temporary folder on the file system of ``out``, removed at the end; ``out`` too if it was made for this
-    and is empty."""
-    made = [p for p in (out, *out.parents) if not p.exists()]
+    """A temporary folder on the file system of ``out``, removed at the end, and with it ``out`` if it was created
+    for this and is empty."""
+    created = [p for p in (out, *out.parents) if not p.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=out))
@@ -43,14 +43,14 @@ def aside(out: Path) -> Iterator[Path]:
         yield part
     finally:
         shutil.rmtree(part, ignore_errors=True)
-        for folder in made:
+        for folder in created:
             if not any(folder.iterdir()):
                 folder.rmdir()
 
 
 def write_archive(part: Path, org: str) -> Path:
-    """``<org>.tar.gz`` of the tree and its checksums: the same bytes for the same tree, whoever packs it and
-    when (sorted, without owners and times)."""
+    """``<org>.tar.gz`` of the tree and its checksums: always the same bytes for the same tree (sorted, without
+    owners and times)."""
     files = sorted(p for p in (part / org).rglob("*") if p.is_file())
     names = [p.relative_to(part).as_posix() for p in files]
     sums = "".join(f"{_sha256(p)}  {n}\n" for p, n in zip(files, names, strict=True))
@@ -77,21 +77,21 @@ def _sha256(path: Path) -> str:
 
 
 def unpack(archive: Path, to: Path) -> Path:
-    """Unpack what :func:`write_archive` made into ``to``, and return the tree. Every checksum, and that of the
-    archive itself, is verified before the tree gets its name.
+    """Unpack an archive of :func:`write_archive` into ``to``, and return the tree. Every checksum, including the
+    archive's own, is verified before the tree gets its name.
 
     Raises:
-        UserError: no such archive, a damaged or foreign one, or ``to`` has this submission already.
+        UserError: no such archive, a damaged or foreign one, or ``to`` already contains this submission.
     """
     if not archive.is_file():
-        raise UserError(f"{archive}: no such archive; give one that mlhpc pack made")
+        raise UserError(f"{archive}: no such archive; give one written by mlhpc pack")
     with aside(to) as part:
         try:
             with gzip.open(archive, "rb") as stream:
                 bounded = _Bounded(stream, archive)
                 with tarfile.open(fileobj=bounded, mode="r:") as tar:
                     org = _extract(tar, archive, part)
-                while bounded.read(BLOCK):  # to the end, where gzip has the checksum of all
+                while bounded.read(BLOCK):  # to the end, where gzip stores its checksum
                     pass
             for name in (org, f"{org}{CHECKSUMS}"):
                 if (to / name).exists():
@@ -104,8 +104,8 @@ def unpack(archive: Path, to: Path) -> Path:
 
 
 class _Bounded(io.RawIOBase):
-    """The decompressed archive, for tarfile: raises UserError for one that expands too much, OSError for one
-    read of many bytes."""
+    """The decompressed archive, for tarfile: raises UserError when it expands too much, OSError for a single large
+    read."""
 
     def __init__(self, stream: gzip.GzipFile, archive: Path):
         self._stream, self._archive = stream, archive
@@ -134,16 +134,16 @@ class _Bounded(io.RawIOBase):
     def _require_bounded(self, position: int) -> None:
         if position > self._limit:
             size = f"{self._limit // 2**20} MiB"
-            raise UserError(f"{self._archive} expands to more than {size}; mlhpc pack did not make it")
+            raise UserError(f"{self._archive} expands to more than {size}; it was not written by mlhpc pack")
 
 
 def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
-    """The name of the submission, once every file has been written below ``part`` and has the right checksum."""
+    """Write every file below ``part`` and verify its checksum. Returns the name of the submission."""
     org, sums = "", dict[str, str]()
     for member in tar:
         path = PurePosixPath(member.name)
         if not member.isfile() or member.issparse() or path.is_absolute() or ".." in path.parts:
-            raise UserError(f"{archive} holds {member.name!r}, which no submission has; do not use it")
+            raise UserError(f"{archive} contains {member.name!r}, which no submission has; do not use it")
         if not sums:
             org, sums = _checksums(tar, member, archive)
             (part / member.name).write_text("".join(f"{v}  {n}\n" for n, v in sums.items()), "utf-8")
@@ -152,29 +152,33 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
             raise UserError(f"{archive} is damaged: {member.name!r} has no checksum; get it again")
         (part / path).parent.mkdir(parents=True, exist_ok=True)
         if _write(tar, member, part / path) != sums[member.name]:
-            raise UserError(f"{archive} is damaged: {member.name!r} is not what was packed; get it again")
+            raise UserError(
+                f"{archive} is damaged: {member.name!r} differs from what was packed; get it again"
+            )
         (part / path).chmod(member.mode & 0o755)
     missing = [name for name in sums if not (part / name).is_file()]
     if missing or not sums:
-        what = "it is empty"
+        problem = "it is empty"
         if missing:
             verb = "is" if len(missing) == 1 else "are"
-            what = f"{count(len(missing), 'file')} {verb} missing, {missing[0]} first"
-        raise UserError(f"{archive} is incomplete: {what}; get it again")
+            problem = f"{count(len(missing), 'file')} {verb} missing, {missing[0]} first"
+        raise UserError(f"{archive} is incomplete: {problem}; get it again")
     return org
 
 
 def _checksums(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> tuple[str, dict[str, str]]:
-    """The name of the submission, and the checksums by name, of the first file of an archive."""
+    """The name of the submission and the checksums by name, from the first file of an archive."""
     org = member.name.removesuffix(CHECKSUMS)
     stream = tar.extractfile(member)
     if org == member.name or "/" in org or stream is None or member.size > LARGEST_READ:
-        raise UserError(f"{archive} does not begin with checksums: mlhpc pack did not make it")
+        raise UserError(f"{archive} does not begin with checksums: it was not written by mlhpc pack")
     sums: dict[str, str] = {}
     for line in stream.read(LARGEST_READ).decode("utf-8").removesuffix("\n").split("\n"):
         match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
         if not match or not match[2].startswith(f"{org}/") or match[2] in sums:
-            raise UserError(f"{archive} is damaged: its checksums have the line {line[:100]!r}; get it again")
+            raise UserError(
+                f"{archive} is damaged: its checksums contain the line {line[:100]!r}; get it again"
+            )
         sums[match[2]] = match[1]
     if not sums:
         raise UserError(f"{archive} is incomplete: it is empty; get it again")

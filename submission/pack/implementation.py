@@ -1,7 +1,7 @@
 """The content of ``benchmarks/<benchmark>/implementations`` in a submission: this suite's sources, and for the
 system a README and three scripts that reproduce the results.
 
-Names of the files: MLPerf submission rules, "Directory structure", Training. Values of a run directory, which
+Names of the files: MLPerf submission rules, "Directory structure", Training. Values from a run directory, which
 somebody else may have written, are quoted in scripts.
 """
 
@@ -21,7 +21,7 @@ from mlhpc.benchmarks.load import dumps
 from mlhpc.submission.logs.run_directory import RunDirectory
 
 LEFT_OUT = ("tests", "build", "dist")
-"""Folders of a checkout that no run needs; those whose name begins with a dot neither."""
+"""Folders of a checkout that no run needs, besides those whose name begins with a dot."""
 
 
 def name() -> str:
@@ -29,9 +29,9 @@ def name() -> str:
 
 
 def copy_sources(to: Path) -> None:
-    """The sources that this process runs from, into the new folder ``to``, so that pip can install them: the files
-    of a checkout, in git where it is a repository; of an installed package the package, with a pyproject.toml and
-    a constraints.txt made from its metadata."""
+    """Copy the sources that this process runs from into the new folder ``to``, so that pip can install them: the
+    files of a checkout (tracked by git if it is a repository), or an installed package with a pyproject.toml and a
+    constraints.txt generated from its metadata."""
     package = Path(mlhpc.__file__).parent
     if (package.parent / "setup.cfg").is_file():
         top, files = package.parent, _in_git(package.parent) or _below(package.parent)
@@ -90,17 +90,17 @@ def _in_git(top: Path) -> list[Path]:
     if not (top / ".git").exists():
         return []
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", "-C", str(top), "ls-files", "-z"], capture_output=True, text=True, timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return [Path(line) for line in done.stdout.split("\0") if line]
+    return [Path(line) for line in completed.stdout.split("\0") if line]
 
 
 def write_scripts(to: Path, benchmark: str, system: str, runs: Sequence[RunDirectory]) -> None:
-    """README.md, setup.sh, init_datasets.sh and run_and_time.sh for ``runs``, and their configuration, into the
-    new folder ``to``. For logs without a run directory the scripts have the defaults of the preset closed."""
+    """Write README.md, setup.sh, init_datasets.sh and run_and_time.sh for ``runs``, and their configuration, into
+    the new folder ``to``. For logs without a run directory the scripts use the preset closed."""
     to.mkdir(parents=True)
     run = next((r for r in runs if r.config), None)
     preset = run.preset if run and run.preset else "closed"
@@ -121,7 +121,7 @@ def write_scripts(to: Path, benchmark: str, system: str, runs: Sequence[RunDirec
 
 def _setup(benchmark: str) -> str:
     return f"""#!/bin/bash
-# One-time configuration: the environment. docs/dependencies.md of the suite has how to build Horovod.
+# One-time configuration: the environment. docs/dependencies.md of the suite explains how to build Horovod.
 set -euo pipefail
 cd "$(dirname "$0")/../{name()}"
 python3 -m venv .venv
@@ -130,7 +130,7 @@ python3 -m venv .venv
 
 
 def _environment() -> str:
-    """The lines that put the environment of setup.sh first; where there is none, the one in use stays."""
+    """Shell lines that put the environment of setup.sh first in PATH; without one, the current one is used."""
     return f"""bin="$(cd "$(dirname "${{BASH_SOURCE[0]}}")/../{name()}" && pwd)/.venv/bin"
 export PATH="$bin:$PATH"  # of setup.sh"""
 
@@ -152,7 +152,7 @@ def _run_and_time(benchmark: str, preset: str, env: dict[str, Any]) -> str:
     words = list(_words(str(env.get("command", "")), benchmark, preset))
     stage = ' "${STAGE:?}"' if "--stage" in words else ""
     return f"""#!/bin/bash
-# One run, one process per rank: srun ./run_and_time.sh. DATA: the data set; STAGE: storage of the node;
+# One run, one process per rank: srun ./run_and_time.sh. DATA: the data set; STAGE: node-local storage;
 # OUT: the folder for the results.
 set -euo pipefail
 : "${{DATA:?}}" "${{OUT:?}}"{stage}

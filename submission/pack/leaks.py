@@ -1,8 +1,8 @@
-"""What a submission should not publish: secrets, and names of hosts and people.
+"""Secrets and names of hosts and people, which a submission should not publish.
 
-A secret is an error; a name is a warning, since logs must not be edited: whoever packs decides. Patterns of
-secrets are those that their issuers document (prefixes of tokens, PEM and PGP headers), as scanners such as
-detect-secrets have them; every repetition is bounded, so that the time is linear in the size of the files.
+A secret is an error; a name is a warning, since logs must not be edited: the submitter decides. Patterns of
+secrets are those documented by their issuers (prefixes of tokens, PEM and PGP headers), as used by scanners such
+as detect-secrets; every repetition is bounded, so that the time is linear in the size of the files.
 """
 
 import codecs
@@ -54,7 +54,7 @@ COMMON = frozenset(
 )
 """Names that identify nobody."""
 LONGEST = 8192
-"""Characters of a line that are searched at once; longer lines in overlapping pieces."""
+"""Characters of a line that are searched at a time; longer lines are searched in overlapping pieces."""
 OVERLAP = 1024
 _SECRETS = [(kind, re.compile(pattern)) for kind, pattern in SECRETS.items()]
 _PEOPLE = [(kind, re.compile(pattern)) for kind, pattern in PEOPLE.items()]
@@ -63,7 +63,7 @@ _WORD = re.compile(r"[\w.-]+")
 
 @dataclass(frozen=True)
 class Names:
-    """Host and user names that the runs and this machine have."""
+    """Host and user names of the runs and of this machine."""
 
     hosts: frozenset[str]
     users: frozenset[str]
@@ -82,15 +82,15 @@ def leaks(root: Path, names: Names) -> list[Finding]:
             places.setdefault(match, []).append(name)
         text, is_text = _text(path.read_bytes())
         for number, line in enumerate(text.splitlines(), 1):
-            known = names if path.suffix != ".py" else Names(frozenset(), frozenset())
-            for match in _matches(line, known, is_text=is_text):
+            searched = names if path.suffix != ".py" else Names(frozenset(), frozenset())
+            for match in _matches(line, searched, is_text=is_text):
                 places.setdefault(match, []).append(f"{name}:{number}")
     return [_finding(kind, what, where) for (kind, what), where in places.items()]
 
 
 def _text(data: bytes) -> tuple[str, bool]:
-    """The text of a file, and whether it is a text file. Of a binary file what its bytes say in ASCII, so that a
-    secret in UTF-16 without a byte order mark is seen too."""
+    """The text of a file, and whether it is a text file. For a binary file its ASCII characters, so that a secret
+    in UTF-16 without a byte order mark is found too."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace"), True
     if b"\0" in data:
@@ -99,27 +99,27 @@ def _text(data: bytes) -> tuple[str, bool]:
 
 
 def _matches(line: str, names: Names, *, is_text: bool) -> set[tuple[str, str]]:
-    """Kind and text of what is found in a line."""
+    """Kind and text of the secrets and names in a line."""
     return {match for piece in pieces(line) for match in _in_piece(piece, names, is_text)}
 
 
 def pieces(line: str) -> list[str]:
-    """A line in pieces of at most ``LONGEST`` characters that overlap by more than any secret is long."""
+    """A line in pieces of at most ``LONGEST`` characters whose overlap is longer than any secret."""
     starts = range(0, max(len(line) - OVERLAP, 1), LONGEST - OVERLAP)
     return [line[start : start + LONGEST] for start in starts]
 
 
 def _in_piece(text: str, names: Names, is_text: bool) -> Iterator[tuple[str, str]]:
-    taken: list[tuple[int, int]] = []
+    covered: list[tuple[int, int]] = []
     for kind, pattern in [*_SECRETS, *(_PEOPLE if is_text else [])]:
         for match in pattern.finditer(text):
             start, end = match.span()
-            if not any(start < b and a < end for a, b in taken):
-                taken.append((start, end))
+            if not any(start < b and a < end for a, b in covered):
+                covered.append((start, end))
                 yield kind, match[0]
     for match in _WORD.finditer(text) if is_text and (names.hosts or names.users) else ():
         parts = match[0].split(".")[:8]
-        for dots in range(len(parts)):  # n0 in n0.cluster.org too
+        for dots in range(len(parts)):  # also n0 in n0.cluster.org
             word = ".".join(parts[: dots + 1])
             if word in names.hosts and word not in COMMON:
                 yield "host name", word
@@ -130,12 +130,14 @@ def _in_piece(text: str, names: Names, is_text: bool) -> Iterator[tuple[str, str
 def _finding(kind: str, what: str, where: list[str]) -> Finding:
     place = printable(where[0]) + (f" and {len(where) - 1} more places" if len(where) > 1 else "")
     if kind == "file for secrets":
-        remedy = "remove it: files of this name hold keys or passwords, and all of the tree is published"
+        remedy = "remove it: files of this name hold keys or passwords, and the whole tree is published"
         return Finding("pack/secret", "error", place, "no files for secrets", printable(what), remedy)
     if kind in SECRETS:
         # The finding must not repeat the secret.
         shown = f"{kind}: {printable(what[:6])}… ({len(what)} characters)"
-        remedy = "remove it, and have it revoked: the file is to be published"
+        remedy = "remove it, and have it revoked: the file would be published"
         return Finding("pack/secret", "error", place, "no secrets", shown, remedy)
-    remedy = "it is published; if it must not be, run again with other paths or names (logs are not edited)"
+    remedy = (
+        "it will be published; to avoid that, run again with other paths or names (logs may not be edited)"
+    )
     return Finding("pack/name", "warning", place, f"no {kind}", printable(what), remedy)

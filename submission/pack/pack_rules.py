@@ -20,14 +20,14 @@ from mlhpc.submission.system.description import OPTIONAL, REQUIRED
 
 
 def runs_of(results: ResultSet) -> list[RunDirectory]:
-    """The run directories of a set, read; none of bare logs."""
+    """The run directories of a set, read; empty for bare logs."""
     return [read(run) for run in results.runs]
 
 
 def about_system(
-    fields: dict[str, Any], path: Path, org: str, given: Sequence[ResultSet]
+    fields: dict[str, Any], path: Path, org: str, sets: Sequence[ResultSet]
 ) -> Iterator[Finding]:
-    """Fields that the description lacks, and where it and the logs disagree."""
+    """Fields missing in the description, and differences between it and the logs."""
 
     def finding(severity: Severity, expected: str, actual: str, remedy: str) -> Finding:
         return Finding("pack/system", severity, path.name, expected, actual, remedy)
@@ -47,12 +47,12 @@ def about_system(
     if fields.get("submitter") not in (org, None, ""):
         remedy = "give one name: --org, or in the file"
         yield finding("warning", f"submitter {org}", str(fields["submitter"]), remedy)
-    orgs = {str(log.value("submission_org")) for results in given for log in results.condensed} - {org}
+    orgs = {str(log.value("submission_org")) for results in sets for log in results.condensed} - {org}
     if orgs:
         remedy = "run with --set submission.org=…; logs are not edited, and a reviewer sees both names"
         actual = ", ".join(sorted(orgs))
         yield Finding("pack/org", "warning", "logs", f"submission_org {org}", actual, remedy)
-    for results in given:
+    for results in sets:
         divisions = sorted({str(log.value("submission_division")) for log in results.condensed})
         if divisions != [fields.get("division")]:
             expected = f"division {' and '.join(divisions)}, as the logs of {results.benchmark} say"
@@ -61,7 +61,7 @@ def about_system(
 
 
 def one_configuration(results: ResultSet) -> Iterator[Finding]:
-    """A set has one ``config.toml``. Settings in the logs are compared by their check."""
+    """A set has one ``config.toml``. Settings in the logs are compared by the check of the set."""
     configured = [(run.path, run.config) for run in runs_of(results) if run.config]
     for path, config in configured[1:]:
         if other := _first_difference(configured[0][1].model_dump(), config.model_dump()):
@@ -71,7 +71,7 @@ def one_configuration(results: ResultSet) -> Iterator[Finding]:
 
 
 def own_target(results: ResultSet) -> Iterator[Finding]:
-    """A submission has the official target, which the official checker does not require of every benchmark in the
+    """A submission has the official target; for some benchmarks the official checker does not require it in the
     open division."""
     rules = score_rules(results.benchmark)
     if has_own_target(results) and results.target and rules:
@@ -87,7 +87,7 @@ def own_target(results: ResultSet) -> Iterator[Finding]:
 
 
 def _first_difference(ours: dict[str, Any], theirs: dict[str, Any], above: str = "") -> str:
-    """The first key that differs, and how; empty where none does."""
+    """The first key that differs, with both values; empty if none differs."""
     for key in sorted(ours.keys() | theirs.keys()):
         a, b = ours.get(key), theirs.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
@@ -98,16 +98,16 @@ def _first_difference(ours: dict[str, Any], theirs: dict[str, Any], above: str =
     return ""
 
 
-def about_sources(given: Sequence[ResultSet]) -> Iterator[Finding]:
+def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
     """The packed sources have to be those of the runs."""
     packed = commit()
-    envs = [run.env for results in given for run in runs_of(results)]
+    envs = [run.env for results in sets for run in runs_of(results)]
     commits = sorted({str(env.get("commit")) for env in envs})
     changed = any(env.get("dirty") for env in envs) or bool(packed["dirty"])
     if envs and commits == [str(packed["commit"])] and not changed:
         return
     actual, remedy = (
-        "only logs, which do not have their commit",
+        "only logs, which do not record their commit",
         "put the sources of the runs into implementations/",
     )
     if envs:
@@ -125,7 +125,7 @@ def about_sources(given: Sequence[ResultSet]) -> Iterator[Finding]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings that several runs share, once, at the first of them."""
+    """Findings that several runs share, reported once, for the first of them."""
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)
@@ -136,9 +136,9 @@ def _more(count: int) -> str:
     return f" and {count} more place{'s' * (count > 1)}" if count else ""
 
 
-def names_of(given: Sequence[ResultSet]) -> Names:
+def names_of(sets: Sequence[ResultSet]) -> Names:
     """Names of hosts and users in the runs and on this machine, which no submission should publish."""
-    envs = [run.env for results in given for run in runs_of(results)]
+    envs = [run.env for results in sets for run in runs_of(results)]
     hosts = {node.get("hostname") for env in envs for node in (env, *env.get("nodes", ()))}
     try:
         users = {getpass.getuser()}

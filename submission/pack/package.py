@@ -8,8 +8,8 @@ Layout (MLPerf submission rules, "Directory structure", HPC and Training)::
     <org>/results/<system>/weak/<benchmark>/pruned_results/…            HPC, throughput
     <org>/results/<system>/resnet/result_<i>.txt                        Training
 
-The runs are only read. The tree is built in a temporary folder, checked there (every run, the set by the official
-package checker, names and secrets), and gets its name if there are no errors.
+Runs are only read. The tree is built in a temporary folder, checked there (every run, every set with the official
+package checker, names and secrets), and renamed to its final name if there are no errors.
 """
 
 import json
@@ -67,39 +67,39 @@ def pack(
 ) -> Packed:
     """Pack ``paths`` (run directories, campaigns, logs) as ``out/<org>`` and ``out/<org>.tar.gz``.
 
-    A campaign says whether its runs are instances of the throughput metric; those in ``weak`` are. Of these
-    the ones in ``prune`` and all but the first of one seed go to ``pruned_results``. Those that did not
-    converge are left out: pruned logs have to comply (MLPerf HPC training rules 3.0, "Throughput"). With
-    errors nothing is left behind, unless ``despite_errors``.
+    Instances of the throughput metric are the runs in ``weak`` and those of campaigns that say so. Of these, the
+    ones in ``prune`` and all but the first with the same seed go to ``pruned_results``. Those that did not
+    converge are left out, since pruned logs have to comply (MLPerf HPC training rules 3.0, "Throughput"). On
+    errors nothing is written, unless ``despite_errors``.
 
     Raises:
-        UserError: a path holds no run, ``out`` has this submission already, or HPC and Training are mixed.
+        UserError: a path has no run, ``out`` already contains this submission, or HPC and Training are mixed.
     """
     _require_name(org)
     fields = read(system_file)
     name = _system_name(fields, system_file)
     if ruleset not in official.RULESETS:
         raise UserError(f"no HPC ruleset {ruleset!r}; choose from {', '.join(official.RULESETS)}")
-    for taken in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
-        if taken.exists():
-            raise UserError(f"{taken} already exists; choose another --out, or move it away")
-    given, left_out = _throughput_chosen(_sources(paths, weak), prune)
-    _require_one_usage(given, ruleset)
-    findings = [*about_system(fields, system_file, org, given), *about_sources(given), *left_out]
-    for results in given:
-        # Seeds are package_checker's too, below.
+    for target in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
+        if target.exists():
+            raise UserError(f"{target} already exists; choose another --out, or move it away")
+    sets, left_out = _throughput_chosen(_sources(paths, weak), prune)
+    _require_one_usage(sets, ruleset)
+    findings = [*about_system(fields, system_file, org, sets), *about_sources(sets), *left_out]
+    for results in sets:
+        # Seeds are also checked by package_checker, below.
         checked = check_set(results, ruleset).findings
         findings += [f for f in checked if not f.source.endswith("seed_checker")]
         findings += [*one_configuration(results), *own_target(results)]
     with aside(out) as part:
         tree = part / org
-        _build(tree, name, fields, given, ruleset)
-        findings += leaks(tree, names_of(given))
+        _build(tree, name, fields, sets, ruleset)
+        findings += leaks(tree, names_of(sets))
         for packed in result_sets(tree):
             problems = [*packed.problems, *official.package_findings(packed, ruleset)]
             findings += [replace(f, where=f.where.replace(f"{part}/", "")) for f in problems]
         findings = merged(findings)
-        lines = [_scored(replace(results, system_json=fields)) for results in given]
+        lines = [_scored(replace(results, system_json=fields)) for results in sets]
         if not passes(findings) and not despite_errors:
             return Packed(None, None, findings, lines)
         archive = write_archive(part, org)
@@ -115,24 +115,24 @@ def pack(
 def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
     """The sets to pack, one per benchmark and metric, of everything in ``paths`` and ``weak``."""
     groups: dict[tuple[str, Metric], list[ResultSet]] = {}
-    seen: dict[Path, Path] = {}
+    sources: dict[Path, Path] = {}
     for path in (*paths, *weak):
         for results in result_sets(path):
             if results.is_tree:
                 raise UserError(f"{path} is already a submission tree: check it with mlhpc check")
             for log in results.log_paths:
-                if earlier := seen.get(log.resolve()):
+                if earlier := sources.get(log.resolve()):
                     raise UserError(f"{log} is given twice ({earlier} and {path}); name every run once")
-                seen[log.resolve()] = path
+                sources[log.resolve()] = path
             metric: Metric = "weak" if path in weak else results.metric
             groups.setdefault((results.benchmark, metric), []).append(results)
-    if not seen:
+    if not sources:
         raise UserError(f"{', '.join(map(str, paths))}: no log to pack; give the --out folders of runs")
     return [_together(sets, metric) for (_, metric), sets in groups.items()]
 
 
 def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
-    """Several sets as one. Raises UserError for run directories together with bare logs."""
+    """Several sets as one. Raises UserError for a mixture of run directories and bare logs."""
     if len({bool(results.runs) for results in sets}) > 1:
         raise UserError(f"{sets[0].path} and the others: give folders of runs or bare logs, not both")
     return replace(
@@ -146,23 +146,23 @@ def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
 
 
 def _throughput_chosen(
-    given: Sequence[ResultSet], prune: Sequence[Path]
+    sets: Sequence[ResultSet], prune: Sequence[Path]
 ) -> tuple[list[ResultSet], list[Finding]]:
-    """The sets with their pruned instances separated, and findings on those that are left out."""
+    """The sets with their pruned instances separated, and findings on the instances that are left out."""
     pruned = {path.resolve() for path in prune}
-    packed = {p.resolve() for results in given for p in (*results.log_paths, *results.runs)}
+    packed = {p.resolve() for results in sets for p in (*results.log_paths, *results.runs)}
     if pruned - packed:
         raise UserError(f"--prune {sorted(pruned - packed)[0]} is not one of the packed runs")
     chosen, findings = [], []
-    for results in given:
+    for results in sets:
         if results.metric == "strong":
             chosen.append(results)
             continue
-        ours = [p for p in results.log_paths if not {p.resolve(), p.parent.resolve()} & pruned]
-        scored = score_set(replace(results, log_paths=tuple(ours))).runs
+        paths_of_set = [p for p in results.log_paths if not {p.resolve(), p.parent.resolve()} & pruned]
+        scored = score_set(replace(results, log_paths=tuple(paths_of_set))).runs
         dropped = {run.path: run for run in scored if run.dropped}
         failed = [path for path, run in dropped.items() if not run.converged]
-        kept = [path for path in ours if path not in dropped]
+        kept = [path for path in paths_of_set if path not in dropped]
         chosen.append(
             replace(
                 results,
@@ -176,15 +176,15 @@ def _throughput_chosen(
                     "not packed: it cannot count, and pruned logs have to comply")
             for path in failed
         ]  # fmt: skip
-        # The time of such an instance is lost: leaving it out has to be the submitter's decision.
+        # The time of such an instance is unknown: leaving it out has to be the submitter's decision.
         findings += [
             Finding("pack/left-out", "warning" if run.resolve() in pruned else "error", str(run),
                     "the log of every instance", "run.log is missing",
-                    "not packed, as --prune asks" if run.resolve() in pruned
+                    "not packed, because of --prune" if run.resolve() in pruned
                     else "restore it, or leave the instance out with --prune")
             for run in results.runs if run / "run.log" not in results.log_paths
         ]  # fmt: skip
-    without_strong = {r.benchmark for r in given} - {r.benchmark for r in given if r.metric == "strong"}
+    without_strong = {r.benchmark for r in sets} - {r.benchmark for r in sets if r.metric == "strong"}
     findings += [
         Finding("pack/throughput", "warning", benchmark, "a time to solution with the throughput", "none",
                 "throughput may not be reported on its own (MLPerf HPC training rules 3.0): pack both")
@@ -195,54 +195,56 @@ def _throughput_chosen(
 
 def _require_name(org: str) -> None:
     if not re.fullmatch(r"[\w+-][\w .+-]*", org):
-        raise UserError(f"--org {org!r}: the name of a folder, of letters, digits, blanks and . _ + -")
+        raise UserError(
+            f"--org {org!r}: use letters, digits, blanks and . _ + -, since it becomes a folder name"
+        )
 
 
 def _system_name(fields: dict[str, Any], path: Path) -> str:
-    """The folder of a system: its name, with ``_`` for characters that a folder's name cannot have."""
+    """The folder of a system: its name, with ``_`` for characters that a folder name cannot have."""
     name = re.sub(r"[^\w.+-]+", "_", str(fields.get("system_name", "")).strip()).strip("._")
     if not name:
         raise UserError(f"{path} has no system_name; fill it in (mlhpc doctor --system --set system_name=…)")
     return name
 
 
-def _require_one_usage(given: Sequence[ResultSet], ruleset: str) -> None:
-    benchmarks = sorted({results.benchmark for results in given})
+def _require_one_usage(sets: Sequence[ResultSet], ruleset: str) -> None:
+    benchmarks = sorted({results.benchmark for results in sets})
     for benchmark in benchmarks:
         entry = registry.find_logged(benchmark)
         if entry is None or entry.mlperf_name is None:
             names = ", ".join(b.mlperf_name for b in registry.benchmarks().values() if b.mlperf_name)
-            raise UserError(f"the logs are of {benchmark or 'no'} benchmark: a submission is of {names}")
+            raise UserError(f"no submission of {benchmark or 'an unknown benchmark'}: benchmarks are {names}")
     if len({official.rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
         raise UserError(
             f"{' and '.join(benchmarks)} belong to different submissions (HPC, Training): pack them separately"
         )
     if any(
-        r.metric == "weak" and official.rules_of(r.benchmark, ruleset).startswith("training_") for r in given
+        r.metric == "weak" and official.rules_of(r.benchmark, ruleset).startswith("training_") for r in sets
     ):
         raise UserError("Training has no throughput metric: pack without --weak")
 
 
-def _build(tree: Path, name: str, fields: dict[str, Any], given: Sequence[ResultSet], ruleset: str) -> None:
+def _build(tree: Path, name: str, fields: dict[str, Any], sets: Sequence[ResultSet], ruleset: str) -> None:
     (tree / "systems").mkdir(parents=True)
     text = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     (tree / "systems" / f"{name}.json").write_text(text, "utf-8")
-    for results in given:
+    for results in sets:
         hpc = official.rules_of(results.benchmark, ruleset).startswith("hpc_")
         folder = tree / "results" / name / (results.metric if hpc else "") / results.benchmark
         for logs, where in ((results.log_paths, folder), (results.pruned_paths, folder / PRUNED)):
             for number, log in enumerate(logs, 1):
                 where.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(log, where / f"result_{number}.txt")
-    for benchmark in sorted({results.benchmark for results in given}):
+    for benchmark in sorted({results.benchmark for results in sets}):
         implementations = tree / "benchmarks" / benchmark / "implementations"
-        runs = [run for results in given if results.benchmark == benchmark for run in runs_of(results)]
+        runs = [run for results in sets if results.benchmark == benchmark for run in runs_of(results)]
         implementation.copy_sources(implementations / implementation.name())
         implementation.write_scripts(implementations / name, benchmark, name, runs)
 
 
 def _scored(results: ResultSet) -> str:
-    """The set in one line, with its score or why there is none."""
+    """The set in one line, with its score or the reason why it has none."""
     kept, left = len(results.log_paths), len(results.pruned_paths)
     head = f"{results.benchmark} {results.metric}: {kept} results" + (f", {left} pruned" if left else "")
     own = ", to its own target: not an MLPerf result" * has_own_target(results)

@@ -26,7 +26,7 @@ from mlhpc.submission.score.set_score import set_findings
 @dataclass(frozen=True)
 class Predicted:
     """A prediction for one submitter's machine in one division. ``measured_min``: the time measured at this
-    configuration, which the prediction does not use; None where there is none."""
+    configuration, which the prediction does not use; None without one."""
 
     problem: tuple[str, int | None, int | None, str]
     org: str
@@ -52,44 +52,46 @@ class Comparison:
         groups: dict[tuple[object, ...], list[Entry]] = {}
         for entry in self.entries:
             groups.setdefault(entry.problem, []).append(entry)
-        # Official data first: small presets never stand above them.
+        # Official data first: small presets never come before it.
         return sorted(groups.values(), key=lambda g: (g[0].official is not True, g[0].benchmark))
 
 
-def compare(paths: Sequence[Path], asked: Sequence[tuple[int, int | None]] = ()) -> Comparison:
+def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | None]] = ()) -> Comparison:
     """Measures every set of runs below ``paths``. Nothing is written.
 
-    ``asked``: configurations to predict, (compute units, global batch size); without a batch size every unit
-    keeps the share of the batch that it has in the nearest set.
+    ``configurations``: configurations to predict, (compute units, global batch size); without a batch size every
+    unit keeps the share of the batch that it has in the nearest set.
 
     Raises:
-        UserError: a path does not exist or holds no log at all.
+        UserError: a path does not exist or contains no logs.
     """
-    sets = [found for path in paths for found in result_sets(path)]
-    # A path inside another one adds no set twice.
-    sets = list({(found.path.resolve(), found.log_paths): found for found in sets}.values())
+    sets = [results for path in paths for results in result_sets(path)]
+    # A path inside another one must not add a set twice.
+    sets = list({(results.path.resolve(), results.log_paths): results for results in sets}.values())
     entries: list[Entry] = []
     problems: list[tuple[Path, Finding]] = []
     with progress(sum(len(s.log_paths) for s in sets), "reading logs", "logs") as advance:
         while sets:
-            found = sets.pop(0)  # and its logs with it, once measured: there may be thousands
-            measured = entries_of(found)
-            problems += [(found.path, problem) for problem in found.problems]
+            results = sets.pop(0)  # frees its logs, which may be thousands, once measured
+            measured = entries_of(results)
+            problems += [(results.path, problem) for problem in results.problems]
             if len(measured) == 1 and measured[0].score:
-                problems += [(found.path, problem) for problem in set_findings(found, measured[0].score)]
+                problems += [(results.path, problem) for problem in set_findings(results, measured[0].score)]
             entries += measured
-            advance(len(found.log_paths))
+            advance(len(results.log_paths))
     if not entries:
         raise UserError(f"{', '.join(map(str, paths))}: no log to compare; give runs or submission trees")
     ordered = sorted(entries, key=lambda e: (e.official is not True, e.benchmark, e.train_samples or 0))
     lettered = _with_copies([replace(entry, letter=letter(n)) for n, entry in enumerate(ordered)])
     originals = [entry for entry in lettered if not entry.copy_of]
-    return Comparison(tuple(lettered), tuple(_predictions(originals, asked)), tuple(problems), tuple(paths))
+    return Comparison(
+        tuple(lettered), tuple(_predictions(originals, configurations)), tuple(problems), tuple(paths)
+    )
 
 
 def _with_copies(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries; one that shares logs with an earlier one of the same benchmark says so, and is a copy if it
-    shares most of them: republished sets are no independent measurements."""
+    """The entries, with a note on those that share logs with an earlier one of the same benchmark. An entry that
+    shares most of its logs is a copy: republished sets are not independent measurements."""
     checked: list[Entry] = []
     for entry in entries:
         shared = [
@@ -108,21 +110,23 @@ def _with_copies(entries: Sequence[Entry]) -> list[Entry]:
     return checked
 
 
-def _predictions(entries: Sequence[Entry], asked: Sequence[tuple[int, int | None]]) -> Iterator[Predicted]:
-    """For every machine and division: the configurations asked for, else half and double of the measured sizes;
-    then each measured set, predicted from the others."""
+def _predictions(
+    entries: Sequence[Entry], configurations: Sequence[tuple[int, int | None]]
+) -> Iterator[Predicted]:
+    """For every machine and division: the requested ``configurations``, or else half and double of the measured
+    sizes; then each measured set, predicted from the others."""
     measured_sets = [(e, m) for e in entries if (m := e.measured)]
     groups: dict[tuple[object, ...], list[tuple[Entry, Measured]]] = {}
     for entry, measured in measured_sets:
         groups.setdefault((entry.problem, entry.line, entry.division), []).append((entry, measured))
     for group in groups.values():
         first = group[0][0]
-        alike = [(e, m) for e, m in measured_sets if e.problem == first.problem]
-        system = [(e, m) for e, m in alike if e.line == first.line]
-        division = [(e, m) for e, m in alike if e.division == first.division]
+        comparable = [(e, m) for e, m in measured_sets if e.problem == first.problem]
+        system = [(e, m) for e, m in comparable if e.line == first.line]
+        division = [(e, m) for e, m in comparable if e.division == first.division]
         reference_epochs = references(first) if first.is_closed else []
-        configurations = [(units, batch or _same_share(units, group)) for units, batch in asked]
-        for units, batch in configurations or neighbours([m for _, m in group]):
+        sizes = [(units, batch or _same_share(units, group)) for units, batch in configurations]
+        for units, batch in sizes or neighbours([m for _, m in group]):
             yield from _predicted(first, units, batch, system, division, reference_epochs, None)
         for entry, measured in group:
             yield from _predicted(
@@ -131,16 +135,16 @@ def _predictions(entries: Sequence[Entry], asked: Sequence[tuple[int, int | None
 
 
 def references(entry: Entry) -> list[Point]:
-    """Epochs to target by batch size of the reference implementation (reference convergence points), where
-    ``entry`` trains on the data set that they are for; of several at one batch size the fewest epochs."""
+    """Epochs to target by batch size of the reference implementation (reference convergence points), if
+    ``entry`` trains on their data set; the fewest epochs of several points at one batch size."""
     name = registry.our_name(entry.benchmark)
     if name not in registry.benchmarks() or "closed" not in load.presets(name):
         return []
     if load.load(name, "closed").data.train_samples != entry.data_set[0]:
         return []
     points: dict[int, Point] = {}
-    known = reference_points(entry.benchmark, rules_of(entry.benchmark, "2.0.0"))
-    for point in sorted(pruned(known) if known else [], key=lambda p: -p.epochs):
+    official_points = reference_points(entry.benchmark, rules_of(entry.benchmark, "2.0.0"))
+    for point in sorted(pruned(official_points) if official_points else [], key=lambda p: -p.epochs):
         epochs = Spread(point.epochs, point.spread, point.counted).interval
         points[point.batch_size] = Point(point.batch_size, epochs, "reference")
     return sorted(points.values())

@@ -18,7 +18,7 @@ from mlhpc.submission.report.summary import decimals, duration, plain, time_unit
 from mlhpc.submission.score.score import Weak
 
 _BARS = 24
-"""Sets in one figure of bars; more share the table only."""
+"""Maximum number of sets in one bar chart; the others are only in the table."""
 
 
 def page(comparison: Comparison) -> str:
@@ -107,8 +107,8 @@ def _sets(group: Sequence[Entry]) -> Section:
         for e in group
     )
     about = (
-        "Scored by MLPerf's rule: the mean without the fastest and the slowest run. Runs: those that "
-        "everything below is measured over, out of all runs in the set; missed: did not meet the target. "
+        "Scored by MLPerf's rule: the mean without the fastest and the slowest run. Runs: the number used "
+        "for everything below, out of all runs in the set; missed: did not meet the target. "
         "Staging: whether the score includes it."
     )
     return Section("Sets", about, (Table("sets", head, rows, text_columns=3, prose=(7,)),))
@@ -117,7 +117,7 @@ def _sets(group: Sequence[Entry]) -> Section:
 def _score(entry: Entry) -> tuple[Cell, Cell]:
     score = entry.score
     if score is None:
-        return Cell("no score", notes=("no target is known",), value=""), Cell()
+        return Cell("no score", notes=("unknown target",), value=""), Cell()
     if score.minutes is None or score.without_staging_minutes is None:
         mean = f"mean {plain(entry.time_s.mean / 60)} of {entry.over}" if entry.time_s else ""
         return Cell("no score", notes=(score.why, mean), value=""), Cell()
@@ -131,7 +131,7 @@ def _score(entry: Entry) -> tuple[Cell, Cell]:
 
 
 def _breakdown(shown: Sequence[Entry]) -> Section | None:
-    """Figure 1, in minutes and in shares."""
+    """Figure 1, in minutes and as shares."""
     if not shown:
         return None
     drawn = shown[:_BARS]
@@ -182,8 +182,8 @@ def _breakdown(shown: Sequence[Entry]) -> Section | None:
     )
     about = (
         "Mean over the measured runs of each set. First-epoch excess: how much longer the first epoch and "
-        "evaluation took than the median of the later ones. Data that is read in while training is staging "
-        "without a key in the log; it shows here."
+        "evaluation took than the median of the later ones. It includes data read in while training, which "
+        "has no key of its own in the log."
     )
     if len(shown) > len(drawn):
         about += f" The figures show the first {len(drawn)} of {len(shown)} sets."
@@ -270,8 +270,9 @@ def _scaling(shown: Sequence[Entry]) -> Section | None:
 
 
 def _speedup(entry: Entry, shown: Sequence[Entry]) -> tuple[float | None, float | None, str]:
-    """Speed-up and efficiency against the smallest set of the same machine, division and metric; its letter."""
-    alike = [
+    """Speed-up and efficiency relative to the smallest set of the same machine, division and metric; its
+    letter."""
+    same_line = [
         e
         for e in shown
         if (e.line, e.division, e.metric) == (entry.line, entry.division, entry.metric)
@@ -279,9 +280,9 @@ def _speedup(entry: Entry, shown: Sequence[Entry]) -> tuple[float | None, float 
         and e.time_s
         and e.over != OVER_ENDED
     ]
-    if entry not in alike or len({e.scale for e in alike}) < 2:
+    if entry not in same_line or len({e.scale for e in same_line}) < 2:
         return None, None, ""
-    base = min(alike, key=lambda e: e.scale or 0)
+    base = min(same_line, key=lambda e: e.scale or 0)
     assert base.time_s and entry.time_s and base.scale and entry.scale
     speedup = base.time_s.mean / entry.time_s.mean
     return speedup, speedup * base.scale / entry.scale, base.letter
@@ -295,7 +296,7 @@ def _predictions(predicted: Sequence[Predicted]) -> list[Section]:
         about = (
             "Configurations that were not run. T_staging + T_epoch · epochs + T_extra, T_epoch from the "
             "throughput scaling of the machine, the epochs from the epoch scaling of the division. Ranges: "
-            "between two measurements, what each of them would predict; beyond them, from no gain to ideal "
+            "between two measurements, the predictions of each of them; beyond them, from no gain to ideal "
             "scaling, and from the same epochs to the same steps; each end of the range takes all terms at "
             "that end. From a single size, T_epoch is assumed to scale ideally: the value is then near the "
             "lower end."
@@ -346,7 +347,7 @@ def _findings(comparison: Comparison) -> Section | None:
     return Section("Findings", "", (Details(summary, (table,), open=len(problems) <= 6),))
 
 
-# How values are written.
+# Formatting of values.
 
 
 def _who(entry: Entry) -> Cell:

@@ -23,7 +23,7 @@ from mlhpc.submission.report.summary import plain, whole
 _BARS = "bars: ± standard deviation"
 _REFERENCE = "reference"
 _NEAR = 0.05
-"""Marks nearer than this share of both axes carry one label together."""
+"""Marks closer than this share of both axes get one common label."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Plane:
 
 
 def planes(group: Sequence[Entry]) -> Section | None:
-    """The section of a page; None where no set of ``group`` has all that is drawn."""
+    """The section of a page; None if no set of ``group`` has all the quantities drawn."""
     shown = [e for e in group if e.measured]
     if not shown:
         return None
@@ -80,7 +80,7 @@ def planes(group: Sequence[Entry]) -> Section | None:
                rates, plots.level_lines(x_epochs, y_rate, _times(epochs, rates)), spreads),
     )  # fmt: skip
     about = (
-        "Joined on the batch size: the axes of a row and of a column are the same: read the batch size "
+        "Joined on the batch size; planes in a row or column share an axis: read the batch size "
         "across from a to b, the epoch rate across from c to d. Lines join the sets of one machine of a "
         "submitter, in b and d those of one division. An epoch is training and evaluation, without the first "
         "one's excess. Filled: closed division, official data, with a score; hollow: anything else."
@@ -96,9 +96,9 @@ def planes(group: Sequence[Entry]) -> Section | None:
 def _draw(plane: _Plane, shown: Sequence[Entry]) -> Figure:
     rows = [_row(plane, e, shown) for e in sorted(shown, key=lambda e: (e.scale or 0, e.batch or 0))]
     for p in plane.reference:
-        what = f"reference: {plain(p.value[0])} epochs at batch size {whole(p.size)}"
+        description = f"reference: {plain(p.value[0])} epochs at batch size {whole(p.size)}"
         rows.append({"x": p.value[0], "y": float(p.size), "line": _REFERENCE, "series": -1, "fill": CARD[0],
-                     "colour": SOFT[0], "shape": "circle", "letter": "ref", "set": what,
+                     "colour": SOFT[0], "shape": "circle", "letter": "ref", "set": description,
                      "values": ""})  # fmt: skip
     base = alt.Chart(data(rows)).encode(
         x=alt.X("x:Q", scale=plane.x_axis.scale, axis=plane.x_axis.axis),
@@ -155,7 +155,7 @@ def _row(plane: _Plane, entry: Entry, shown: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _labels(rows: Sequence[dict[str, Any]], plane: _Plane) -> list[dict[str, Any]]:
-    """Letters at their marks; marks on top of each other carry theirs together."""
+    """Letters at their marks; overlapping marks share one label."""
     labels: list[dict[str, Any]] = []
     for row in rows:
         near = (
@@ -177,14 +177,14 @@ def _series(entry: Entry, shown: Sequence[Entry]) -> int:
 
 
 def _whisker(spread: Spread) -> tuple[float, float] | None:
-    """Mean ± standard deviation, where there are runs enough; above 0, as the axis is logarithmic."""
+    """Mean ± standard deviation, if there are enough runs; above 0, as the axis is logarithmic."""
     if not spread.has_interval or not spread.sd:
         return None
     return max(spread.mean - spread.sd, spread.mean / 10), spread.mean + spread.sd
 
 
 def _times(epochs: Mapping[str, float], rates: Mapping[str, float]) -> list[tuple[float, str]]:
-    """Lines of equal time around those measured: rate = epochs / time."""
+    """Lines of equal time around the measured times: rate = epochs / time."""
     minutes = [60 * epochs[letter] / rates[letter] for letter in epochs if letter in rates]
     rounds = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3000, 6000)
     near = [m for m in rounds if min(minutes) / 2.5 <= m <= max(minutes) * 2.5]

@@ -15,7 +15,7 @@ _FINDINGS_SHOWN = 5
 
 
 def text(value: object, style: str = "") -> Text:
-    """Text from a log or a file as it is: no markup, no terminal escapes."""
+    """Text from a log or a file, without markup or terminal escapes."""
     return Text(printable(value), style=style)
 
 
@@ -25,8 +25,10 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         if group[0].official is False:
             console.print(Text("Not the official data set: not a result of the benchmark.", style="yellow"))
         for e in group:
-            what = ", ".join(filter(None, (e.made_from, e.machine, e.software)))
-            console.print(Text.assemble((f"{e.letter} ", "bold"), text(e.name), text(f"  {what}", "dim")))
+            description = ", ".join(filter(None, (e.made_from, e.machine, e.software)))
+            console.print(
+                Text.assemble((f"{e.letter} ", "bold"), text(e.name), text(f"  {description}", "dim"))
+            )
             if e.score is not None and e.score.why:
                 console.print(text(f"  no score: {e.score.why}", "yellow"))
             for note in e.notes:
@@ -75,8 +77,10 @@ def _print_problems(comparison: Comparison, console: Console) -> None:
     if problems:
         console.print(Text(f"{count(len(problems), 'finding')} about the sets:"))
     for path, f in problems[:_FINDINGS_SHOWN]:
-        what = f" {f.rule}: {f.where}: expected {f.expected}; found {f.actual}; {f.remedy}"
-        line = Text.assemble("  ", (f.severity, STYLES[f.severity]), text(what), text(f" ({path})", "dim"))
+        description = f" {f.rule}: {f.where}: expected {f.expected}; found {f.actual}; {f.remedy}"
+        line = Text.assemble(
+            "  ", (f.severity, STYLES[f.severity]), text(description), text(f" ({path})", "dim")
+        )
         console.print(line)
     if (more := len(problems) - _FINDINGS_SHOWN) > 0:
         console.print(Text(f"  and {more} more: see the page"))

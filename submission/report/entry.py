@@ -1,4 +1,4 @@
-"""One set of runs of one configuration, measured: what a comparison shows of it."""
+"""One set of runs of one configuration, measured, as a comparison shows it."""
 
 import re
 import statistics
@@ -14,14 +14,14 @@ from mlhpc.submission.report.spread import Spread, spread
 from mlhpc.submission.report.summary import whole
 from mlhpc.submission.score.score import Strong, Weak
 
-OVER_SCORED = "the runs that the score is made from"
+OVER_SCORED = "the runs in the score"
 OVER_CONVERGED = "all runs that converged"
 OVER_ENDED = "all runs that ended by themselves; none converged"
 OVER_RESUMED = "resumed runs, which do not count"
 
 IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED = "in the score", "before the clock", "no record"
-"""Where the staging records of a set stand: after run_start (MLPerf HPC up to round 2.0 times staging), before it
-(from round 3.0 on the score leaves staging out), or nowhere."""
+"""Where the staging records of a set are: after run_start (MLPerf HPC up to round 2.0 times staging), before it
+(from round 3.0 on the score excludes staging), or nowhere."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Entry:
     """One set of runs of one configuration, measured.
 
     ``letter`` names it in the figures. ``unit`` is what is counted: accelerators, processors, ranks or nodes;
-    ``machine`` its model. ``runs`` are those that the measurements are made from, ``over`` says which.
+    ``machine`` its model. ``runs`` are those used for the measurements, ``over`` says which.
     ``official``: whether its sample counts are those of a published data set; None if unknown. ``data_set``: the
     (training, evaluation) samples of that published data set, else those logged. ``scale``: compute units of one
-    run. ``aborted``: runs that were ended from outside or never ended. ``staged``: where its staging records
-    stand. ``log_ids`` identify the logs by the times in them; ``copy_of`` is the letter of an earlier set with
+    run. ``aborted``: runs that were terminated or never ended. ``staged``: where its staging records
+    are. ``log_ids`` identify the logs by the times in them; ``copy_of`` is the letter of an earlier set with
     the same logs.
     """
 
@@ -95,7 +95,7 @@ class Entry:
 
     @property
     def missed(self) -> int:
-        """How many runs did not meet the target."""
+        """Number of runs that did not meet the target."""
         return sum(not run.converged for run in self.score.runs) if self.score else 0
 
     @property
@@ -161,7 +161,7 @@ class Entry:
 
     @property
     def staging_and_excess_in_epochs(self) -> Spread | None:
-        """The same with the first epoch's excess counted as staging, in epochs without it."""
+        """The same with the first epoch's excess counted as staging, in units of an epoch without it."""
         return spread(
             (r.phases.staging + r.phases.first_epoch_excess)
             / ((r.phases.training + r.phases.evaluation) / len(r.phases.epochs))

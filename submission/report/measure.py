@@ -33,27 +33,27 @@ from mlhpc.submission.score.score import Strong, Weak, score_strong, score_weak
 from mlhpc.submission.score.set_score import target_of
 
 
-def entries_of(found: ResultSet) -> list[Entry]:
+def entries_of(results: ResultSet) -> list[Entry]:
     """One entry for every configuration in the set."""
     keys = ["global_batch_size", "number_of_nodes", "accelerators_per_node", "number_of_ranks",
             "train_samples", "submission_benchmark", "submission_division", "resumed"]  # fmt: skip
-    if not found.is_tree:  # in a tree the folders name the submitter
+    if not results.is_tree:  # in a tree the folders name the submitter
         keys += ["submission_org", "submission_platform"]
     groups: dict[tuple[object, ...], list[Log]] = {}
-    for log in found.logs:
+    for log in results.logs:
         if log.value("study_steps"):
             continue  # its only epoch was cut short, so it measures no training
         groups.setdefault(tuple(str(log.value(key)) for key in keys), []).append(log)
     split = len(groups) > 1
-    return [_entry(found, logs, split) for logs in groups.values()]
+    return [_entry(results, logs, split) for logs in groups.values()]
 
 
-def _entry(found: ResultSet, logs: list[Log], split: bool) -> Entry:
-    description, notes = found.system_json or {}, []
-    own = _own_run(logs[0])
+def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
+    description, notes = results.system_json or {}, []
+    own_files = _own_run(logs[0])
     value = logs[0].value
     logged = str(value("submission_benchmark") or "")
-    benchmark = (logged if split else found.benchmark) or logged or found.benchmark or "unknown"
+    benchmark = (logged if split else results.benchmark) or logged or results.benchmark or "unknown"
     train, evaluate = _count(value("train_samples")), _count(value("eval_samples"))
     batch = _count(value("global_batch_size"))
     division, doubt = _division(value("submission_division"), description.get("division"))
@@ -70,11 +70,13 @@ def _entry(found: ResultSet, logs: list[Log], split: bool) -> Entry:
             f"{whole(train)} training samples logged: {whole(data_set[0])} without the last, incomplete batch"
         )
     if aborted:
-        notes.append(f"{len(aborted)} of {len(logs)} runs aborted or without run_stop, in no mean")
-    target, runs_needed = target_of(replace(found, benchmark=benchmark)) or (None, 0)
+        notes.append(
+            f"{len(aborted)} of {len(logs)} runs aborted or without run_stop, excluded from all means"
+        )
+    target, runs_needed = target_of(replace(results, benchmark=benchmark)) or (None, 0)
     score: Strong | Weak | None = None
-    if target and found.metric == "weak":
-        score = score_weak(logs, target, runs_needed, None if split else found.total_scale, found.pruned)
+    if target and results.metric == "weak":
+        score = score_weak(logs, target, runs_needed, None if split else results.total_scale, results.pruned)
     elif target:
         score = score_strong(logs, target, runs_needed)
     runs, over = _measured_runs(logs, target, score)
@@ -82,17 +84,17 @@ def _entry(found: ResultSet, logs: list[Log], split: bool) -> Entry:
         why = "resumed from a checkpoint: the clock did not cover the first part"
         score = replace(score, minutes=None, without_staging_minutes=None, why=why)
         over = OVER_RESUMED
-    unit, machine, scale, nodes = _units(logs[0], description, own)
+    unit, machine, scale, nodes = _units(logs[0], description, own_files)
     logged_org = _named(value("submission_org"))
-    org = (found.org if found.is_tree else logged_org) or logged_org or "unnamed"
-    system = found.system or _named(value("submission_platform")) or own.hostname or found.path.name
-    preset = found.preset
+    org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
+    system = results.system or _named(value("submission_platform")) or own_files.hostname or results.path.name
+    preset = results.preset
     if preset:
         system = f"{system}, preset {preset}"
     return Entry(
-        letter="", path=found.path, org=org, system=system, benchmark=benchmark, metric=found.metric,
+        letter="", path=results.path, org=org, system=system, benchmark=benchmark, metric=results.metric,
         division=division, preset=preset, when=_month(logs[0]), unit=unit, machine=machine,
-        software=str(description.get("framework") or own.software), scale=scale, nodes=nodes,
+        software=str(description.get("framework") or own_files.software), scale=scale, nodes=nodes,
         batch=batch, train_samples=train, eval_samples=evaluate, data_set=data_set,
         official=official, target=target, logs=len(logs), runs=runs, over=over, score=score,
         notes=tuple(notes), aborted=len(aborted), staged=_staged(logs[0]),
@@ -101,8 +103,8 @@ def _entry(found: ResultSet, logs: list[Log], split: bool) -> Entry:
 
 
 def _is_aborted(log: Log) -> bool:
-    """Whether a run was ended from outside: it has no run_stop, or is a run of this suite that says so. In other
-    people's logs "aborted" is the status of any run that missed its target."""
+    """Whether a run was terminated: it has no run_stop, or is a run of this suite with status aborted. In other
+    logs "aborted" is the status of any run that missed its target."""
     stop = log.first("run_stop")
     return stop is None or (log.path.name == "run.log" and stop.metadata.get("status") == "aborted")
 
@@ -144,7 +146,7 @@ def _epochs_to_target(log: Log, parts: Phases, target: Target | None) -> int:
 
 
 def _division(logged: Any, described: Any) -> tuple[str, str]:
-    """The division, and what is in doubt. Where log and description differ, the less strict one counts."""
+    """The division, and a note if it is in doubt. If log and description differ, the less strict one counts."""
     stated = [str(v).lower() for v in (described, logged) if v]
     if len(set(stated)) < 2:
         return (stated or ["not stated"])[0], ""
@@ -153,7 +155,7 @@ def _division(logged: Any, described: Any) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Own:
-    """What a run directory of this suite holds besides its log."""
+    """Facts from a run directory of this suite besides its log."""
 
     ranks: int | None = None
     hostname: str | None = None
@@ -172,7 +174,7 @@ def _own_run(log: Log) -> _Own:
         _named(env.get("hostname")),
         _named(env.get("cpu")),
         tuple(map(str, accelerators)) if isinstance(accelerators, list) else (),
-        framework_of(_named(result.get("benchmark")), env.get("packages")),
+        framework_of(_named(result.get("benchmark")), _named(result.get("framework")), env.get("packages")),
     )
 
 
@@ -184,23 +186,23 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _units(log: Log, description: dict[str, Any], own: _Own) -> tuple[str, str, int | None, int | None]:
-    """What one run was spread over: kind, model, count, and nodes. The log describes the run, the system
-    description the machine, which may be larger than one run. Nodes without accelerators count processors, as in
-    paper 001."""
+def _units(log: Log, description: dict[str, Any], own_files: _Own) -> tuple[str, str, int | None, int | None]:
+    """The compute units of one run: kind, model, count, and nodes. The log describes the run, the system
+    description the machine, which may be larger. On nodes without accelerators processors are counted, as in paper
+    001."""
     nodes = _count(log.value("number_of_nodes")) or _count(description.get("number_of_nodes"))
     logged = log.value("accelerators_per_node")
     each = _count(logged if logged is not None else description.get("accelerators_per_node"))
     if nodes and each:
         model = _named(description.get("accelerator_model_name")) or ", ".join(
-            dict.fromkeys(own.accelerators)
+            dict.fromkeys(own_files.accelerators)
         )
         return "accelerator", model or "model not known", nodes * each, nodes
-    model = _named(description.get("host_processor_model_name")) or own.cpu or "model not known"
+    model = _named(description.get("host_processor_model_name")) or own_files.cpu or "model not known"
     processors = _count(description.get("host_processors_per_node"))
     if nodes and processors:
         return "processor", model, nodes * processors, nodes
-    if ranks := own.ranks or _count(log.value("number_of_ranks")):
+    if ranks := own_files.ranks or _count(log.value("number_of_ranks")):
         return "rank", model, ranks, nodes
     return "node", model, nodes, nodes
 
@@ -221,12 +223,12 @@ def _official_data(
     benchmark: str, train: int | None, evaluate: int | None, batch: int | None
 ) -> tuple[bool | None, tuple[int | None, int | None]]:
     """Whether the samples are those of a published data set (None if unknown), and that set's samples, else those
-    given. Some submitters log the samples of whole batches only: fewer by less than a global batch."""
+    given. Some submitters log the samples of whole batches only: up to a global batch fewer."""
     sizes = _official_sizes()
-    known = sizes.get(registry.our_name(benchmark))
-    if known is None or train is None:
+    published = sizes.get(registry.our_name(benchmark))
+    if published is None or train is None:
         return None, (train, evaluate)
-    for whole_train, whole_eval in sorted(known):
+    for whole_train, whole_eval in sorted(published):
         same_eval = evaluate is None or 0 <= whole_eval - evaluate < (batch or 1)
         if 0 <= whole_train - train < (batch or 1) and same_eval:
             return True, (whole_train, whole_eval)

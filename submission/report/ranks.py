@@ -1,4 +1,5 @@
-"""What the events of each rank say: start-up, staging, waiting, steps, memory; and whether a run still goes on."""
+"""Start-up, staging, waiting, steps and memory of each rank, from its events; and whether a run is still
+running."""
 
 import os
 import socket
@@ -15,7 +16,7 @@ from mlhpc.submission.logs.run_directory import RunDirectory
 PERCENTILES = ("p50", "p90", "p99", "max")
 _RECENT_S = 600.0
 _MOST_BYTES = 256 * 2**20
-"""Of one events file; a larger one is not read."""
+"""Maximum size of an events file; a larger one is not read."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class RankTimes:
 
 
 def read_ranks(folder: Path) -> list[RankTimes]:
-    """Of every rank whose events can be read, in order of rank."""
-    found = []
+    """The times of every rank whose events can be read, sorted by rank."""
+    ranks = []
     for path in folder.glob("events.rank*.jsonl"):
         number = path.name.removeprefix("events.rank").removesuffix(".jsonl")
         if not number.isdecimal() or not path.is_file() or path.stat().st_size > _MOST_BYTES:
@@ -48,21 +49,21 @@ def read_ranks(folder: Path) -> list[RankTimes]:
             events = read_events(path)
         except (OSError, ValueError, RecursionError):
             continue
-        found.append(_times(int(number), [event for event in events if isinstance(event, dict)]))
-    return sorted(found, key=lambda times: times.rank)
+        ranks.append(_times(int(number), [event for event in events if isinstance(event, dict)]))
+    return sorted(ranks, key=lambda times: times.rank)
 
 
 def _times(rank: int, events: list[dict[str, Any]]) -> RankTimes:
     def values(kind: str, name: str, key: str) -> list[float]:
-        found = (_number(e.get(key)) for e in events if e.get("event") == kind and e.get("name") == name)
-        return [value for value in found if value is not None]
+        numbers = (_number(e.get(key)) for e in events if e.get("event") == kind and e.get("name") == name)
+        return [value for value in numbers if value is not None]
 
     steps = {}
     for event in events:
         epoch = event.get("epoch")
         if (event.get("event"), event.get("name")) == ("steps", "train") and isinstance(epoch, int):
-            known = {key: _number(event.get(key)) for key in PERCENTILES}
-            steps[epoch] = {key: value for key, value in known.items() if value is not None}
+            percentiles = {key: _number(event.get(key)) for key in PERCENTILES}
+            steps[epoch] = {key: value for key, value in percentiles.items() if value is not None}
     return RankTimes(
         rank,
         init_s=_sum(values("end", "init", "seconds")),
@@ -79,20 +80,20 @@ def _times(rank: int, events: list[dict[str, Any]]) -> RankTimes:
 
 def _number(value: Any) -> float | None:
     """A finite number of at least 0."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
-    return float(value) if known else None
+    valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
+    return float(value) if valid else None
 
 
 def _sum(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return sum(known) if known else None
+    listed = list(values)
+    return sum(listed) if listed else None
 
 
 def running(run: RunDirectory) -> str:
-    """Why the run is taken to be still going on; empty where it has ended, or its process is gone.
+    """Why the run counts as still running; empty if it has ended, or its process is gone.
 
-    A rank holds a lock on its events for as long as it lives (``RunLog``). Where the run was on another machine,
-    whose locks may not be seen here, events of the last ten minutes count.
+    A rank holds a lock on its events for as long as it lives (``RunLog``). If the run is on another machine,
+    whose locks may not be visible here, events of the last ten minutes count.
     """
     if run.result or (run.log and run.log.first("run_stop")):
         return ""

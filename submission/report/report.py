@@ -39,21 +39,21 @@ def report_on(
     paths: Sequence[Path],
     console: Console,
     out: Path | None = None,
-    asked: Sequence[tuple[int, int | None]] = (),
+    configurations: Sequence[tuple[int, int | None]] = (),
 ) -> Path | None:
-    """One run directory: :func:`report`. Else a comparison of all sets of runs below ``paths``: printed, and
-    written to ``out`` if given. ``asked``: configurations to predict, (compute units, global batch size or None).
+    """One run directory: :func:`report`. Otherwise a comparison of all sets of runs below ``paths``: printed, and
+    written to ``out`` if given. ``configurations``: what to predict, (compute units, global batch size or None).
 
-    Returns the path of the page, None without one. The page is written before anything is printed, so that it is
-    there even if the reader of the output has gone.
+    Returns the path of the page, None without one. The page is written before anything is printed, so that it
+    exists even if the reader of the output is gone.
 
     Raises:
-        UserError: there is nothing to report on; the page cannot be written, exists already, or would be among the
+        UserError: there are no runs; the page cannot be written, exists already, or would be among the
             logs.
     """
     first = paths[0]
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
-        if asked:
+        if configurations:
             raise UserError(
                 "--predict is for a comparison: give the folder of several runs, or several paths"
             )
@@ -62,7 +62,7 @@ def report_on(
         _refuse_inside(out, paths)
         if out.exists():
             raise UserError(f"{out}: exists already; choose another --out FILE.html, or remove it first")
-    comparison = compare(paths, asked)
+    comparison = compare(paths, configurations)
     if out:
         _write(out, comparison_page(comparison))
     print_comparison(comparison, console)
@@ -97,7 +97,7 @@ def _write(path: Path, html: str) -> None:
 
 
 def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
-    """The trees of others are only read, and a file among one's own logs would be packed with them."""
+    """Other people's trees are only read, and a file among the user's own logs would be packed with them."""
     folder = out.resolve().parent
     for path in paths:
         if path.is_dir() and (folder == path.resolve() or path.resolve() in folder.parents):
@@ -110,20 +110,20 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console
     title = registry.title(run.benchmark) + (f", preset {run.preset}" if run.preset else "")
     console.print(text(title, "bold"))
     console.print(text(standing(run)))
-    for name, what in () if running(run) else run.problems[:_PROBLEMS_SHOWN]:
-        console.print(text(f"{name} {what}", "yellow"))
-    if found := parts(run):
+    for name, problem in () if running(run) else run.problems[:_PROBLEMS_SHOWN]:
+        console.print(text(f"{name} {problem}", "yellow"))
+    if breakdown := parts(run):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("where the time went")
         table.add_column("seconds", justify="right")
         table.add_column("share", justify="right")
-        for part in found:
+        for part in breakdown:
             if part.seconds is None:
                 table.add_row(part.label, part.unknown, "")
             else:
                 table.add_row(part.label, f"{part.seconds:.2f}", f"{part.share:.1%}")
         table.add_section()
-        total = sum(part.seconds or 0.0 for part in found)
+        total = sum(part.seconds or 0.0 for part in breakdown)
         table.add_row("sum, from run_start to run_stop", f"{total:.2f}", "100.0%")
         console.print(table)
     facts = _facts(run)
@@ -165,7 +165,7 @@ def _facts(run: RunDirectory) -> dict[str, str]:
         )
     if env.get("commit"):
         facts["commit"] = f"{env['commit']}{' with uncommitted changes' if env.get('dirty') else ''}"
-    if packages := packages_of(run.benchmark, env.get("packages")):
+    if packages := packages_of(run.benchmark, run.framework, env.get("packages")):
         facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
     if env.get("date"):
         facts["date"] = str(env["date"])

@@ -1,4 +1,4 @@
-"""The charts of a run's page: where the time went, what was learnt, and how fast."""
+"""The charts of a run's page: where the time went, learning curves, and rates."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +22,11 @@ from mlhpc.submission.report.summary import (
 
 _HEIGHT = 170
 _MOST_EPOCHS = 2000
-"""Of a curve; of more, every n-th is drawn."""
+"""Maximum points of a curve; of more, every n-th is drawn."""
 
 
 def breakdown(parts: Sequence[Part]) -> Figure:
-    """One bar: as long as the run, on an axis of time."""
+    """One stacked bar for the whole run, on a time axis."""
     total = sum(part.seconds or 0.0 for part in parts)
     unit, scale = time_unit(total)
     rows = [
@@ -43,10 +43,10 @@ def breakdown(parts: Sequence[Part]) -> Figure:
         for part in parts
         if part.seconds is not None and part.seconds > 0
     ]
-    says = "Where the time went: " + ", ".join(f"{part.label} {part.share:.1%}" for part in parts)
+    alt_text = "Where the time went: " + ", ".join(f"{part.label} {part.share:.1%}" for part in parts)
     return plots.stacked_bars(
         rows,
-        says,
+        alt_text,
         parts={part.key: part.label for part in parts},
         value_title=f"time since run_start, {unit}",
         tooltip=[("part", "part"), ("time", "time"), ("share", "share")],
@@ -56,16 +56,16 @@ def breakdown(parts: Sequence[Part]) -> Figure:
 
 
 def learning_curve(run: RunDirectory) -> Figure | None:
-    """The quality metric over time since run_start; over epochs where there is no log."""
+    """The quality metric over time since run_start; over epochs without a log."""
     target = run.target
     if target is None:
         return None
     evaluations = run.log.evaluations(target.metric) if run.log else ()
-    begun = run.log.first("run_start") if run.log else None
+    start = run.log.first("run_start") if run.log else None
     rows: list[dict[str, Any]] = []
     shaded, x_title = [], "epoch"
-    if run.log and begun and evaluations:
-        seconds = [(e.time_ms - begun.time_ms) / 1e3 for e in evaluations]
+    if run.log and start and evaluations:
+        seconds = [(e.time_ms - start.time_ms) / 1e3 for e in evaluations]
         unit, scale = time_unit(max(seconds))
         x_title = f"time since run_start, {unit}"
         for e, at in zip(evaluations, seconds, strict=True):
@@ -73,27 +73,34 @@ def learning_curve(run: RunDirectory) -> Figure | None:
             rows.append({"x": at / scale, "y": e.value, "epoch": epoch, "time": duration(max(0.0, at))})
         for interval in run.log.staging:
             left, right = (
-                (edge - begun.time_ms) / 1e3 / scale for edge in (interval.start_ms, interval.stop_ms)
+                (edge - start.time_ms) / 1e3 / scale for edge in (interval.start_ms, interval.stop_ms)
             )
             shaded.append({"x": left, "x2": right, "what": f"staging, {duration(interval.seconds)}"})
     else:
-        for done in run.result.epochs if run.result else ():
-            value = done.quality(target.metric)
+        for result_epoch in run.result.epochs if run.result else ():
+            value = result_epoch.quality(target.metric)
             if value is not None:
-                rows.append({"x": done.epoch, "y": value, "epoch": str(done.epoch), "time": "not logged"})
+                rows.append(
+                    {
+                        "x": result_epoch.epoch,
+                        "y": value,
+                        "epoch": str(result_epoch.epoch),
+                        "time": "not logged",
+                    }
+                )
     rows = _thinned([row for row in rows if math.isfinite(row["y"]) and math.isfinite(row["x"])])
     if not rows:
         return None
     for row in rows:
         row["value"] = f"{row['y']:.4g}"
     first, last = rows[0], rows[-1]
-    says = (
+    alt_text = (
         f"{target.label}: {first['value']} at epoch {first['epoch']}, {last['value']} at epoch {last['epoch']}; "
         f"target {target_sign(target)} {target.value:g}"
     )
     return plots.line(
         rows,
-        says,
+        alt_text,
         x_title=x_title,
         y_title=target.label,
         tooltip=[("epoch", "epoch"), ("time", "time"), ("value", target.label)],
@@ -109,25 +116,25 @@ def learning_curve(run: RunDirectory) -> Figure | None:
 def training_curves(run: RunDirectory) -> list[Figure]:
     """Training loss and learning rate by epoch."""
     epochs = run.result.epochs if run.result else ()
-    found = []
+    figures = []
     for title, note, values in (
         ("Training loss", "mean of the epoch", {e.epoch: e.train_loss for e in epochs}),
         ("Learning rate", "at the end of the epoch", {e.epoch: e.learning_rate for e in epochs}),
     ):
-        known = {
+        finite = {
             epoch: value for epoch, value in values.items() if value is not None and math.isfinite(value)
         }
-        if known:
-            found.append(_by_epoch_line(title, note, known))
-    return found
+        if finite:
+            figures.append(_by_epoch_line(title, note, finite))
+    return figures
 
 
 def _by_epoch_line(title: str, note: str, values: Mapping[int, float]) -> Figure:
     rows = [{"x": x, "y": y, "epoch": str(x), "value": f"{y:.4g}"} for x, y in values.items()]
-    says = f"{title} by epoch: {rows[0]['value']} at the first, {rows[-1]['value']} at the last"
+    alt_text = f"{title} by epoch: {rows[0]['value']} at the first, {rows[-1]['value']} at the last"
     return plots.line(
         _thinned(rows),
-        says,
+        alt_text,
         x_title="epoch",
         y_title=title.lower(),
         tooltip=[("epoch", "epoch"), ("value", title.lower())],
@@ -159,10 +166,12 @@ def epoch_times(run: RunDirectory) -> Figure | None:
     for row in rows:
         totals[row["x"]] = totals.get(row["x"], 0.0) + row["value"]
     first, last = (list(totals.values())[n] for n in (0, -1))
-    says = f"Time per epoch: {first:.3g} s the first, {last:.3g} s the last, of {count(len(totals), 'epoch')}"
+    alt_text = (
+        f"Time per epoch: {first:.3g} s the first, {last:.3g} s the last, of {count(len(totals), 'epoch')}"
+    )
     return plots.columns(
         rows,
-        says,
+        alt_text,
         x_title="epoch",
         y_title="time, s",
         parts=parts,
@@ -196,10 +205,10 @@ def _rates(
         return None
     rows = [{"x": epoch, "value": v, "epoch": str(epoch), "rate": write(v)} for epoch, v in rates.items()]
     low, high = min(rates.values()), max(rates.values())
-    says = f"{title} by epoch: from {write(low)} to {write(high)} over {count(len(rates), 'epoch')}"
+    alt_text = f"{title} by epoch: from {write(low)} to {write(high)} over {count(len(rates), 'epoch')}"
     return plots.columns(
         rows,
-        says,
+        alt_text,
         x_title="epoch",
         y_title=y_title,
         tooltip=[("epoch", "epoch"), ("rate", title.lower())],
@@ -209,31 +218,31 @@ def _rates(
 
 
 def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
-    """Percentiles of the step time by epoch: of each epoch those of the rank with the largest median."""
+    """Percentiles of the step time by epoch: in each epoch those of the rank with the largest median."""
     slowest: dict[int, dict[str, float]] = {}
     for rank in ranks:
-        for epoch, found in rank.steps.items():
-            if "p50" in found and found["p50"] >= slowest.get(epoch, {"p50": 0.0})["p50"]:
-                slowest[epoch] = found
+        for epoch, percentiles in rank.steps.items():
+            if "p50" in percentiles and percentiles["p50"] >= slowest.get(epoch, {"p50": 0.0})["p50"]:
+                slowest[epoch] = percentiles
     rows: list[dict[str, Any]] = [
         {
             "x": epoch,
-            "y": found[key] * 1e3,
+            "y": percentiles[key] * 1e3,
             "series": key,
             "epoch": str(epoch),
-            "time": f"{found[key] * 1e3:.4g} ms",
+            "time": f"{percentiles[key] * 1e3:.4g} ms",
         }
-        for epoch, found in sorted(slowest.items())
+        for epoch, percentiles in sorted(slowest.items())
         for key in PERCENTILES
-        if key in found
+        if key in percentiles
     ]
     if not rows:
         return None
     medians = [row["y"] for row in rows if row["series"] == "p50"]
-    says = f"Step time by epoch: median {min(medians):.4g} to {max(medians):.4g} ms"
+    alt_text = f"Step time by epoch: median {min(medians):.4g} to {max(medians):.4g} ms"
     return plots.line(
         rows,
-        says,
+        alt_text,
         x_title="epoch",
         y_title="step time, ms",
         tooltip=[("epoch", "epoch"), ("series", "percentile"), ("time", "step time")],
@@ -246,16 +255,18 @@ def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
 
 
 def rank_spread(ranks: Sequence[RankTimes]) -> Figure | None:
-    """Data wait of every rank, for runs of several."""
-    known = [(rank.rank, rank.data_wait_s) for rank in ranks if rank.data_wait_s is not None]
-    if len(known) < 2:
+    """Data wait of every rank, for runs of several ranks."""
+    waits = [(rank.rank, rank.data_wait_s) for rank in ranks if rank.data_wait_s is not None]
+    if len(waits) < 2:
         return None
-    rows = [{"x": rank, "value": wait, "rank": str(rank), "time": duration(wait)} for rank, wait in known]
-    low, high = min(known, key=lambda pair: pair[1]), max(known, key=lambda pair: pair[1])
-    says = f"Data wait by rank: {duration(low[1])} on rank {low[0]} to {duration(high[1])} on rank {high[0]}"
+    rows = [{"x": rank, "value": wait, "rank": str(rank), "time": duration(wait)} for rank, wait in waits]
+    low, high = min(waits, key=lambda pair: pair[1]), max(waits, key=lambda pair: pair[1])
+    alt_text = (
+        f"Data wait by rank: {duration(low[1])} on rank {low[0]} to {duration(high[1])} on rank {high[0]}"
+    )
     return plots.columns(
         rows,
-        says,
+        alt_text,
         x_title="rank",
         y_title="data wait, s",
         tooltip=[("rank", "rank"), ("time", "data wait")],

@@ -24,7 +24,7 @@ from mlhpc.submission.report.summary import (
 
 
 def page(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
-    """The whole HTML text. What the directory lacks is left out, and listed in a section of its own."""
+    """The whole HTML text. Missing parts are left out, and listed in a section of their own."""
     rules, ranks = rules_text(run, ruleset), read_ranks(run.path)
     reasons = no_score(run, findings)
     heading = registry.title(run.benchmark)
@@ -70,7 +70,7 @@ def _meta(run: RunDirectory) -> list[str]:
 
 
 def _pills(run: RunDirectory, findings: Sequence[Finding], rules: str) -> list[tuple[str, str]]:
-    """(text, tone) of the facts that a reader looks for first."""
+    """(text, tone) of the facts at the top of the page."""
     if running(run):
         return [("not ended", "")]
     pills = []
@@ -92,7 +92,7 @@ def _banners(run: RunDirectory, reasons: Sequence[str]) -> list[Banner]:
 
 
 def _hero(run: RunDirectory, reasons: Sequence[str]) -> list[tuple[str, str, str, str]]:
-    """(label, number, below it, style) of the numbers that stand out."""
+    """(label, number, text below, style) of the headline numbers."""
     result = run.result
     if reasons or result is None:
         ended = run.log.time_to_train_s if run.log else None
@@ -118,15 +118,15 @@ def _hero(run: RunDirectory, reasons: Sequence[str]) -> list[tuple[str, str, str
 def _missing(run: RunDirectory) -> Section | None:
     if not run.problems or running(run):
         return None
-    rows = tuple((Cell(name), Cell(what)) for name, what in run.problems[:20])
+    rows = tuple((Cell(name), Cell(problem)) for name, problem in run.problems[:20])
     more = len(run.problems) - len(rows)
     about = "The report shows what could be read." + (f" {more} more are not listed." if more > 0 else "")
     return Section("Missing pieces", about, (Table("missing", ("file", "problem"), rows, text_columns=2),))
 
 
 def _breakdown(run: RunDirectory) -> Section | None:
-    found = parts(run)
-    if not found:
+    breakdown_parts = parts(run)
+    if not breakdown_parts:
         return None
     rows = tuple(
         (
@@ -137,14 +137,14 @@ def _breakdown(run: RunDirectory) -> Section | None:
             ),
             Cell("" if part.seconds is None else f"{part.share:.1%}", value=part.share),
         )
-        for part in found
+        for part in breakdown_parts
     )
-    total = sum(part.seconds or 0.0 for part in found)
+    total = sum(part.seconds or 0.0 for part in breakdown_parts)
     table = Table(
         "breakdown", ("part", "seconds", "share"), rows, (Cell("Sum"), Cell(f"{total:.2f}"), Cell("100.0%"))
     )
     about = "Parts of the interval from run_start to run_stop, on rank 0. They add up to the total."
-    blocks = (run_charts.breakdown(found), table) if total else (table,)
+    blocks = (run_charts.breakdown(breakdown_parts), table) if total else (table,)
     return Section("Where the time went", about, blocks)
 
 

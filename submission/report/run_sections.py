@@ -1,4 +1,4 @@
-"""The sections of a run's page about what it ran with and on: staging, ranks, settings, hardware, provenance."""
+"""The sections of a run's page about staging, ranks, settings, hardware and provenance."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -39,7 +39,7 @@ def epoch_table(run: RunDirectory) -> Section | None:
 
 
 def processes(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:
-    """Start-up, staging, waiting and memory of the ranks; their spread where there are several."""
+    """Start-up, staging, waiting and memory of the ranks; their spread if there are several."""
     seconds = [
         ("start-up (init)", [r.init_s for r in ranks]),
         ("staging", [r.staging_s for r in ranks]),
@@ -70,12 +70,12 @@ def processes(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:
 def _spread(
     name: str, ranks: Sequence[RankTimes], values: Sequence[float | None], unit: str
 ) -> tuple[Cell, ...] | None:
-    known = [(value, rank.rank) for value, rank in zip(values, ranks, strict=True) if value is not None]
-    if not known:
+    measured = [(value, rank.rank) for value, rank in zip(values, ranks, strict=True) if value is not None]
+    if not measured:
         return None
     write = duration if unit == "s" else size
-    least, most = min(known)[0], max(known)
-    figures = (least, median(value for value, _ in known), most[0])
+    least, most = min(measured)[0], max(measured)
+    figures = (least, median(value for value, _ in measured), most[0])
     return (
         Cell(name),
         *(Cell(write(value), value=value) for value in figures),
@@ -134,7 +134,7 @@ def hyperparameters(run: RunDirectory) -> Section | None:
         training = run.config.training.model_dump()
         about = "Names as in the MLPerf logging rules."
     elif run.log:
-        # The keys of all benchmarks: those that this log does not have are left out below.
+        # The keys of all benchmarks: those missing in this log are left out below.
         keys = [key for name in registry.benchmarks() for key in load.hyperparameter_keys(name)]
         values = {key: run.log.value(key) for key in dict.fromkeys(keys)}
         training = {}
@@ -188,7 +188,7 @@ def provenance(run: RunDirectory) -> Section | None:
     commit = env.get("commit")
     changed = " with uncommitted changes" if env.get("dirty") else ""
     command = env.get("command")
-    packages = packages_of(run.benchmark, env.get("packages"))
+    packages = packages_of(run.benchmark, run.framework, env.get("packages"))
     facts: Mapping[str, Any] = {
         "commit": f"{commit}{changed}" if commit else None,
         "date": env.get("date"),
@@ -202,8 +202,8 @@ def provenance(run: RunDirectory) -> Section | None:
         "packages": ", ".join(f"{k} {v}" for k, v in packages.items()) if packages else None,
         "mlhpc of the run": result.mlhpc if result else None,
     }
-    known = {key: str(value) for key, value in facts.items() if value is not None}
-    return Section("Provenance", "", (Facts(known),)) if known else None
+    known_facts = {key: str(value) for key, value in facts.items() if value is not None}
+    return Section("Provenance", "", (Facts(known_facts),)) if known_facts else None
 
 
 def _samples(run: RunDirectory) -> str | None:
@@ -220,7 +220,7 @@ def check(findings: Sequence[Finding], rules: str) -> Section:
 
 
 def findings_table(findings: Sequence[tuple[str, Finding]]) -> Table:
-    """Of (path of the set or empty, finding) pairs."""
+    """A table of (path of the set or empty, finding) pairs."""
     rows = tuple(
         (
             Cell(f.rule, notes=(f.where, path or f.source), tone=f.severity, bold=f.severity),

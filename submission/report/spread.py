@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 FEWEST = 3
-"""Runs below which no interval and no standard deviation is shown."""
+"""Minimum number of runs for an interval or a standard deviation."""
 
 
 class Spread(NamedTuple):
-    """Mean and sample standard deviation of ``n`` runs; ``sd`` is None for one."""
+    """Mean and sample standard deviation of ``n`` runs; ``sd`` is None for a single run."""
 
     mean: float
     sd: float | None
@@ -23,8 +23,8 @@ class Spread(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float, float]:
-        """Mean, and the ends of the 95% interval of the mean (Student's t). Of two runs the ends are the runs
-        themselves, of one its value."""
+        """Mean, and the ends of the 95% interval of the mean (Student's t). For two runs the ends are the runs
+        themselves, for one run its value."""
         if self.sd is None:
             return self.mean, self.mean, self.mean
         if self.n < FEWEST:
@@ -37,8 +37,10 @@ class Spread(NamedTuple):
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Of the values that are finite numbers; None without any."""
-    known = [v for v in values if v is not None and math.isfinite(v)]
-    if not known:
+    """The spread of the finite values; None without any."""
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    if not finite:
         return None
-    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+    return Spread(
+        statistics.fmean(finite), statistics.stdev(finite) if len(finite) > 1 else None, len(finite)
+    )

@@ -1,9 +1,9 @@
-"""What a study measured: training throughput by cell, read from the runs' own directories.
+"""The measurements of a study: training throughput by cell, read from the run directories.
 
 A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
-the same training under varied settings, several times each. A cell is one choice of settings; its folder holds
-``cell.json``, what was chosen, and one run directory a repeat. What is measured of a run: the steps after its
-warm-up, waiting for data included, on the clock of rank 0; ranks train in lockstep.
+the same training under varied settings, several times each. A cell is one choice of settings; its folder has
+``cell.json``, the settings, and one run directory per repeat. Measured are the steps of a run after its
+warm-up, data wait included, on the clock of rank 0; ranks train in lockstep.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ Value = str | int | float | bool
 
 CELL = "cell.json"
 PLACES = ("batch", "ranks", "data", "storage")
-"""What a cell is besides the configuration of its runs: samples a rank trains on in a step (local batch size),
-ranks, the name of the data set's folder, and whether it is read where it lies (shared) or staged."""
+"""Settings of a cell besides the configuration of its runs: samples per rank and step (local batch size), ranks,
+the name of the data set's folder, and whether it is read in place (shared) or staged."""
 GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
 
 @dataclass(frozen=True)
 class Measured:
     """One run: ``steps`` steps in ``seconds``, of which it waited ``wait_s`` for data. ``staging_s`` is None
-    where not all was copied: not staged, or files were there already."""
+    unless everything was copied: not staged, or files existed already."""
 
     path: Path
     steps: int
@@ -57,7 +57,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cell:
-    """One choice of settings, the runs that measured it, and why others did not. ``data``, ``stage``: paths."""
+    """One choice of settings, its measured runs, and why others failed. ``data``, ``stage``: paths."""
 
     path: Path
     settings: Mapping[str, Value]
@@ -72,7 +72,8 @@ class Cell:
 
     @property
     def variability(self) -> float | None:
-        """What the longest run took more than the shortest, as a share of the shortest (paper 003, Fig. 4b)."""
+        """How much longer the longest run took than the shortest, relative to the shortest (paper 003, Fig.
+        4b)."""
         if len(self.runs) < 2:
             return None
         seconds = [run.step_s for run in self.runs]
@@ -88,29 +89,29 @@ class Study:
     axes: tuple[str, ...]
 
     def name(self, axis: str) -> str:
-        """The last part of a setting's dotted name; all of it where another axis ends alike."""
+        """The last part of a setting's dotted name; all of it if another axis has the same last part."""
         lasts = [other.removesuffix(".name").rpartition(".")[2] for other in (axis, *self.axes)]
         return lasts[0] if lasts[1:].count(lasts[0]) <= 1 else axis
 
     def values(self, axis: str) -> list[Value]:
-        """What an axis takes: numbers in order, words in the order of the cells."""
-        found = list(dict.fromkeys(cell.settings[axis] for cell in self.cells if axis in cell.settings))
-        return sorted(found) if is_numeric(found) else found
+        """The values of an axis: numbers sorted, words in the order of the cells."""
+        values = list(dict.fromkeys(cell.settings[axis] for cell in self.cells if axis in cell.settings))
+        return sorted(values) if is_numeric(values) else values
 
 
 def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Study:
-    """The study in a folder. ``running``: whether somebody is at work on a run, by ``CELL.NUMBER``; such a run
-    is left out. Raises UserError when there is no study, or a cell of it cannot be read."""
-    found = sorted(path.glob(f"*/{CELL}"), key=lambda cell: (cell.stat().st_mtime_ns, cell.parent.name))
-    cells = _told_apart([_read_cell(cell.parent, running) for cell in found])
+    """The study in a folder. ``running``: whether the run ``CELL.NUMBER`` is in progress; such runs are left out.
+    Raises UserError when there is no study, or a cell of it cannot be read."""
+    cell_files = sorted(path.glob(f"*/{CELL}"), key=lambda cell: (cell.stat().st_mtime_ns, cell.parent.name))
+    cells = _with_distinct_names([_read_cell(cell.parent, running) for cell in cell_files])
     if not cells:
-        raise UserError(f"{path}: no study lies there; make one with mlhpc study BENCHMARK --vary KEY=A,B")
+        raise UserError(f"{path}: no study there; start one with mlhpc study BENCHMARK --vary KEY=A,B")
     keys = [*PLACES, *dict.fromkeys(key for cell in cells for key in cell.settings if key not in PLACES)]
-    taken = {key: len({repr(cell.settings.get(key)) for cell in cells}) for key in keys}
-    # One of the two batches follows from the other and the ranks: the local one in strong scaling.
-    follows = "batch" if taken.get(GLOBAL_BATCH, taken["batch"]) < taken["batch"] else GLOBAL_BATCH
-    axes = [key for key in keys if taken[key] > 1 and key != follows]
-    # What is trained comes first: it tells the curves of a picture apart.
+    n_values = {key: len({repr(cell.settings.get(key)) for cell in cells}) for key in keys}
+    # One of the two batch sizes follows from the other and the ranks: the local one in strong scaling.
+    follows = "batch" if n_values.get(GLOBAL_BATCH, n_values["batch"]) < n_values["batch"] else GLOBAL_BATCH
+    axes = [key for key in keys if n_values[key] > 1 and key != follows]
+    # Network settings come first: they distinguish the curves of a figure.
     axes.sort(key=lambda key: not key.startswith("network."))
     study = Study(path, tuple(cells), tuple(axes))
     places = [{repr(value): i for i, value in enumerate(study.values(axis))} for axis in axes]
@@ -122,18 +123,18 @@ def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Stu
 
 
 def described(folder: Path) -> tuple[dict[str, Value], str, str | None]:
-    """What a cell is: its settings, the path of its data set, the folder it is staged to or None. Raises UserError
-    when its ``cell.json`` cannot be read."""
+    """Settings of a cell, path of its data set, and the folder it is staged to or None. Raises UserError when its
+    ``cell.json`` cannot be read."""
     try:
-        told = json.loads((folder / CELL).read_text("utf-8"))
-        settings, data, stage = dict(told["settings"]), told["data"], told["stage"]
+        content = json.loads((folder / CELL).read_text("utf-8"))
+        settings, data, stage = dict(content["settings"]), content["data"], content["stage"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder / CELL}: cannot be read; move {folder} away, and start again") from None
     return settings, data, stage
 
 
 def flat(run: Run) -> dict[str, Value]:
-    """Every setting of a run by its dotted name; lists as they are written."""
+    """Every setting of a run by its dotted name."""
     settings: dict[str, Value] = {}
 
     def put(prefix: str, table: dict[str, Any]) -> None:
@@ -150,8 +151,8 @@ def flat(run: Run) -> dict[str, Value]:
 
 
 def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
-    """What one run of a cell of ``settings`` measured. Raises ValueError, saying why, when it has not come to its
-    end, or its record is not that of such a run."""
+    """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, when it did not
+    finish, or its record does not fit the settings."""
     try:
         return _measured(run, settings)
     except (AttributeError, KeyError, OSError, TypeError) as error:
@@ -180,11 +181,11 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     if other:
         raise ValueError(f"it was run with {other} {run_with[other]}, not the cell's {settings[other]}")
     wait, warm = timed["data_wait"], marks.get("warm")
-    wanted = config.study.warmup_steps + config.study.steps
-    # Batches are steps, or steps times those that are gathered to one update.
-    if not wait["count"] or wait["count"] % wanted:
+    expected_steps = config.study.warmup_steps + config.study.steps
+    # The number of batches is that of steps, times the gradient accumulation.
+    if not wait["count"] or wait["count"] % expected_steps:
         raise ValueError(
-            f"it trained on {wait['count']} batch{'es' * (wait['count'] != 1)}, which are not {wanted} steps"
+            f"it trained on {wait['count']} batch{'es' * (wait['count'] != 1)}, not {expected_steps} steps"
         )
     if warm is None and config.study.warmup_steps:
         raise ValueError("it ended before its warm-up")
@@ -205,10 +206,10 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
 
 def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
     settings, data, stage = described(folder)
-    # A run that failed before it had a folder left what it printed.
-    named = (re.fullmatch(r"run-(\d+)(\.out)?", path.name) for path in folder.iterdir())
+    # A run that failed before it had a folder left only its output.
+    matches = (re.fullmatch(r"run-(\d+)(\.out)?", path.name) for path in folder.iterdir())
     runs, failures = [], []
-    for number in sorted({int(name[1]) for name in named if name}):
+    for number in sorted({int(name[1]) for name in matches if name}):
         if running(f"{folder.name}.{number}"):
             continue
         try:
@@ -218,9 +219,9 @@ def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
     return Cell(folder, settings, data, stage, tuple(runs), tuple(failures))
 
 
-def _told_apart(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells with data sets named by as much of their paths as tells them apart; staging by its folder where
-    there is more than one."""
+def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells, with data sets named by as much of their paths as distinguishes them, and staging named by its
+    folder if there are several."""
     data = _names({cell.data for cell in cells})
     stages = _names({cell.stage for cell in cells if cell.stage})
     apart = []
@@ -233,7 +234,7 @@ def _told_apart(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _names(paths: set[str]) -> dict[str, str]:
-    """The ends of paths, all equally long, that tell them apart: their last names where these differ."""
+    """The shortest ends of the paths, all equally long, that distinguish them: usually their last names."""
     names: dict[str, str] = {}
     for length in range(1, 1 + max((len(Path(path).parts) for path in paths), default=0)):
         names = {path: "/".join(Path(path).parts[-length:]) for path in paths}
@@ -243,12 +244,12 @@ def _names(paths: set[str]) -> dict[str, str]:
 
 
 def is_numeric(values: Iterable[Value]) -> bool:
-    """Whether all are numbers above zero: they then have an order and a logarithm."""
+    """Whether all values are numbers above zero, which have an order and a logarithm."""
     return all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values)
 
 
 def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | None, ...], list[Cell]]:
-    """The cells that agree in ``axes``, by what they agree in, in their order."""
+    """The cells grouped by their values of ``axes``, in their order."""
     groups: dict[tuple[Value | None, ...], list[Cell]] = {}
     for cell in cells:
         groups.setdefault(tuple(cell.settings.get(axis) for axis in axes), []).append(cell)
@@ -256,7 +257,7 @@ def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | No
 
 
 def _last_words(run: Path) -> str:
-    """What a run that left no reason in its record last printed."""
+    """The last line of output of a run whose record gives no reason."""
     try:
         lines = run.with_suffix(".out").read_text("utf-8", errors="replace").splitlines()
     except OSError:

@@ -18,7 +18,7 @@ from mlhpc.submission.report.study import Cell as StudyCell
 from mlhpc.submission.report.summary import plain
 
 PANELS = 12
-"""Figures of one section at most; the table has what they leave out."""
+"""Maximum number of figures per section; the table has the rest."""
 TITLE = {
     "batch": "Local batch size",
     GLOBAL_BATCH: "Global batch size",
@@ -67,8 +67,8 @@ def _meta(study: Study) -> str:
 
 
 def _section(study: Study, axis: str) -> Section | None:
-    """The figures of one setting: curves over numbers, bars over words; all else equal in each. All have the same
-    scale."""
+    """The figures of one setting: curves over numbers, bars over words; all else is equal within a figure. All
+    have the same scale."""
     others = [other for other in study.axes if other != axis]
     numeric = is_numeric(study.values(axis))
     series, same = (others[:1], others[1:]) if numeric else ([], others)
@@ -112,7 +112,7 @@ def _curves(
         constants = [(c, f"{c:g} per rank") for c in plots.round_constants(x_axis, y_axis)]
         levels = plots.level_lines(x_axis, y_axis, constants)
     names = [str(value) for value in study.values(series[0])] if series else [""]
-    found = []
+    figures = []
     for caption, drawn in panels:
         rows = []
         for cell in sorted(drawn, key=lambda cell: float(cell.settings[axis])):
@@ -132,7 +132,7 @@ def _curves(
             )
         says = "; ".join(f"{row['cell']}: {row['rate']}" for row in rows)
         tooltip = [("cell", "cell"), ("rate", "throughput")]
-        found.append(
+        figures.append(
             plots.curves(
                 rows,
                 says,
@@ -144,7 +144,7 @@ def _curves(
                 title=caption,
             )
         )
-    return found
+    return figures
 
 
 def _bars(
@@ -284,13 +284,13 @@ def _measurements(study: Study, cell: StudyCell, scaled: bool) -> list[Cell]:
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float]:
     """Throughput over that of the cell with the fewest ranks and the same other settings, and the ratio of their
-    ranks; None where there is no other."""
+    ranks; None if there is no other."""
     others = [axis for axis in study.axes if axis not in ("ranks", GLOBAL_BATCH)]
-    alike = [
+    same_settings = [
         c for c in study.cells if c.runs and all(c.settings.get(a) == cell.settings.get(a) for a in others)
     ]
-    base = min(alike, key=lambda c: float(c.settings["ranks"]))
-    if len(alike) < 2:
+    base = min(same_settings, key=lambda c: float(c.settings["ranks"]))
+    if len(same_settings) < 2:
         return None, 1.0
     ratio = float(cell.settings["ranks"]) / float(base.settings["ranks"])
     return _spread(cell).mean / _spread(base).mean, ratio
@@ -305,8 +305,7 @@ def _caption(study: Study, same: Sequence[str], fixed: Sequence[Value | None]) -
 
 
 def _machines(study: Study) -> str:
-    """Where and from which commit it was measured; more than one are all named, since cells then differ in that
-    too."""
+    """The machines and commits of the measurements; all are listed, since cells may differ in them."""
     environments = [run.environment for cell in study.cells for run in cell.runs if run.environment]
     texts = []
     for describe in (_machine, _commit):
@@ -337,9 +336,9 @@ def _commit(environment: object) -> str:
 
 
 def _spread(cell: StudyCell) -> Spread:
-    found = cell.samples_per_s
-    assert found is not None  # only measured cells are drawn
-    return found
+    measured = cell.samples_per_s
+    assert measured is not None  # only measured cells are drawn
+    return measured
 
 
 def _rate(spread: Spread) -> str:

@@ -1,4 +1,4 @@
-"""The facts of a run in its report, and how numbers are written: in the terminal and on the page."""
+"""The facts of a run in its report, and the formatting of numbers, in the terminal and on the page."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Part:
-    """A part of time to train. ``seconds`` is None where it is not known. ``share``: 0 to 1 of the total."""
+    """A part of time to train. ``seconds`` is None if unknown. ``share``: 0 to 1 of the total."""
 
     key: str
     label: str
@@ -43,19 +43,19 @@ class Part:
 
 
 def parts(run: RunDirectory) -> list[Part]:
-    """The breakdown, in order; shares are of the sum, so that they add up. Without one in the result (an aborted
-    run) that of the log, without data wait. Empty where neither has one. Keys that are no parts are left out."""
+    """The breakdown, in order; shares are of the sum, so that they add up. If the result has none (an aborted
+    run), that of the log, without data wait; empty if neither has one. Unknown keys are left out."""
     seconds = {
         key: value for key, value in ((run.result and run.result.breakdown_s) or {}).items() if key in PARTS
     }
     names = PARTS
-    if not seconds and run.log and (found := phases(run.log)):
-        seconds, names = dict(found.parts()), {**PARTS, **LOG_PARTS}
-    known = {key: _positive(value) for key, value in seconds.items()}
-    total = sum(value or 0.0 for value in known.values())
+    if not seconds and run.log and (log_phases := phases(run.log)):
+        seconds, names = dict(log_phases.parts()), {**PARTS, **LOG_PARTS}
+    positive = {key: _positive(value) for key, value in seconds.items()}
+    total = sum(value or 0.0 for value in positive.values())
     return [
         Part(key, *names[key], value, value / total if value and total else 0.0)
-        for key, value in known.items()
+        for key, value in positive.items()
     ]
 
 
@@ -64,7 +64,7 @@ def _positive(value: float | None) -> float | None:
 
 
 def rules_text(run: RunDirectory, ruleset: str) -> str:
-    """The rules that ``run`` is checked against, as a reader knows them: "hpc 2.0.0", "training 4.0.0"."""
+    """The rules that ``run`` is checked against, as written in text: "hpc 2.0.0", "training 4.0.0"."""
     logged = run.log.value("submission_benchmark") if run.log else None
     return rules_of(str(logged or registry.logged_name(run.benchmark)), ruleset).replace("_", " ")
 
@@ -75,35 +75,33 @@ _FRAMEWORKS = {
 }
 
 
-def packages_of(benchmark: str | None, installed: object) -> dict[str, str]:
-    """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` can have used: without the
-    other framework's. All of them for a benchmark outside this suite; empty where ``installed`` is not a table."""
+def packages_of(benchmark: str | None, framework: str | None, installed: object) -> dict[str, str]:
+    """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None: the
+    benchmark's default) can have used: without the other framework's. All of them for a benchmark outside this
+    suite; empty where ``installed`` is not a table."""
     if not isinstance(installed, dict):
         return {}
-    own = _family(str(benchmark))
+    own = _family(str(benchmark), framework)
     others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
     return {
         str(name): str(version) for name, version in installed.items() if not str(name).startswith(others)
     }
 
 
-def _family(benchmark: str) -> str | None:
+def _family(benchmark: str, framework: str | None) -> str | None:
     known = registry.find_logged(benchmark)
-    names = {
-        package
-        for framework in (known.frameworks.values() if known else ())
-        for package in framework.packages
-    }
-    families = [family for family in _FRAMEWORKS if family in names]
-    return families[0] if len(families) == 1 else None
+    if known is None:
+        return None
+    used = known.frameworks.get(framework or "", known.frameworks[known.default_framework])
+    return next((family for family in _FRAMEWORKS if family in used.packages), None)
 
 
-def framework_of(benchmark: str | None, installed: object) -> str:
+def framework_of(benchmark: str | None, framework: str | None, installed: object) -> str:
     """The framework of a run and its version, ``torch 2.13.0``; empty where it is unknown."""
     names = tuple(_FRAMEWORKS)
     return ", ".join(
         f"{name} {version}"
-        for name, version in packages_of(benchmark, installed).items()
+        for name, version in packages_of(benchmark, framework, installed).items()
         if name.startswith(names) and "vision" not in name
     )
 
@@ -117,7 +115,7 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
         ]
     reasons = []
     if result.resumed:
-        reasons.append("the run was resumed from a checkpoint, so its clock did not see the first part")
+        reasons.append("the run was resumed from a checkpoint, so its clock misses the first part")
     if result.status == "failed":
         reasons.append(f"the target was not met ({quality(result.target)})")
     elif result.status != "success":
@@ -132,7 +130,7 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
 
 
 def standing(run: RunDirectory) -> str:
-    """What kind of result this is: its division and preset, and what it is not."""
+    """The kind of the result in words: division, preset, and what it does not count as."""
     if run.result is None:
         return (
             "No result yet: the run has not ended."
@@ -223,7 +221,7 @@ def whole(value: float | None) -> str:
 
 
 def decimals(value: float) -> int:
-    """How many decimals show ``value`` with about four digits."""
+    """Number of decimals that shows ``value`` with about four digits."""
     return 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3
 
 
@@ -237,5 +235,5 @@ def plain(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits; empty where there is no number."""
+    """Four digits; empty without a number."""
     return "" if value is None or not math.isfinite(value) else f"{value:.4g}"

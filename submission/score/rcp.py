@@ -1,9 +1,9 @@
 """Whether a set converged faster than the reference can: reference convergence points (RCP).
 
-The reference is trained many times at several batch sizes; the epochs that it took at one of them are a point. A
+The reference is trained many times at several batch sizes; its epochs at one batch size are a point. A
 closed result whose mean number of epochs is significantly below the reference's has not done the same training
 (MLPerf training rules, "Reference Convergence Points"). The points come with mlperf-logging; the test is computed
-here from its definition, so that the official rcp_checker is a second opinion.
+here from its definition, so that the official rcp_checker is an independent second opinion.
 """
 
 import json
@@ -23,7 +23,7 @@ ALPHA = 0.05
 @dataclass(frozen=True)
 class Point:
     """One reference: its name and batch size, and over its runs the mean number of epochs to target (fastest
-    and slowest left out), their standard deviation and number. ``counted``: its sample's size in the test.
+    and slowest left out), their standard deviation and number. ``counted``: the sample size in the test.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Point:
 class Comparison:
     """A set compared with the reference.
 
-    ``points``: the one point used, or the two around the batch size. ``epochs``: mean of the set, fastest and
+    ``points``: the point used, or the two around the batch size. ``epochs``: mean of the set, fastest and
     slowest left out; ``reference``: of the points at this batch size; ``bound``: the fewest epochs that are not
-    significantly below it; ``p_value``: of so few epochs or fewer if the set trained like the reference. All None
-    where they cannot be computed, with the reason in ``why``; ``how``: how the points were chosen. ``applies``:
-    False where the comparison is not possible for a reason that is no fault of the set.
+    significantly below it; ``p_value``: probability of at most this number of epochs if the set trains like the
+    reference. All None if they cannot be computed, with the reason in ``why``; ``how``: how the points were
+    chosen. ``applies``: False if the comparison is impossible for a reason outside the set.
     """
 
     passes: bool
@@ -62,8 +62,8 @@ class Comparison:
 
     @property
     def normalisation(self) -> float | None:
-        """What a review may multiply the score by: reference over epochs where the set is between the bound
-        and the reference, 1 where it is slower (mlperf-logging 4.1.68, rcp_checker)."""
+        """Factor that a review may apply to the score: reference over epochs if the set is between the bound
+        and the reference, 1 if it is slower (mlperf-logging 4.1.68, rcp_checker)."""
         if self.epochs is None or self.reference is None or not self.passes:
             return None
         return max(1.0, self.reference / self.epochs)
@@ -72,7 +72,7 @@ class Comparison:
 def compare(
     runs: Sequence[RunScore], batch_size: int | None, benchmark: str, rules: str, runs_needed: int
 ) -> Comparison | None:
-    """``runs`` of one set compared with the points of ``rules`` (``hpc_2.0.0``); None where these have none for
+    """``runs`` of one set compared with the points of ``rules`` (``hpc_2.0.0``); None if these have none for
     ``benchmark``."""
     points = reference_points(benchmark, rules)
     if not points:
@@ -106,9 +106,9 @@ def compare(
 def t_test(
     mean: float, reference: float, spread: float, reference_runs: int, runs: int
 ) -> tuple[float, float | None]:
-    """The least mean that passes, and the p-value of ``mean``: Student's one-sided test of two means of
-    ``runs`` and ``reference_runs`` values, both assumed to have the reference's spread. Without any spread there
-    is nothing to test, and the reference's mean is the bound.
+    """The smallest mean that passes, and the p-value of ``mean``: Student's one-sided test of two means of
+    ``runs`` and ``reference_runs`` values, both assumed to have the reference's spread. Without any spread no test
+    is possible, and the reference's mean is the bound.
     """
     from scipy.special import stdtr, stdtrit  # scipy.stats takes a second to import
 
@@ -121,7 +121,8 @@ def t_test(
 
 
 def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...], str]:
-    """The points to use at ``batch_size``, and how they were chosen: at it, around it, or the next larger one."""
+    """The points to use at ``batch_size``, and how they were chosen: at that size, around it, or at the next
+    larger one."""
     points = pruned(points)
     same = [point for point in points if point.batch_size == batch_size]
     if same:
@@ -138,7 +139,7 @@ def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...],
 
 
 def pruned(points: Sequence[Point]) -> list[Point]:
-    """Without the points at batch sizes below the fastest's, and of the others without those slower than the
+    """The points without those at smaller batch sizes than the fastest point's, and without those slower than the
     line from the last one kept to the next (mlperf-logging 4.1.68, rcp_checker)."""
     fastest = min(points, key=lambda point: point.epochs)
     rest = [point for point in points if point.batch_size >= fastest.batch_size]
@@ -155,7 +156,7 @@ def pruned(points: Sequence[Point]) -> list[Point]:
 
 
 def reference_points(benchmark: str, rules: str) -> list[Point]:
-    """The points of ``benchmark`` under ``rules``, by batch size; none where mlperf-logging has none."""
+    """The points of ``benchmark`` under ``rules``, by batch size; empty if mlperf-logging has none."""
     from mlperf_logging import rcp_checker
 
     path = Path(rcp_checker.__file__).parent / rules / f"rcps_{benchmark}.json"

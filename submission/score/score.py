@@ -1,8 +1,8 @@
 """The scores of MLPerf HPC for a set of runs: time to solution ("strong") and throughput ("weak").
 
 A run has converged when an evaluation inside the run meets the target. The status of run_stop is not used:
-published runs have success without meeting the target, or meet it without a status. Times are from the first
-run_start to the first run_stop: some logs go on after it.
+some published runs have status success without meeting the target, or meet it without a status. Times are from the
+first run_start to the first run_stop, since some logs continue after it.
 """
 
 import math
@@ -18,8 +18,8 @@ from mlhpc.submission.logs.run_directory import Target
 
 
 def score_rules(logged_name: str) -> tuple[Target, int] | None:
-    """Target and number of runs of a score of the benchmark whose logs say ``logged_name``, from its TOML file;
-    None where no benchmark is called so."""
+    """Target and number of runs per score of the benchmark that logs call ``logged_name``, from its TOML file;
+    None for an unknown name."""
     benchmark = registry.find_logged(logged_name)
     if benchmark is None:
         return None
@@ -35,8 +35,8 @@ def _score_rules(name: str) -> tuple[Target, int]:
 
 @dataclass(frozen=True)
 class RunScore:
-    """One run. ``seconds``: run_stop − run_start, None where the log lacks one; ``without_staging_s``: that
-    less the staging inside it. ``epochs_to_target`` counts from 1. ``why``: why it did not converge.
+    """One run. ``seconds``: run_stop − run_start, None if the log lacks one; ``without_staging_s``: that
+    minus the staging inside it. ``epochs_to_target`` counts from 1. ``why``: why it did not converge.
     ``dropped``: why it is left out of the score."""
 
     path: Path
@@ -50,10 +50,10 @@ class RunScore:
 
 @dataclass(frozen=True)
 class Strong:
-    """Time to solution in minutes, with the runs that it is made from. ``why``: why there is none.
+    """Time to solution in minutes, with the runs it is computed from. ``why``: why there is none.
 
     ``mean``, ``spread`` (sample standard deviation) and ``ci95`` (Student's t interval of the mean) describe
-    all runs that converged, in minutes, also those that the score drops; None where there are too few.
+    all runs that converged, in minutes, including those that the score drops; None if there are too few.
     """
 
     minutes: float | None
@@ -69,11 +69,11 @@ class Strong:
 class Weak:
     """Throughput: the tuple (T, S, M', TTTa) of MLPerf HPC training rules 3.0, "Throughput".
 
-    ``T`` and ``S``: compute units (accelerators, or nodes where there are none) in total and of one instance: S
-    is what the logs say, but no more than T shared among the instances that ran at the same time; ``M``: the
+    ``T`` and ``S``: compute units (accelerators, or nodes if there are none) in total and of one instance: S
+    is taken from the logs, but at most T divided by the number of instances running at the same time; ``M``: the
     instances that count (M'); ``minutes``: TTTa; ``without_staging_minutes``: TTTa as if the clock of every
-    instance began when it had staged. ``runs``: every instance, also the pruned. ``why``: why there is no score;
-    M is then still the number of instances that could count.
+    instance started after staging. ``runs``: every instance, including pruned ones. ``why``: why there is no
+    score; M is then still the number of instances that could count.
     """
 
     T: int | None
@@ -86,7 +86,7 @@ class Weak:
 
 
 def score_run(log: Log, target: Target) -> RunScore:
-    """Whether and how fast the run of ``log`` met ``target``."""
+    """Whether and when the run of ``log`` met ``target``."""
     run = log.run
     if run is None:
         missing = next((key for key in ("run_start", "run_stop") if not log.first(key)), "run_stop")
@@ -124,7 +124,7 @@ def score_strong(logs: Sequence[Log], target: Target, runs_needed: int) -> Stron
     """Time to solution: the fastest and the slowest run are dropped, the rest averaged; one run that did not
     converge counts as the slowest, two leave no score (MLPerf training rules, "Benchmark Results").
 
-    Without staging the same is done with the times without staging: the fastest run may be another one.
+    The score without staging is computed likewise from the times without staging: other runs may be dropped.
     """
     runs = [score_run(log, target) for log in logs]
     times = [r.seconds / 60 for r in runs if r.converged and r.seconds is not None]
@@ -163,7 +163,7 @@ def score_weak(
 ) -> Weak:
     """Throughput over the instances ``logs``; ``pruned`` are those that the submitter has removed.
 
-    Instances that did not converge do not count, nor do all but the first of those with the same seed. Without
+    Instances that did not converge do not count; of those with the same seed only the first counts. Without
     ``total_scale`` (T, from the system description) T = M · S, as if all instances had run at the same time.
     """
     runs = []
@@ -203,8 +203,8 @@ def score_weak(
 
 
 def instance_scale(log: Log) -> int | None:
-    """Compute units of one run by its log: accelerators, or nodes where a node has none; None where it lacks
-    them."""
+    """Compute units of one run according to its log: accelerators, or nodes if a node has none; None if they are
+    not logged."""
     nodes, accelerators = log.value("number_of_nodes"), log.value("accelerators_per_node")
     try:
         scale = int(nodes) * max(int(accelerators), 1)
@@ -214,7 +214,7 @@ def instance_scale(log: Log) -> int | None:
 
 
 def most_at_once(logs: Sequence[Log]) -> int:
-    """The largest number of runs between run_start and run_stop at the same moment."""
+    """The largest number of runs that were between run_start and run_stop at the same time."""
     edges = [
         edge
         for log in logs

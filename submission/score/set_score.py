@@ -40,7 +40,7 @@ def target_of(results: ResultSet) -> tuple[Target, int] | None:
 
 
 def has_own_target(results: ResultSet) -> bool:
-    """Whether the runs were run to another target than MLPerf's: a small preset, not an MLPerf result."""
+    """Whether the runs have another target than MLPerf's: a small preset, not an MLPerf result."""
     official = score_rules(results.benchmark)
     return bool(official and results.target and results.target.value != official[0].value)
 
@@ -59,22 +59,22 @@ def score_set(results: ResultSet) -> Strong | Weak:
 
 
 def division_of(results: ResultSet) -> str:
-    """From the system description, else the first log."""
+    """The division in the system description, else in the first log."""
     described = (results.system_json or {}).get("division")
     logged = results.condensed[0].value("submission_division") if results.condensed else None
     return str(described or logged or "")
 
 
 def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Comparison | None:
-    """The set compared with the reference convergence points; None where there are none, or where the set was
-    run to a target of its own."""
+    """The set compared with the reference convergence points; None if there are none, or if the set has a target
+    of its own."""
     rule = target_of(results)
     if rule is None or has_own_target(results):
         return None
     if (samples := _other_problem(results)) is not None and reference_points(results.benchmark, rules):
         why = (
             f"not comparable: {samples[0]} training samples, where the reference has {samples[1]} "
-            "(rounds before 1.0 had another problem)"
+            "(rounds before 1.0 used another problem)"
         )
         return Comparison(False, "", why=why, applies=False)
     sizes = [log.value("global_batch_size") for log in results.condensed]
@@ -84,8 +84,8 @@ def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Compari
 
 
 def _other_problem(results: ResultSet) -> tuple[int, int] | None:
-    """Training samples of the set and of the official data set, where they differ by more than a part of a batch
-    that was dropped: one percent."""
+    """Training samples of the set and of the official data set, if they differ by more than a dropped incomplete
+    batch: one percent."""
     official = official_samples(results.benchmark)
     logged = [log.value("train_samples") for log in results.condensed]
     differ = [n for n in logged if isinstance(n, int) and abs(n - official) > 0.01 * official]
@@ -93,7 +93,7 @@ def _other_problem(results: ResultSet) -> tuple[int, int] | None:
 
 
 def official_samples(benchmark: str) -> int:
-    """Training samples of the official data set by MLPerf's name of the benchmark; 0 where it is not known."""
+    """Training samples of the official data set by MLPerf's name of the benchmark; 0 if unknown."""
     entry = registry.find_logged(benchmark)
     if entry is None or "closed" not in presets(entry.name):
         return 0
@@ -102,7 +102,7 @@ def official_samples(benchmark: str) -> int:
 
 
 def label(log: Log) -> str:
-    """The log's name; for a run directory the directory's, since all its logs have the same name."""
+    """The log's name; for run directories that of the directory, since their logs all have the same name."""
     return log.path.parent.name if log.path.name == "run.log" else log.path.name
 
 
@@ -142,11 +142,11 @@ def _number_of_runs(results: ResultSet) -> Iterator[Finding]:
         return
     number, needed = len(results.log_paths), rule[1]
     enough = number >= needed if results.metric == "weak" else number == needed
-    # In a submission tree with its system description package_checker reports it.
+    # In a submission tree with a system description package_checker reports it.
     if not enough and number and not (results.is_tree and results.system_json is not None):
         severity: Severity = "error" if results.is_tree else "warning"
         expected = f"{'at least ' if results.metric == 'weak' else ''}{needed} runs for a score"
-        remedy = "run the rest" if number < needed else "a set holds all runs of one score, and no others"
+        remedy = "run the rest" if number < needed else "a set contains exactly the runs of one score"
         yield _finding("runs", severity, f"{results.path.name}/", expected, str(number), remedy)
 
 
@@ -157,7 +157,7 @@ def _convergence(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
     if isinstance(score, Weak):
         remedy = "put it into pruned_results: only instances that met the target may count"
     elif len(missed) == 1:
-        remedy = "one may miss it: it counts as the slowest"
+        remedy = "one run may miss it and counts as the slowest"
     severity: Severity = "warning" if isinstance(score, Strong) and len(missed) == 1 else "error"
     for run in missed:
         yield _finding("converged", severity, names[run.path], "a run that meets the target", run.why, remedy)
@@ -182,14 +182,14 @@ def _one_division(results: ResultSet) -> Iterator[Finding]:
     logged = {str(log.value("submission_division")) for log in results.condensed} - {"None"}
     where, divisions = f"{results.path.name}/", " and ".join(sorted(logged))
     if described in ("closed", "open") and logged and logged != {described}:
-        # The compliance checker goes by the log: one that is closed there was checked by the stricter rules.
+        # The compliance checker uses the log's division: logs that say closed were checked by the stricter rules.
         severity: Severity = "error" if described == "closed" else "warning"
         expected = f"division {described}, as in the system description"
         remedy = "make them agree; package_checker goes by the description, the compliance checker by the log"
         yield _finding("division", severity, where, expected, f"{divisions} in the logs", remedy)
     if described is None and len(logged) > 1:
         expected = "one division in all runs of a score"
-        remedy = "closed and open are scored separately: sort them into sets of their own"
+        remedy = "closed and open are scored separately: sort them into separate sets"
         yield _finding("division", "error", where, expected, divisions, remedy)
 
 
@@ -205,12 +205,12 @@ def _one_configuration(results: ResultSet) -> Iterator[Finding]:
         if len(values) > 1:
             actual = ", ".join(f"{value} ({count(number, 'run')})" for value, number in values.most_common(3))
             expected = f"one {key} in all runs of a score"
-            remedy = "a score is made from runs of one configuration: sort them into sets of their own"
+            remedy = "the runs of a score have one configuration: sort them into separate sets"
             yield _finding("settings", "error", f"{results.path.name}/", expected, actual, remedy)
 
 
 def _comparable(value: Any) -> str:
-    """A setting as text that is the same for the same number, however the log writes it: 1, 1.0, "1e0"."""
+    """A setting as text, the same for equal numbers in any notation: 1, 1.0, "1e0"."""
     if isinstance(value, list):
         return f"[{', '.join(map(_comparable, value))}]"
     if isinstance(value, bool):
@@ -243,7 +243,7 @@ def _distinct_runs(results: ResultSet) -> Iterator[Finding]:
     for log in results.condensed:
         if log.fingerprint and log.fingerprint in first:
             expected, actual = "another run in every log", f"the same run as {first[log.fingerprint]}"
-            remedy = "a run counts once: put the log of another run there"
+            remedy = "a run counts once: replace it with the log of another run"
             yield _finding("twice", "error", label(log), expected, actual, remedy)
         first.setdefault(log.fingerprint, label(log))
 
@@ -258,7 +258,7 @@ def _text_fields(results: ResultSet) -> Iterator[Finding]:
 
 
 def _scale(results: ResultSet) -> Iterator[Finding]:
-    """The compute units of a run in the logs (S) against those of the system description (T)."""
+    """Compares the compute units of a run in the logs (S) with those of the system description (T)."""
     total = results.total_scale
     scales = {scale for log in results.condensed if (scale := instance_scale(log))}
     if total is None or len(scales) != 1:
@@ -283,7 +283,7 @@ def _scale(results: ResultSet) -> Iterator[Finding]:
     elif results.metric == "strong" and scale != total:
         expected = f"{scale} accelerators (or nodes without), as in the logs"
     if expected and results.system_json is not None:
-        remedy = "describe the part of the machine that ran, and log the same"
+        remedy = "describe the part of the machine that was used, and log the same"
         yield _finding("system", "warning", where, expected, actual, remedy)
 
 

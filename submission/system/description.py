@@ -1,5 +1,5 @@
-"""The system description of a submission: what can be read from the machine and Slurm, in the official fields, and
-the names of the fields that cannot.
+"""The system description of a submission: the official fields, as far as they can be read from the machine and
+from Slurm, and the names of the missing ones.
 
 Fields and which of them need an answer: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
 "<system_desc_id>.json metadata"); the same names are required by mlperf-logging 4.1.68, system_desc_checker.
@@ -30,9 +30,9 @@ OPTIONAL = (
     "host_processor_interconnect", "accelerator_frequency", "accelerator_on-chip_memories",
     "accelerator_interconnect_topology", "hw_notes", "sw_notes",
 )  # fmt: skip
-"""Fields that have to be there and may be empty."""
+"""Fields that must exist but may be empty."""
 EXTRA = ("system_type", "host_network_card_count")
-"""Fields of the rules that the checker does not ask for: written where the user gives them."""
+"""Fields of the rules that the checker does not require: written if the user gives them."""
 ORDER = (
     "submitter", "division", "system_type", "status", "system_name", "number_of_nodes",
     "host_processors_per_node", "host_processor_model_name", "host_processor_core_count",
@@ -44,21 +44,21 @@ ORDER = (
     "accelerator_memory_capacity", "accelerator_interconnect", "accelerator_interconnect_topology",
     "cooling", "hw_notes", "framework", "other_software_stack", "operating_system", "sw_notes",
 )  # fmt: skip
-"""All fields as the published descriptions order them."""
-NOTES = ("hw_notes", "sw_notes")  # free text, never asked for
+"""All fields in the order of the published descriptions."""
+NOTES = ("hw_notes", "sw_notes")  # free text, always optional
 
 CHOICES = {
     "division": "closed or open",
     "status": '"Available on-premise", "Available cloud", "Preview" or '
     '"Research, Development, or Internal (RDI)"',
 }
-"""What fields of a few values may say (mlperf-logging, system_desc_checker)."""
+"""Allowed values of some fields (mlperf-logging, system_desc_checker)."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """``fields``: all official fields in order, empty where unknown. ``missing``: those that need an answer and
-    have none, with a hint. ``open``: those that may stay empty."""
+    """``fields``: all official fields in order, empty if unknown. ``missing``: required fields without a value,
+    each with a hint. ``open``: empty fields that may stay so."""
 
     fields: dict[str, Any]
     missing: dict[str, str]
@@ -69,8 +69,8 @@ class Description:
 
 
 def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> Description:
-    """The description of a system of ``nodes``, with the fields ``given`` by the user on top. A field in which
-    the nodes differ is unknown. Of each node: :func:`~mlhpc.submission.system.node.node_facts`."""
+    """The description of a system of ``nodes``, overridden by the fields ``given`` by the user. A field in which
+    the nodes differ is unknown. ``nodes``: :func:`~mlhpc.submission.system.node.node_facts` of each."""
     read_fields: dict[str, Any] = {}
     hints = CHOICES | {key: hint for node in nodes for key, hint in node["hints"].items()}
     for key in ORDER:
@@ -79,7 +79,7 @@ def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> De
             read_fields[key] = json.loads(values.pop())
         else:
             hints[key] = "the nodes differ: " + "; ".join(sorted(values)[:4])
-    if read_fields.get("number_of_nodes") == "1":  # without Slurm a node has only itself
+    if read_fields.get("number_of_nodes") == "1":  # without Slurm a node only knows itself
         read_fields["number_of_nodes"] = str(len(nodes))
     fields = {
         key: given.get(key, read_fields.get(key, "")) for key in ORDER if key not in EXTRA or key in given
@@ -113,7 +113,7 @@ def read(path: Path) -> dict[str, Any]:
         fields = json.loads(read_text(path))
     except OSError as error:
         raise UserError(
-            f"{path}: {error.strerror or 'no such file'}; make one with: mlhpc doctor --system --out {path}"
+            f"{path}: {error.strerror or 'no such file'}; create one with: mlhpc doctor --system --out {path}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: invalid JSON ({printable(str(error))}); fix or regenerate it") from None
@@ -123,7 +123,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(description: Description, path: Path) -> None:
-    """Write the JSON. Raises UserError when the place cannot be written, or holds something already."""
+    """Write the JSON. Raises UserError when ``path`` cannot be written, or exists."""
     if path.exists():
         raise UserError(f"{path} already exists; choose another --out, or move it away")
     try:

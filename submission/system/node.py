@@ -1,5 +1,5 @@
 """The facts of a node for the system description: processors, memory, disks, network, accelerators, from /proc,
-/sys and the vendors' tools. Nothing is guessed: what no file and no tool has is left out."""
+/sys and the vendors' tools. Nothing is guessed: fields that no file or tool provides are left out."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from mlhpc.submission.system.probe import output, text
 
 
 def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, Any]:
-    """``fields`` that can be read on this node, and ``hints`` for those that can be read in part; JSON values.
+    """``fields`` that can be read on this node, and ``hints`` for those that can be read partly; JSON values.
 
     ``root`` replaces / where /proc, /sys and /etc are read.
     """
@@ -33,7 +33,7 @@ def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> d
     if len(frameworks) == 1:
         fields["framework"] = frameworks[0]
     elif frameworks:
-        hints["framework"] = f"{' and '.join(frameworks)} are installed: give the one of the results"
+        hints["framework"] = f"{' and '.join(frameworks)} are installed: give the one used for the results"
     fields["other_software_stack"] = software.stack(env, root)
     release = re.search(r'^PRETTY_NAME="?([^"\n]+)', text(root / "etc/os-release"), re.MULTILINE)
     if release:
@@ -59,8 +59,8 @@ def _nodes(env: Mapping[str, str]) -> tuple[str, str]:
 
 def _processors(root: Path) -> dict[str, str]:
     """Sockets, cores and threads from /sys/devices/system/cpu/cpu*/topology (Linux,
-    Documentation/ABI/stable/sysfs-devices-system-cpu). Counts are those of one processor, as the rules'
-    example has them."""
+    Documentation/ABI/stable/sysfs-devices-system-cpu). Counts are per processor, as in the rules'
+    example."""
     cpus = sorted(root.glob("sys/devices/system/cpu/cpu[0-9]*"))
     places = [
         (
@@ -69,7 +69,7 @@ def _processors(root: Path) -> dict[str, str]:
             text(cpu / "topology/core_id"),
         )
         for cpu in cpus
-        if (cpu / "topology/core_id").exists()  # a processor that is offline has no topology
+        if (cpu / "topology/core_id").exists()  # offline processors have no topology
     ]
     fields = {}
     sockets = len({package for package, _, _ in places})
@@ -94,13 +94,13 @@ def _processors(root: Path) -> dict[str, str]:
 
 def _processor_model(root: Path) -> str | None:
     match = re.search(r"^model name\s*:\s*(.+)$", text(root / "proc/cpuinfo"), re.MULTILINE)
-    if not match:  # ARM has no such line; lscpu knows the names of its numbers
+    if not match:  # ARM has no such line, but lscpu translates its numbers
         match = re.search(r"^Model name:\s*(.+)$", output("lscpu"), re.MULTILINE)
     return " ".join(match[1].split()) if match else None
 
 
 def _frequency(root: Path, model: str) -> str | None:
-    """The base frequency; where only the highest can be read, that, marked so."""
+    """The base frequency; if it cannot be read, the highest one, marked as such."""
     folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
     if base := text(folder / "base_frequency"):
         return f"{int(base) // 1000} MHz"
@@ -112,7 +112,7 @@ def _frequency(root: Path, model: str) -> str | None:
 
 
 def _caches(folder: Path) -> str | None:
-    """Of cpu0, one part a level: size, kind, and how many threads share it."""
+    """The caches of cpu0, one entry per level: size, kind, and the number of threads that share it."""
     levels: dict[str, list[str]] = {}
     for index in sorted(folder.glob("index*")):
         level, size, shared = (text(index / name) for name in ("level", "size", "shared_cpu_list"))
@@ -125,14 +125,14 @@ def _caches(folder: Path) -> str | None:
 
 
 def _count(cpus: str) -> int:
-    """How many processors a list such as ``0-3,8`` holds."""
+    """Number of processors in a list such as ``0-3,8``."""
     spans = [part.split("-") for part in cpus.split(",") if part]
     return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
 
 
 def _memory(root: Path) -> dict[str, str]:
-    """Capacity: the memory blocks that are online (Linux, ABI/testing/sysfs-devices-memory), which is what is
-    installed; else MemTotal, what the kernel has left of it. Modules: EDAC, where the kernel has it."""
+    """Capacity: the memory blocks that are online (Linux, ABI/testing/sysfs-devices-memory), which is the
+    installed memory; else MemTotal, the part usable by the kernel. Modules: from EDAC, if available."""
     fields = {}
     blocks = root / "sys/devices/system/memory"
     size = int(text(blocks / "block_size_bytes") or "0", 16)
@@ -162,7 +162,7 @@ _NO_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd|rbd)\d*")
 
 def _storage(root: Path) -> dict[str, str]:
     """The node's own disks, from /sys/block (sizes there are in sectors of 512 bytes), and in the notes the
-    shared file systems that are mounted."""
+    mounted shared file systems."""
     disks = Counter(
         (_kind_of_disk(disk), f"{sectors * 512 / 1e9:.0f} GB")
         for disk in sorted(root.glob("sys/block/*"))
@@ -184,7 +184,7 @@ def _storage(root: Path) -> dict[str, str]:
 def _kind_of_disk(disk: Path) -> str:
     if disk.name.startswith("nvme"):
         return "NVMe SSD"
-    if disk.name.startswith(("vd", "xvd")):  # a virtual disk hides the kind of the real one
+    if disk.name.startswith(("vd", "xvd")):  # virtual disks hide the kind of the real disk
         return "virtual disk"
     return "HDD" if text(disk / "queue/rotational") == "1" else "SSD"
 
@@ -219,7 +219,7 @@ _PCI_ACCELERATORS = ("0x0302", "0x0380", "0x1200")  # 3D controller, other displ
 
 
 def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Fields and hints. NVIDIA's are from nvidia-smi; others are only counted on the PCI bus."""
+    """Fields and hints. NVIDIA's come from nvidia-smi; others are only counted on the PCI bus."""
     table = [
         [cell.strip() for cell in line.split(",")]
         for line in output(

@@ -1,4 +1,4 @@
-"""Files of the system and the output of its tools, empty where there is none."""
+"""Files of the system and the output of its tools, empty if missing."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def text(path: Path) -> str:
-    """The text of a file; empty where it is missing or unreadable."""
+    """The text of a file; empty if it is missing or unreadable."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except OSError:
@@ -15,12 +15,12 @@ def text(path: Path) -> str:
 
 
 def output(*command: str) -> str:
-    """The output of a command; empty where it is missing, fails or hangs."""
+    """The output of a command; empty if it is missing, fails or hangs."""
     if not shutil.which(command[0]):
         return ""
     env = os.environ | {"LC_ALL": "C"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=env, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=30, env=env, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return completed.stdout if completed.returncode == 0 else ""

@@ -34,7 +34,7 @@ def make_run(
 ) -> Path:
     """Makes ``out`` and returns it. ``result``, ``log`` and ``env`` change what is written: a dictionary, a
     list of MLLOG records, a dictionary."""
-    # ``load`` refuses a closed run that is none; these are for the checks of what others may have written.
+    # ``load`` refuses invalid closed runs; these are for checks of files that others may have written.
     closed = preset == "closed" or 'division="closed"' in settings
     run = load("cosmoflow", preset, [s for s in settings if not s.startswith("division")] + ["division=open"])
     run = run.model_copy(update={"division": "closed" if closed else "open"})

@@ -46,7 +46,7 @@ class ThreadWorld(Solo):
 
 
 def on_ranks(nodes: int, local_size: int, work: Callable[[ThreadWorld], T]) -> list[T | Exception]:
-    """``work(world)`` on all ranks at once: its result or exception by rank. A hang fails after a minute."""
+    """``work(world)`` on all ranks concurrently: its result or exception by rank. A hang fails after a minute."""
     rendezvous = _Rendezvous(nodes * local_size)
     results: list[Any] = [None] * rendezvous.size
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 # Frameworks start no threads while they are imported, so forking afterwards is safe; the child then runs and ends
-# as a process of its own would.
+# as a separate process would.
 SERVER = """
 import importlib, json, os, sys
 

@@ -5,7 +5,7 @@
 DIR is the cosmoflow folder of a checkout of mlcommons/hpc: its model is built by its own code, here, with
 this TensorFlow. Without it the same layers in the same order are built from Keras alone. Keras compiles its
 step as ``fit`` does; data is in memory on both sides: logarithms in float32 for Keras, int16 counts for ours,
-whose step takes the logarithm. Steps alternate, so that a noisy machine is noisy for both; the ratio is taken
+whose step takes the logarithm. Steps alternate, so that noise of the machine affects both; the ratio is taken
 pair by pair, and its median is the result. CPU time is given too: it is what is left to compare by where
 other programs take turns on the same cores.
 """

@@ -10,7 +10,7 @@ is AdamW too, or ``--optimizer LAMB``. Samples are the same ones, in memory.
 
 A turn is a process of its own: a first step that does not count, then ``--steps``, whose median it gives, and its
 peak memory. Ours keeps the memory that it frees, as ``mlhpc run`` does; the reference has it from the C library as
-it is. The sides take turns, so that a noisy machine is noisy for both; the ratio is taken round by round, and its
+it is. The sides take turns, so that noise of the machine affects both; the ratio is taken round by round, and its
 median is the result. CPU time, the system's included, is given too: it is what is left to compare by where other
 programs take turns on the same cores. ``--frozen N`` freezes our first N blocks: what gradient skipping saves.
 """

@@ -3,8 +3,8 @@ is.
 
     python tests/perf/first_hour_gpu.py [--gpus N] [--only NAME ...] [--work FOLDER]
 
-Each check is a process of its own with a time limit, so that one that hangs or crashes does not take the others
-with it. Without a GPU it says so and does nothing. docs/first_hour_on_gpus.md says what to do about each failure.
+Each check runs in its own process with a time limit, so that one that hangs or crashes does not affect the others.
+Without a GPU it reports that and exits. docs/first_hour_on_gpus.md says what to do about each failure.
 """
 
 import argparse
@@ -27,7 +27,7 @@ NEEDED_DRIVER = 580  # of the CUDA 13 builds of PyTorch (CUDA toolkit release no
 @dataclass(frozen=True)
 class Check:
     """``command`` gives the words of a process, from the number of GPUs and the working folder; ``verify`` raises
-    AssertionError when what it left there is not as it should be."""
+    AssertionError when its output there is wrong."""
 
     name: str
     what: str
@@ -178,7 +178,7 @@ CHECKS = (
 )
 
 
-# What runs inside a process of its own.
+# What runs inside a separate process.
 
 
 def inside_driver() -> None:

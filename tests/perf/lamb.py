@@ -2,8 +2,8 @@
 
     python tests/perf/lamb.py [--repeats 15] [--device cpu]
 
-Steps alternate, so that a noisy machine is noisy for both; the ratio is taken pair by pair, and its median is
-the result. timm's Lamb, where it is installed, stands beside them.
+Steps alternate, so that noise of the machine affects both; the ratio is taken pair by pair, and its median is
+the result. timm's Lamb is measured too if it is installed.
 """
 
 import argparse

@@ -4,13 +4,13 @@
 
 Both sides end at normalised float32 batches of 224 x 224 from random resized crops, mirrored half the time.
 The reference is what torchvision's users write: ImageFolder, which decodes with Pillow, v2 transforms and a
-DataLoader of as many worker processes, kept from one epoch to the next, that hands out channels-last batches.
+DataLoader of as many worker processes, kept from one epoch to the next, that yields channels-last batches.
 The images are drawn as by ``mlhpc data make``, 500 pixels long, with the grain of a photograph at quality 90,
 in a temporary folder; they lie in the page cache. Rounds alternate, and a ratio is to the reference of its
 round; the median is the result.
 
 The second table is how quickly images are read from each format, without decoding, by as many threads, in
-random order: after the page cache was told to forget them (cold, as far as this node goes), and warm.
+random order: after dropping them from the page cache (cold, on this node), and warm.
 """
 
 import argparse

@@ -5,7 +5,7 @@ a cold source, side by side in one run.
 
 The images are 60 drawn ones of about 68 KB, each written many times over. Rounds turn the order, and a ratio is to
 the plain files of its round. Before each staging the source is dropped from the page cache; nothing is forced to
-disk. What it took to pack is told as well: it is done once, before any run.
+disk. The time to pack is printed as well: it is done once, before any run.
 """
 
 import argparse

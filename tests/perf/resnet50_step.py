@@ -2,7 +2,7 @@
 
     python tests/perf/resnet50_step.py [--batch 32] [--side 224] [--rounds 3] [--compile] [--lars]
 
-Data is in memory on both sides. Steps alternate, so that a noisy machine is noisy for all; the ratio is taken
+Data is in memory on both sides. Steps alternate, so that noise of the machine affects all; the ratio is taken
 round by round, and its median is the result. CPU time is given too: it is what is left to compare by where
 other programs take turns on the same cores. The target is 1 in float32 and 2.8 in bfloat16.
 """

@@ -51,7 +51,7 @@ def make_source(root: Path, files: int) -> Manifest:
 
 
 def make_cold(paths: list[Path]) -> None:
-    os.sync()  # this copy is not to pay for what the last one left to be written
+    os.sync()  # this copy must not pay for data of the last one that is still to be written
     pagecache.evict(paths)
     left = max(map(pagecache.resident_fraction, paths))
     if left > 0:
@@ -88,7 +88,7 @@ def read(source: Path, target: Path) -> None:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95% confidence interval of the median, from the order statistics; the range where they are too few."""
+    """The 95% confidence interval of the median, from the order statistics; the range if they are too few."""
     ordered, n = sorted(values), len(values)
     k = max((k for k in range(n // 2) if 2 * binom.cdf(k, n, 0.5) <= 0.05), default=0)
     return ordered[k], ordered[n - 1 - k]

@@ -24,7 +24,7 @@ def main() -> None:
 
     part = deepcopy(whole)
     group_batchnorm(part, world, world.size)
-    # A loss that is no mean over equal terms: every sample weighs otherwise.
+    # A loss that is not a mean over equal terms: every sample has a different weight.
     weights = torch.linspace(1, 2, len(x), dtype=torch.float64).view(-1, 1, 1, 1)
     (whole(x).square() * weights).mean().backward()
     network = wrap_ddp(part, world)

@@ -1,4 +1,4 @@
-"""Programs of the system that a test needs: left out where they are not, but never in CI."""
+"""System programs that a test needs: it is skipped if they are missing, but never in CI."""
 
 import os
 import shutil

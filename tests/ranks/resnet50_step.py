@@ -16,7 +16,7 @@ from mlhpc.common.pytorch.step import (
     wrap_ddp,
 )
 from mlhpc.common.ranks import launch
-from mlhpc.resnet50.metric import cross_entropy, right_answers
+from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     for (name, ours), theirs in zip(part.named_parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
-    # An evaluation between two steps leaves training what it was.
+    # An evaluation between two steps does not change training.
     trained = build_model(Network(classes=7, width=0.125, blocks=(1, 1, 1, 1)))
     sgd = torch.optim.SGD(trained.parameters(), 0.1)
     step = make_train_step(wrap_ddp(trained, world), cross_entropy, sgd, scaler)
@@ -50,7 +50,7 @@ def main() -> None:
         assert all(
             m.num_batches_tracked == updates for m in trained.modules() if isinstance(m, nn.BatchNorm2d)
         )
-        make_eval_step(trained, right_answers)(x[mine].float(), y[mine])
+        make_eval_step(trained, count_correct)(x[mine].float(), y[mine])
 
     # Running statistics differ, until they are averaged.
     alone = build_model(Network(classes=7, width=0.125, blocks=(1, 1, 1, 1)))

@@ -1,6 +1,6 @@
 """One rank of a test of the roll call, without a framework: ``python roll.py BEAT_S HOW [RANK]``.
 
-HOW: kill, stop, fail; RANK (default 1) does it in phase ``work`` of its own, when all are there.
+HOW: kill, stop, fail; RANK (default 1) does it in its phase ``work``, when all are present.
 """
 
 import os
@@ -26,7 +26,7 @@ assert roll_call.broadcast({"answer": info.rank}) == {"answer": 0}
 Path(os.environ["SIGNS"], str(info.rank)).write_text(str(os.getpid()))
 while not all(Path(os.environ["SIGNS"], str(rank)).exists() for rank in range(info.size)):
     time.sleep(0.01)
-time.sleep(0.3)  # what every rank said has been heard: the reset of a killed one may take it away
+time.sleep(0.3)  # until all messages have been read: the reset of a killed rank may discard them
 if info.rank == who:
     match how:
         case "kill":

@@ -64,13 +64,13 @@ def test_a_second_job_continues_the_campaign_of_the_first(submit, tmp_path):
     assert not (tmp_path / "stage").exists()
 
 
-def test_each_task_of_a_job_array_makes_one_run(submit, tmp_path):
+def test_each_task_of_a_job_array_starts_one_run(submit, tmp_path):
     assert submit("--runs", 2, options=["--array=1-2%1"])[1], outputs(tmp_path)
     assert [m["state"] for m in made(tmp_path)] == ["converged"] * 2
     assert len(list(tmp_path.glob("job-*.out"))) == 2
 
 
-def test_concurrent_instances_on_one_node_each(submit, tmp_path):
+def test_concurrent_instances_get_one_node_each(submit, tmp_path):
     words = ["--runs", 2, "--instances", 2, "--ranks", 2]
     assert submit(*words, options=["--ntasks-per-node=2"])[1], outputs(tmp_path)
     runs = [result(tmp_path / "out" / name) for name in ("run_01", "run_02")]

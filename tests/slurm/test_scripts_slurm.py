@@ -57,7 +57,7 @@ class Jobs:
         return next(word.partition("=")[2] for word in words if word.startswith(f"{field}="))
 
     def staged(self):
-        """What stages are left, and their locks."""
+        """The remaining stages and their locks."""
         return [path.name for path in (self.folder / "tmp").glob("mlhpc-*")]
 
 
@@ -129,7 +129,7 @@ def test_a_cancelled_run_closes_its_log_and_leaves_no_stage(jobs):
 
 
 def test_a_run_that_loses_a_rank_names_it_and_leaves_no_stage(jobs):
-    """H4: nobody is left to remove it in good order."""
+    """No process is left to remove it normally."""
     job = jobs.submit("run", settings=NEVER_ENDS)
     jobs.wait_for_epoch(jobs.out / "run.log")
     os.kill(process_of(job, rank=1, command="mlhpc run"), signal.SIGKILL)

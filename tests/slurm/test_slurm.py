@@ -1,4 +1,4 @@
-"""Ranks under a real Slurm of two nodes: who they are, what they do together, and how a lost one is named."""
+"""Ranks under a real Slurm of two nodes: their numbers, their collectives, and how a lost one is named."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PROGRAM = ROOT / "tests" / "ranks" / "program.py"
 
 @pytest.mark.parametrize("framework", ["horovod", "torch"])
 @pytest.mark.parametrize(("tasks", "last"), [(2, "rank 1/2 node 1/2"), (4, "rank 3/4 node 1/2")])
-def test_ranks_of_two_nodes_find_each_other_and_do_every_collective(slurm, tasks, last, framework):
+def test_ranks_of_two_nodes_connect_and_run_every_collective(slurm, tasks, last, framework):
     done = slurm.run("srun", "-N2", f"-n{tasks}", sys.executable, PROGRAM, "well", FRAMEWORK=framework)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == tasks
@@ -58,7 +58,7 @@ def test_the_system_is_described_from_both_nodes(slurm, tmp_path):
     out = tmp_path / "system.json"
     doctor = ["srun", "-N2", "-n2", sys.executable, "-m", "mlhpc", "doctor", "--system"]
     done = slurm.run(*doctor, "--out", out)
-    assert done.returncode == 1, done.stderr  # it asks for what no machine knows
+    assert done.returncode == 1, done.stderr  # some fields cannot be detected on any machine
     assert "required: --set" in done.stderr and "Traceback" not in done.stderr
     assert not out.exists()
     assert json.loads(slurm.run(*doctor).stdout)["number_of_nodes"] == "2"
@@ -73,7 +73,7 @@ def test_the_doctor_writes_a_site_file_in_a_job(slurm, tmp_path):
     assert "sbatch -p all -N 2" in text and "(in a job)" in text
 
 
-def test_the_batch_script_itself_is_one_rank(slurm, tmp_path):
+def test_without_srun_the_batch_script_is_one_rank(slurm, tmp_path):
     script, out = tmp_path / "job", tmp_path / "out"
     who = "import os; from mlhpc.common.ranks.environment import identify; print(identify(os.environ))"
     script.write_text(f"#!/bin/bash\n{sys.executable} -c '{who}'\n")

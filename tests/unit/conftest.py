@@ -11,9 +11,9 @@ FRAMEWORKS = {"tensorflow", "keras", "horovod", "torch", "torchvision", "nvidia"
 
 @pytest.fixture(autouse=True)
 def no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails also where the framework was loaded before, by a test of another folder in the same process.
+    """Fails also if the framework was loaded before, by a test of another folder in the same process.
 
-    Libraries may import one: SciPy asks PyTorch, where it is loaded, whether an array is a tensor.
+    Libraries may import one: SciPy asks PyTorch, if it is loaded, whether an array is a tensor.
     """
     real = builtins.__import__
 

@@ -41,7 +41,7 @@ def source_of(module: str) -> Path | None:
 
 
 def way_to_a_framework(path: Path) -> list[str]:
-    """The chain of imports from ``path`` to a framework, empty where there is none."""
+    """The chain of imports from ``path`` to a framework, empty if there is none."""
     ways: list[tuple[Path, list[str]]] = [(path, [str(path.relative_to(ROOT))])]
     seen = {path}
     while ways:
@@ -61,6 +61,6 @@ def test_a_unit_test_loads_no_framework(path: Path) -> None:
     assert way_to_a_framework(path) == []
 
 
-def test_a_way_to_a_framework_is_seen_through_other_modules() -> None:
+def test_an_indirect_import_of_a_framework_is_detected() -> None:
     way = way_to_a_framework(TESTS / "numeric" / "resnet50" / "data" / "test_pack.py")
     assert len(way) > 2 and way[-1].partition(".")[0] in {"torch", "torchvision"}, way

@@ -1,4 +1,4 @@
-// Draws the charts of the page, in the colours that the reader's system asks for.
+// Draws the charts of the page, in the colours of the reader's system theme.
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const swap = JSON.parse(document.getElementById("dark-colours").textContent);
 
@@ -15,7 +15,7 @@ async function draw(box) {
     });
     box.view = shown.view;
   } catch (error) {
-    box.classList.remove("drawn");  // the static picture stays
+    box.classList.remove("drawn");  // keep the static picture
     console.error(error);
   }
 }

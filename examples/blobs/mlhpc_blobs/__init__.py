@@ -1,4 +1,4 @@
-"""A benchmark in a package of its own: eight noisy blobs of points, told apart by a linear classifier."""
+"""A benchmark in a package of its own: eight noisy blobs of points, classified by a linear model."""
 
 from mlhpc.benchmarks.registry import Benchmark, DataTool, Framework
 

@@ -1,4 +1,4 @@
-"""What can be set beyond what all benchmarks have."""
+"""Settings beyond those of all benchmarks."""
 
 from mlhpc.benchmarks import schema
 

@@ -32,14 +32,16 @@ def train(run, data, staged, seed, resume, world, log):
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
                 log.note("staging", **vars(report))
         sizes = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
-        mine = assign_samples(dataset, staged, run.staging.mode, world, **sizes)
-        steps = run.study.cut(steps_per_epoch(world.gather(mine.train_pool), local_batch))
+        own_samples = assign_samples(dataset, staged, run.staging.mode, world, **sizes)
+        steps = run.study.cut(steps_per_epoch(world.gather(own_samples.train_pool), local_batch))
 
         for epoch in range(1, run.training.max_epochs + 1):
             with log.span("epoch", epoch=epoch, step=(epoch - 1) * steps) as span:
                 with log.span("train", epoch=epoch):
-                    indices = train_batches(mine.train_pool, mine.pool_rank, local_batch, steps, seed, epoch)
-                    batches = (read(mine.train_files, batch) for batch in indices)
+                    indices = train_batches(
+                        own_samples.train_pool, own_samples.pool_rank, local_batch, steps, seed, epoch
+                    )
+                    batches = (read(own_samples.train_files, batch) for batch in indices)
                     losses = []
                     for x, y in log.timed(batches, "data_wait", epoch=epoch):
                         loss, gradient = loss_and_gradient(weights, x, y)
@@ -53,7 +55,8 @@ def train(run, data, staged, seed, resume, world, log):
                     break
                 with log.span("eval", epoch=epoch):
                     results = [
-                        read(mine.eval_files, b) for b in eval_batches(mine.eval_pool, mine.pool_rank, 16)
+                        read(own_samples.eval_files, b)
+                        for b in eval_batches(own_samples.eval_pool, own_samples.pool_rank, 16)
                     ]
                     right = sum((np.argmax(x @ weights, axis=1) == y).sum() for x, y in results)
                     accuracy = float(world.sum(right)) / run.data.eval_samples

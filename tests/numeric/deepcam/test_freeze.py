@@ -1,4 +1,4 @@
-"""Gradient skipping: what is frozen stays, what is not is trained as before."""
+"""Gradient skipping: frozen blocks do not change, the others are trained as before."""
 
 import copy
 import math
@@ -31,7 +31,7 @@ def move(block, share):
             parameter *= 1 + share
 
 
-def test_blocks_that_hardly_moved_count_up_to_the_first_that_did(model):
+def test_converged_blocks_are_counted_up_to_the_first_that_moved(model):
     before = weights_of(model)
     for block, share in zip(blocks(model), [0.009, 0.002, 0.011, 0.001], strict=False):
         move(block, share)
@@ -40,8 +40,8 @@ def test_blocks_that_hardly_moved_count_up_to_the_first_that_did(model):
     assert count_converged_blocks(model, before, math.inf, Solo()) == len(blocks(model))
 
 
-def test_the_rest_has_the_gradients_it_would_have_had_and_the_frozen_none(model):
-    """Batch norm of the frozen blocks is in evaluation mode: compare with a network whose it is too."""
+def test_freezing_changes_no_gradients_of_the_other_blocks(model):
+    """Batch norm of the frozen blocks is in evaluation mode: compare with a network in which it is too."""
     whole = copy.deepcopy(model)
     for block in blocks(whole)[:3]:
         block.eval()
@@ -57,7 +57,7 @@ def test_the_rest_has_the_gradients_it_would_have_had_and_the_frozen_none(model)
             torch.testing.assert_close(rest[name], expected[name])
 
 
-def test_frozen_weights_and_statistics_stay_and_the_aspp_and_decoder_are_always_trained(model):
+def test_frozen_weights_and_statistics_are_constant_and_aspp_and_decoder_never_freeze(model):
     freeze(model, len(blocks(model)))
     before = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

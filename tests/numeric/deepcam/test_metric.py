@@ -35,7 +35,7 @@ def maps(seed, samples=7, rows=9, columns=11):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_iou_is_that_of_a_loop_over_pixels(seed):
+def test_iou_equals_a_loop_over_pixels(seed):
     guess, truth = maps(seed)
     expected = [slow_iou(ours, theirs) for ours, theirs in zip(guess, truth, strict=True)]
     ours = iou(guess, truth)
@@ -45,7 +45,7 @@ def test_iou_is_that_of_a_loop_over_pixels(seed):
     np.testing.assert_array_equal(iou(one_hot, truth).numpy(), ours.numpy())
 
 
-def test_a_class_in_neither_map_counts_as_one_and_a_class_in_one_of_them_as_zero():
+def test_iou_of_a_class_is_one_if_in_neither_map_and_zero_if_in_one():
     nothing, a_river = torch.zeros(1, 4, 4, dtype=torch.uint8), torch.zeros(1, 4, 4, dtype=torch.uint8)
     a_river[0, 0] = 2
     assert iou(nothing, nothing).item() == 1
@@ -53,7 +53,7 @@ def test_a_class_in_neither_map_counts_as_one_and_a_class_in_one_of_them_as_zero
     assert iou(a_river, nothing).item() == pytest.approx((12 / 16 + 1 + 0) / 3)
 
 
-def test_the_mean_over_samples_does_not_depend_on_how_they_are_dealt_out():
+def test_the_mean_over_samples_does_not_depend_on_their_distribution_over_ranks():
     guess, truth = maps(9)
     whole = iou(guess, truth).sum().item() / 7
     for size in (1, 2, 3, 5):
@@ -80,7 +80,7 @@ def test_the_loss_is_the_mean_over_pixels_of_weighted_logarithms():
         assert loss.item() == pytest.approx(total / 40, rel=1e-6)
 
 
-def test_the_loss_of_bfloat16_logits_is_taken_in_float32():
+def test_the_loss_of_bfloat16_logits_is_computed_in_float32():
     logits = (torch.randn(1, 3, 8, 8) * 4).to(torch.bfloat16)
     y = torch.randint(0, 3, (1, 8, 8), dtype=torch.uint8)
     assert weighted_cross_entropy(logits, y).item() == weighted_cross_entropy(logits.float(), y).item()

@@ -89,7 +89,7 @@ def test_every_layer_of_the_reference_network_is_accounted_for():
 
 
 @pytest.mark.parametrize("rows, columns", [(32, 32), (48, 80), (64, 96)])
-def test_any_sides_divisible_by_sixteen_come_back_as_logits_of_the_same_sides(rows, columns):
+def test_logits_have_the_sides_of_the_input_for_any_multiple_of_sixteen(rows, columns):
     model = build_model(SMALL, 5)
     assert model(torch.randn(2, 5, rows, columns)).shape == (2, 3, rows, columns)
 
@@ -151,13 +151,13 @@ def functional(weights, x, middle_blocks):
     return double(x)
 
 
-def test_outputs_and_gradients_are_those_of_the_layers_written_out():
+def test_outputs_and_gradients_equal_an_explicit_implementation():
     torch.manual_seed(1)
     model = build_model(SMALL, 4).double().to(memory_format=torch.channels_last)
     use_cpu_kernels(model)
     for norm in model.modules():
         if isinstance(norm, torch.nn.BatchNorm2d):
-            torch.nn.init.normal_(norm.bias, std=0.5)  # or what a shift does could not be seen
+            torch.nn.init.normal_(norm.bias, std=0.5)  # otherwise the effect of a shift would be invisible
     x = torch.randn(2, 4, 64, 96, dtype=torch.float64)
     copies = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in model.state_dict().values()]
     expected = functional(copies, x, middle_blocks=2)
@@ -189,7 +189,7 @@ def test_outputs_and_gradients_are_those_of_the_layers_written_out():
         "dense, dilated, odd side",
     ],
 )
-def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype, tolerance):
+def test_a_convolution_and_its_gradients_equal_pytorchs_in_float64(case, dtype, tolerance):
     torch.manual_seed(2)
     rows, columns = (7, 10) if "odd" in case else (6, 10)
     stride, dilation = (2 if "stride 2" in case else 1), (2 if "dilated" in case else 1)
@@ -224,7 +224,7 @@ def test_a_convolution_and_its_gradients_are_pytorchs_own_in_float64(case, dtype
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True), (True, False, False)], ids=str)
-def test_what_a_separable_convolution_does_not_keep_it_computes_again(dilation, wanted):
+def test_a_separable_convolution_recomputes_its_intermediate_tensor(dilation, wanted):
     torch.manual_seed(6)
     layer = CpuSeparable(24, 16, dilation=dilation).double()
     x = torch.randn(2, 24, 6, 10, dtype=torch.float64)
@@ -238,14 +238,14 @@ def test_what_a_separable_convolution_does_not_keep_it_computes_again(dilation, 
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
         layer(x)
-    assert (2, 24, 6, 10) in kept and len(kept) == 3  # what came in and the weights, and nothing between
+    assert (2, 24, 6, 10) in kept and len(kept) == 3  # the input and the weights, and nothing between
     expected = torch.autograd.grad(exact, inputs, target)
     torch.testing.assert_close(torch.autograd.grad(y, inputs, target), expected)
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=["nhwc", "nchw"])
 @pytest.mark.parametrize("batch, rows, columns", [(1, 16, 20), (2, 13, 18), (2, 13, 502)])
-def test_minimal_filtering_is_the_convolution_and_its_gradients(batch, rows, columns, layout):
+def test_minimal_filtering_equals_the_convolution_and_its_gradients(batch, rows, columns, layout):
     torch.manual_seed(4)
     x = torch.randn(batch, 11, rows, columns, dtype=torch.float64).contiguous(memory_format=layout)
     weight = torch.randn(7, 11, 3, 3, dtype=torch.float64).contiguous(memory_format=layout)
@@ -260,7 +260,7 @@ def test_minimal_filtering_is_the_convolution_and_its_gradients(batch, rows, col
 
 
 def test_minimal_filtering_in_float32_rounds_a_few_times_as_much_as_the_direct_sum():
-    """And it is what a decoder layer of the real network is computed by."""
+    """And a decoder layer of the real network uses it."""
     torch.manual_seed(5)
     layer = CpuConv3x3(128, 128).to(memory_format=torch.channels_last)
     x = torch.rand(1, 48, 72, 128).permute(0, 3, 1, 2).requires_grad_()
@@ -310,7 +310,7 @@ def test_the_cpu_kernels_compute_the_plain_network():
     torch.testing.assert_close(*results, rtol=1e-7, atol=1e-9)
 
 
-def test_weights_of_version_0_1_have_a_place_in_the_network():
+def test_weights_of_version_0_1_checkpoints_map_to_the_network():
     """Their names as they were in checkpoints then."""
     old = [
         "stem.0.weight", "fine.layers.0.0.weight", "fine.shortcut.1.running_mean",

@@ -20,7 +20,7 @@ sys.exit(run_local(2, [sys.executable, *sys.argv[1:]]))
 
 
 @pytest.mark.parametrize("how", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_gradients_and_statistics_of_two_ranks_are_those_of_one(how):
+def test_gradients_and_statistics_of_two_ranks_equal_those_of_one(how):
     command = [sys.executable, "-c", LOCAL, PROGRAM, how]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

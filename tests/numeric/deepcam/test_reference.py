@@ -1,4 +1,4 @@
-"""DeepCAM's network, loss and metric, against what the MLPerf HPC reference gave when it was run."""
+"""DeepCAM's network, loss and metric, against recorded results of the MLPerf HPC reference."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def assert_equal(ours, theirs):
     assert float(ours.sum()) == pytest.approx(theirs["sum"], rel=1e-7)
 
 
-def test_logits_loss_and_gradients_of_all_tensors_are_the_references(model):
+def test_logits_loss_and_gradients_of_all_tensors_equal_the_references(model):
     assert sum(p.numel() for p in model.parameters()) == RECORDED["parameters"]
     x = torch.from_numpy(np.random.RandomState(1).standard_normal((2, 16, 32, 64)))
     y = torch.from_numpy(np.random.RandomState(2).choice(3, (2, 32, 64), p=[0.8, 0.1, 0.1]))
@@ -65,7 +65,7 @@ def test_logits_loss_and_gradients_of_all_tensors_are_the_references(model):
 
 
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda case: f"seed {case['seed']}")
-def test_metric_and_loss_are_the_references(case):
+def test_metric_and_loss_equal_the_references(case):
     rng = np.random.RandomState(case["seed"])
     truth = rng.choice(3, (3, 9, 11), p=[0.9, 0.02, 0.08])
     guess = np.where(rng.uniform(size=truth.shape) < 0.7, truth, rng.choice(3, truth.shape))

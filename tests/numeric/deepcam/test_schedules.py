@@ -29,7 +29,7 @@ def rate(update, settings):
 
 
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda case: case["case"])
-def test_every_rate_is_the_one_that_the_reference_had_when_it_ran(case):
+def test_every_rate_equals_the_recorded_rate_of_the_reference(case):
     ours = [rate(update, case["settings"]) for update in case["updates"]]
     assert ours == pytest.approx(case["rates"], rel=1e-9, abs=1e-12)
 
@@ -39,7 +39,7 @@ def test_every_rate_is_the_one_that_the_reference_had_when_it_ran(case):
     [case for case in RECORDED["cases"] if "changes_after_warm_up" in case],
     ids=lambda case: case["case"],
 )
-def test_the_rate_falls_at_the_updates_where_the_reference_lowered_it_and_at_no_other(case):
+def test_the_rate_decays_at_the_same_updates_as_in_the_reference(case):
     settings = case["settings"]
     ours = [rate(update, settings) for update in range(case["updates"][-1] + 1)]
     after = range(settings["scheduler_lr_warmup_steps"] + 1, len(ours))
@@ -47,15 +47,15 @@ def test_the_rate_falls_at_the_updates_where_the_reference_lowered_it_and_at_no_
 
 
 @pytest.mark.parametrize("name", [name for name in presets("deepcam") if "closed" in name])
-def test_closed_presets_have_the_settings_that_the_reference_ran_with(name):
+def test_closed_presets_have_the_settings_of_the_recorded_reference_runs(name):
     (case,) = [case for case in RECORDED["cases"] if case["case"] == name]
     chosen = load("deepcam", name).hyperparameters.model_dump(mode="json")
     assert {key: chosen[key] for key in case["settings"]} == case["settings"]
 
 
 @pytest.mark.parametrize("case", RECORDED["round_1_0"], ids=lambda case: case["case"])
-def test_the_reference_of_round_1_0_was_one_step_of_warm_up_apart_and_decayed_at_the_same_update(case):
-    """docs/deepcam.md says so."""
+def test_the_reference_of_round_1_0_differs_by_one_step_of_warm_up_and_decays_at_the_same_update(case):
+    """As stated in docs/deepcam.md."""
     settings = case["settings"]
     step = settings["opt_lr"] / settings["scheduler_lr_warmup_steps"]
     for update, theirs in zip(case["updates"], case["rates"], strict=True):
@@ -63,7 +63,7 @@ def test_the_reference_of_round_1_0_was_one_step_of_warm_up_apart_and_decayed_at
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published["log"])
-def test_published_logs_decay_where_we_do_and_warm_up_within_two_steps_of_us(published):
+def test_published_logs_decay_at_our_updates_and_warm_up_within_two_steps(published):
     """One step behind us in rounds 0.7 and 1.0, two ahead in NVIDIA's own code of round 2.0; all reach the base
     rate. A decay in another place would be a difference of at least 0.8 of the base rate."""
     settings = published["settings"]
@@ -75,7 +75,7 @@ def test_published_logs_decay_where_we_do_and_warm_up_within_two_steps_of_us(pub
     assert any(later < before for before, later in pairwise(values))  # or the table would show no decay
 
 
-def test_cosine_annealing_without_warm_up_is_pytorchs_also_after_its_end():
+def test_cosine_annealing_without_warm_up_equals_pytorchs_even_after_its_end():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.004)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 17, 1e-4)
     for update in range(60):

@@ -1,4 +1,4 @@
-"""The training and the evaluation step: what they compute, and what they leave behind."""
+"""The training and the evaluation step: their results and side effects."""
 
 import copy
 import platform
@@ -33,7 +33,7 @@ NO_SCALE = make_scaler("float32", CPU)
 
 
 def batch_of(samples, seed=0):
-    """Fields, and masks that can be told from them."""
+    """Fields, and masks that can be inferred from them."""
     torch.manual_seed(seed)
     x = torch.randn(samples, 32, 48, 16).permute(0, 3, 1, 2)
     return x, (x[:, 0] > 0.5).to(torch.uint8) + (x[:, 0] > 1.2).to(torch.uint8)
@@ -61,7 +61,7 @@ def test_a_step_is_forward_loss_backward_and_update():
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
-    """Without batch norm, which sees its own part of the batch alone."""
+    """Without batch norm, whose statistics are of part of the batch only."""
 
     def network():
         torch.manual_seed(2)
@@ -80,7 +80,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
     torch.testing.assert_close(parts.state_dict(), whole.state_dict(), rtol=1e-4, atol=1e-6)
 
 
-def test_learning_goes_on_in_bfloat16_as_in_float32():
+def test_bfloat16_trains_like_float32():
     x, y = batch_of(4)
     losses = {}
     for precision in ("float32", "mixed_bfloat16"):
@@ -92,7 +92,7 @@ def test_learning_goes_on_in_bfloat16_as_in_float32():
     assert max(losses["float32"][-1], losses["mixed_bfloat16"][-1]) < 0.8 * losses["float32"][0]
 
 
-def test_evaluation_sums_exactly_and_changes_nothing():
+def test_evaluation_is_exact_and_changes_no_state():
     model, _, step = made()
     x, y = batch_of(5)
     step(x, y)
@@ -111,7 +111,7 @@ def test_evaluation_sums_exactly_and_changes_nothing():
 
 
 @pytest.mark.parametrize("name", ["LAMB", "AdamW"])
-def test_warming_up_leaves_no_trace(name):
+def test_warm_up_restores_the_state_bit_for_bit(name):
     x, y = batch_of(2)
     histories, states = [], []
     for warm in (False, True):
@@ -135,7 +135,7 @@ def test_warming_up_leaves_no_trace(name):
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
 
 
-def test_the_network_is_compiled_in_one_piece():
+def test_the_network_compiles_without_graph_breaks():
     """Forward and backward, without a break after which Python would launch the rest layer by layer."""
     torch.manual_seed(4)
     model = build_model(NETWORK, 16)
@@ -151,7 +151,8 @@ def test_the_network_is_compiled_in_one_piece():
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_nothing_in_a_step_waits_for_the_device(scaled):
-    """On PyTorch's meta device, where tensors have no values: who asks for one, and so waits on a GPU, is told."""
+    """On PyTorch's meta device, where tensors have no values: reading one, which would wait for a GPU, is an
+    error."""
     with torch.device("meta"):
         model = build_model(NETWORK, 16)
     facts = Hyperparameters(global_batch_size=4, opt_name="LAMB", opt_lr=0.01)
@@ -173,7 +174,7 @@ def test_nothing_in_a_step_waits_for_the_device(scaled):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
 def test_freed_memory_is_kept_for_the_next_step():
-    """In a process of its own: it is for good."""
+    """In a separate process, since the setting is permanent."""
     program = """
 import resource, sys, torch
 from mlhpc.common.host.malloc import keep_memory
@@ -194,7 +195,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     assert faults("keep") * 3 < faults("leave")
 
 
-def test_what_this_machine_lacks_is_said_in_one_line(monkeypatch):
+def test_missing_hardware_is_a_one_line_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert pick_device("auto", 0) == pick_device("cpu", 3) == CPU
     with pytest.raises(UserError, match=r"^training\.device=cuda needs a GPU.*cpu or auto$"):
@@ -203,8 +204,8 @@ def test_what_this_machine_lacks_is_said_in_one_line(monkeypatch):
         make_scaler("mixed_float16", CPU)
 
 
-def test_what_is_compiled_for_a_batch_meets_no_other_size(monkeypatch):
-    """A rank's last samples are often fewer: they are filled up, and count for what they are."""
+def test_compiled_code_sees_a_single_batch_size(monkeypatch):
+    """A rank's last batch is often smaller: it is padded, and only the samples count."""
     sizes = set()
 
     def compile_for(model, **options):
@@ -228,7 +229,7 @@ def test_what_is_compiled_for_a_batch_meets_no_other_size(monkeypatch):
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_batches_reach_the_network_in_the_layout_asked_for(layout):
+def test_batches_reach_the_network_in_the_configured_layout(layout):
     model, *_ = made(layout=layout)
     found = []
     model.register_forward_pre_hook(
@@ -240,7 +241,7 @@ def test_batches_reach_the_network_in_the_layout_asked_for(layout):
     assert found == [True, True]
 
 
-def test_a_gpu_with_too_little_memory_is_told_in_one_line():
+def test_a_gpu_with_too_little_memory_is_a_one_line_error():
     def loss_of(logits, y):
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 5.80 GiB. GPU 0 has a total\ncapacity"

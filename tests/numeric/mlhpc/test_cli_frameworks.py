@@ -13,7 +13,7 @@ from mlhpc import cli
         ["data", "bench", "resnet50", "nowhere"],
     ],
 )
-def test_a_missing_folder_is_one_line_and_status_2(argv, capsys, tmp_path, monkeypatch):
+def test_a_missing_folder_is_a_one_line_error_with_status_2(argv, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(argv) == 2
     error = capsys.readouterr().err

@@ -25,7 +25,7 @@ from mlhpc.common.pytorch.step import (
 )
 from mlhpc.common.training.schedules import polynomial_learning_rate
 from mlhpc.errors import UserError
-from mlhpc.resnet50.metric import cross_entropy, right_answers
+from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optim.lars import Lars
 from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
@@ -54,7 +54,7 @@ def test_networks_have_the_published_number_of_parameters(name, count):
         assert parameters(build_model(Network(name=name))) == count
 
 
-def test_the_network_is_torchvisions():
+def test_the_network_equals_torchvisions():
     """Version 1.5: the same weights give the same logits."""
     model, plain = build_model(Network()), torchvision.models.resnet50()
     plain.load_state_dict(model.state_dict())
@@ -65,7 +65,7 @@ def test_the_network_is_torchvisions():
 
 
 @pytest.mark.parametrize("name", ["lenet", "alexnet"])
-def test_the_other_networks_learn_from_every_weight(name):
+def test_all_weights_of_the_other_networks_get_gradients(name):
     model = build_model(Network(name=name, classes=7))
     logits = model(torch.randn(2, 3, 96, 96))
     assert logits.shape == (2, 7)
@@ -73,13 +73,13 @@ def test_the_other_networks_learn_from_every_weight(name):
     assert all(torch.isfinite(p.grad).all() and p.grad.abs().max() > 0 for p in model.parameters())
 
 
-def test_initial_weights_are_distributed_as_keras_does():
+def test_initial_weights_have_keras_distribution():
     """The reference is Keras': he_normal and RandomNormal(0.01)."""
     torch.manual_seed(0)
     model = build_model(Network())
     drawn = np.sort(model.layer3[1].conv2.weight.detach().numpy().ravel())
     theirs = np.sort(np.asarray(keras.initializers.HeNormal(seed=1)((3, 3, 256, 256))).ravel())
-    # Quantiles to three decimals of the deviation: a normal that is not cut off differs in the tails.
+    # Quantiles to three decimals of the deviation: an untruncated normal distribution differs in the tails.
     at = np.linspace(0, drawn.size - 1, 201).astype(int)
     np.testing.assert_allclose(drawn[at], theirs[at], atol=0.05 * theirs.std())
     assert model.fc.weight.std().item() == pytest.approx(0.01, rel=0.01) and not model.fc.bias.any()
@@ -104,7 +104,7 @@ def textbook_lars(weights, gradients, rates, momentum, decay, trust, adapt):
 
 @pytest.mark.parametrize("adapt", [True, False])
 @pytest.mark.parametrize("special", ["", "zero weights", "zero gradients"])
-def test_lars_is_the_papers_while_the_rate_changes(adapt, special):
+def test_lars_equals_the_papers_algorithm_at_changing_rates(adapt, special):
     rng = np.random.default_rng(3)
     w, rates = rng.normal(size=20), [0.0, 3.0, 6.0, 2.0, 0.5]
     gradients = rng.normal(size=(5, 20)) * 0.1
@@ -123,8 +123,8 @@ def test_lars_is_the_papers_while_the_rate_changes(adapt, special):
         np.testing.assert_allclose(ours.detach(), theirs, rtol=1e-12)
 
 
-def test_lars_is_timms_step_by_step_at_a_constant_rate():
-    """Timm multiplies with the rate after the momentum, which is the same as long as it is constant."""
+def test_lars_equals_timms_step_by_step_at_a_constant_rate():
+    """Timm multiplies with the rate after the momentum, which is equal as long as the rate is constant."""
     torch.manual_seed(1)
     model, theirs = build_model(TINY), build_model(TINY)
     theirs.load_state_dict(model.state_dict())
@@ -142,7 +142,7 @@ def test_lars_is_timms_step_by_step_at_a_constant_rate():
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
-def test_weight_decay_is_for_weights_alone(name):
+def test_weight_decay_applies_only_to_weight_matrices(name):
     model = build_model(TINY)
     before = {key: value.clone() for key, value in model.named_parameters()}
     optimizer = make_optimizer(hyperparameters(f"opt_name={name}", f"{name}_opt_weight_decay=0.1"), model)
@@ -153,7 +153,7 @@ def test_weight_decay_is_for_weights_alone(name):
     assert shrunk == {key for key in before if "conv" in key or key == "fc.weight" or "downsample.0" in key}
 
 
-def test_the_schedule_is_keras_polynomial_after_a_straight_warm_up():
+def test_the_schedule_is_keras_polynomial_after_a_linear_warm_up():
     decay = keras.optimizers.schedules.PolynomialDecay(10.0, 40, end_learning_rate=0.001, power=2.0)
     for step in range(70):
         ours = polynomial_learning_rate(step, base=10.0, end=0.001, warmup_steps=16, decay_steps=40)
@@ -187,7 +187,7 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels():
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
-    """With a network without batch norm, whose statistics are of a part."""
+    """Without batch norm, whose statistics are of part of the batch only."""
     torch.manual_seed(2)
     model = build_model(Network(name="lenet", classes=5)).double()
     x, y = batch(8, dtype=torch.float64)
@@ -201,17 +201,17 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
         torch.testing.assert_close(start - after, gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_the_evaluation_counts_right_answers_whatever_the_batches():
+def test_evaluation_counts_correct_predictions_for_any_batch_size():
     torch.manual_seed(6)
     model = build_model(TINY)
     x, y = batch(23)
-    step = make_eval_step(model, right_answers)
+    step = make_eval_step(model, count_correct)
     right = int((model.eval()(x).argmax(1) == y).sum())
     for size in (1, 5, 23):
         assert sum(int(step(a, b)) for a, b in zip(x.split(size), y.split(size), strict=True)) == right
 
 
-def test_bfloat16_trains_much_as_float32_does():
+def test_bfloat16_trains_nearly_like_float32():
     torch.manual_seed(4)
     x, y = batch(16)
     losses = {}
@@ -228,7 +228,8 @@ def test_bfloat16_trains_much_as_float32_does():
 
 
 def test_nothing_in_a_step_waits_for_the_device():
-    """On PyTorch's meta device, where tensors have no values: who asks for one, and so waits on a GPU, is told."""
+    """On PyTorch's meta device, where tensors have no values: reading one, which would wait for a GPU, is an
+    error."""
     with torch.device("meta"):
         model = build_model(TINY)
     optimizer = make_optimizer(hyperparameters("opt_name=lars"), model)
@@ -237,14 +238,14 @@ def test_nothing_in_a_step_waits_for_the_device():
     for _ in range(4):
         set_rate(optimizer, 0.1)
         loss = step(x, y)
-    for result in (loss, make_eval_step(model, right_answers)(x, y)):
+    for result in (loss, make_eval_step(model, count_correct)(x, y)):
         with pytest.raises(RuntimeError, match="meta"):
             float(result)
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
-def test_warm_up_leaves_no_trace(name):
-    """Training after steps that were taken back is training without them, bit for bit."""
+def test_warm_up_restores_the_state_bit_for_bit(name):
+    """Training after warm-up equals training without it, bit for bit."""
     x, y = batch()
 
     def trained(warm):
@@ -252,7 +253,7 @@ def test_warm_up_leaves_no_trace(name):
         model = build_model(TINY)
         optimizer = make_optimizer(hyperparameters(f"opt_name={name}"), model)
         step = make_train_step(model, cross_entropy, optimizer, NONE)
-        evaluate = make_eval_step(model, right_answers)
+        evaluate = make_eval_step(model, count_correct)
         if warm:
             with preserve_state(model, optimizer, NONE):
                 step(x, y), evaluate(x, y), torch.randn(3)
@@ -264,7 +265,7 @@ def test_warm_up_leaves_no_trace(name):
         assert torch.equal(a, b)
 
 
-def test_what_a_machine_does_not_have_is_said():
+def test_missing_hardware_is_reported():
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="sees none"):
             pick_device("cuda", 0)
@@ -281,7 +282,7 @@ sys.exit(run_local(2, [sys.executable, sys.argv[1]]))
 """
 
 
-def test_two_ranks_make_the_gradients_of_one_with_both_batches():
+def test_gradients_of_two_ranks_equal_those_of_one_with_both_batches():
     command = [sys.executable, "-c", LOCAL, PROGRAM]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""ResNet-50's schedule, optimizers, loss and network, against what the MLPerf reference gave when it was run."""
+"""ResNet-50's schedule, optimizers, loss and network, against recorded results of the MLPerf reference."""
 
 import json
 import zlib
@@ -23,7 +23,7 @@ RECORDED = json.loads(
 
 
 @pytest.mark.parametrize("case", RECORDED["schedules"], ids=lambda case: str(case["settings"]))
-def test_every_rate_is_the_references(case):
+def test_every_rate_equals_the_references(case):
     """It counts in float32."""
     ours = [polynomial_learning_rate(update, **case["settings"]) for update in case["updates"]]
     assert ours == pytest.approx(case["rates"], rel=1e-5, abs=1e-7)
@@ -57,7 +57,7 @@ def to_pytorch(array):
 
 @pytest.mark.parametrize("name", ["lars", "sgd"])
 @pytest.mark.parametrize("number", [0, 1])
-def test_nine_updates_at_changing_rates_are_the_references(name, number):
+def test_nine_updates_at_changing_rates_equal_the_references(name, number):
     """Of a convolution, of zeros, of batch norm, and of a dense layer with its bias; one gradient is zero."""
     case = RECORDED[name][number]
     warmup = "lars_opt_learning_rate_warmup_epochs" if name == "lars" else "opt_learning_rate_warmup_epochs"
@@ -93,7 +93,7 @@ def test_nine_updates_at_changing_rates_are_the_references(name, number):
 
 
 @pytest.mark.parametrize("case", RECORDED["loss"], ids=lambda case: f"smoothing {case['smoothing']}")
-def test_the_loss_is_the_references(case):
+def test_the_loss_equals_the_references(case):
     drawn = np.random.RandomState(case["seed"])
     logits = torch.from_numpy(drawn.standard_normal((6, 10)).astype(np.float32) * 3)
     y = torch.from_numpy(drawn.randint(0, 10, 6))
@@ -101,8 +101,8 @@ def test_the_loss_is_the_references(case):
 
 
 def padded_at_the_end(model):
-    """TensorFlow's "same" padding: where a stride of 2 needs an odd number of zeros, they come after, not before
-    and after as in torchvision. It is the one way in which the networks differ."""
+    """TensorFlow's "same" padding: if a stride of 2 needs an odd number of zeros, the last one comes after, not
+    before and after as in torchvision. It is the one way in which the networks differ."""
 
     def after(module, x):
         (image,) = x
@@ -168,7 +168,7 @@ def model():
     return padded_at_the_end(model)
 
 
-def test_logits_loss_and_gradients_are_the_references_but_for_the_side_of_the_padding(model):
+def test_logits_loss_and_gradients_equal_the_references_except_for_the_side_of_padding(model):
     recorded = RECORDED["network"]
     x = np.random.RandomState(9).standard_normal((2, 224, 224, 3)) * 50
     x = torch.from_numpy(x.astype(np.float32)).permute(0, 3, 1, 2)

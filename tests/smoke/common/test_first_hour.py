@@ -1,4 +1,4 @@
-"""The first-hour script on a machine without a GPU: it says so, and its runs' settings exist."""
+"""The first-hour script on a machine without a GPU: it reports that, and its runs' settings exist."""
 
 import importlib.util
 import itertools
@@ -19,14 +19,14 @@ def loaded():
     return module
 
 
-def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path):
+def test_without_a_gpu_it_reports_that_and_exits(tmp_path):
     command = [sys.executable, SCRIPT, "--work", tmp_path / "work"]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("no GPU: ") and not (tmp_path / "work").exists()
 
 
-def test_its_runs_have_settings_that_exist_and_batches_that_ranks_can_share(tmp_path):
+def test_its_runs_have_valid_settings_and_divisible_batches(tmp_path):
     runs = 0
     for check in loaded().CHECKS:
         for gpus in (1, 2, 8):
@@ -39,7 +39,7 @@ def test_its_runs_have_settings_that_exist_and_batches_that_ranks_can_share(tmp_
     assert runs > 30
 
 
-def test_a_check_that_fails_or_hangs_is_told_from_one_that_passes(tmp_path):
+def test_failing_hanging_and_passing_checks_are_distinguished(tmp_path):
     module = loaded()
 
     def verdict(code, **more):

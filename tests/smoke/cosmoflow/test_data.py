@@ -1,4 +1,4 @@
-"""The loader on files in the official layout: what it hands out, in which order, and what bad files do."""
+"""The loader on files in the official layout: its batches, their order, and errors for damaged files."""
 
 import itertools
 import threading
@@ -19,7 +19,7 @@ SHAPE = (6, 6, 6, 4)
 
 
 def sample(index):
-    """A sample that is known by its index: ``y[0]`` and ``x[0, 0, 0, 0]`` hold it."""
+    """A sample that is recognisable by its index, stored in ``y[0]`` and ``x[0, 0, 0, 0]``."""
     rng = np.random.default_rng(index)
     x = rng.integers(0, 32767, SHAPE).astype(np.int16)
     x[0, 0, 0, 0] = index
@@ -60,7 +60,7 @@ def readers_left():
 
 
 @pytest.mark.parametrize("readers", [1, 5])
-def test_every_sample_arrives_as_it_was_written(folder, readers):
+def test_every_sample_is_read_as_written(folder, readers):
     xs, ys = zip(*loader(folder, readers=readers).evaluation(), strict=True)
     assert [len(x) for x in xs] == [3, 3, 3, 2]
     assert xs[0].dtype == np.int16 and ys[0].dtype == np.float32
@@ -102,12 +102,12 @@ def test_bytes_read_are_those_of_the_files(folder):
     assert it.bytes_read == everything + used
 
 
-def test_batches_are_the_callers_to_keep(folder):
+def test_returned_batches_are_not_overwritten(folder):
     kept = list(loader(folder, batches_ahead=1).evaluation())
     assert not any(np.shares_memory(a[0], b[0]) for a, b in itertools.combinations(kept, 2))
 
 
-def test_readers_work_no_more_than_so_many_batches_ahead(folder):
+def test_readers_stay_within_the_prefetch_limit(folder):
     it = loader(folder, local_batch=1, batches_ahead=2, readers=4)
     batches = it.train_epoch(0)
     next(batches)
@@ -128,13 +128,13 @@ def test_an_iterator_that_is_dropped_stops_its_readers(folder):
     assert not readers_left()
 
 
-def test_a_folder_is_listed_by_name_and_cut_to_the_number_wanted(folder):
+def test_samples_are_listed_by_name_up_to_the_expected_number(folder):
     assert [path.name for path in list_samples(folder, 3)] == [f"univ_ics_00{i}.tfrecord" for i in range(3)]
     assert len(list_samples(folder)) == 11
 
 
-def test_missing_samples_are_the_users_error(folder, tmp_path):
-    with pytest.raises(UserError, match=rf"{folder}: 12 .* are needed, it has 11"):
+def test_missing_samples_are_a_user_error(folder, tmp_path):
+    with pytest.raises(UserError, match=rf"{folder}: 12 .* are needed, but it has 11"):
         list_samples(folder, 12)
     with pytest.raises(UserError, match=r"nowhere: no such directory"):
         list_samples(tmp_path / "nowhere")
@@ -188,7 +188,7 @@ def floats(path):
         (floats, "missing b?'x'"),
     ],
 )
-def test_a_bad_file_is_named_and_ends_the_iteration_at_once(folder, harm, message, index):
+def test_a_damaged_file_is_named_and_ends_the_iteration(folder, harm, message, index):
     bad = folder / f"univ_ics_{index:03}.tfrecord"
     it = loader(folder, readers=3)
     harm(bad)
@@ -220,14 +220,14 @@ def test_a_symmetry_keeps_the_distances_between_voxels_and_their_channels():
     rng = np.random.default_rng(1)
     pairs = rng.integers(0, 4, (20, 2, 3))
     for symmetry in range(48):
-        image = apply_symmetry(places, symmetry)  # each voxel holds where it came from
+        image = apply_symmetry(places, symmetry)  # each voxel holds its original position
         for a, b in pairs:
             before = np.linalg.norm(image[tuple(a)] - image[tuple(b)])
             assert before == pytest.approx(np.linalg.norm(a - b))
 
 
 @pytest.mark.parametrize("symmetry", [0, 1, 17, 47])
-def test_a_sample_is_turned_while_it_is_read(tmp_path, symmetry):
+def test_a_symmetry_is_applied_while_reading(tmp_path, symmetry):
     x, y = sample(3)
     path = tmp_path / "a.tfrecord"
     write(path, x, y)
@@ -237,7 +237,7 @@ def test_a_sample_is_turned_while_it_is_read(tmp_path, symmetry):
     np.testing.assert_array_equal(out_y, y)
 
 
-def test_augmentation_turns_training_samples_and_no_others(folder):
+def test_augmentation_applies_only_to_training_samples(folder):
     it = loader(folder, local_batch=1, augment=True)
     for x, y in it.evaluation():
         for voxels, target in zip(x, y, strict=True):
@@ -254,7 +254,7 @@ def turn_of(voxels, index):
     return next((s for s in range(48) if np.array_equal(apply_symmetry(x, s), voxels)), None)
 
 
-def test_symmetries_are_drawn_evenly_and_by_seed_and_epoch():
+def test_symmetries_are_uniform_and_depend_on_seed_and_epoch():
     drawn = draw(48_000, seed=1, epoch=2)
     counts = np.bincount(drawn, minlength=48)
     assert len(counts) == 48

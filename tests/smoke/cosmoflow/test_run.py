@@ -184,7 +184,9 @@ def test_the_shard_of_a_single_node_is_the_whole_data_set(tiny_data, tmp_path):
         (lambda d: None, ["hyperparameters.opt_base_learning_rate=1e30"], ".tfrecord, "),
     ],
 )
-def test_bad_input_is_one_line_status_2_and_an_aborted_log(damage, more, message, tiny_data, tmp_path):
+def test_invalid_input_is_a_one_line_error_with_status_2_and_an_aborted_log(
+    damage, more, message, tiny_data, tmp_path
+):
     data, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(tiny_data, data)
     damage(data)

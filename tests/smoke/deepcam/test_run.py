@@ -75,7 +75,8 @@ def test_ranks_that_succeeded_exit_before_interpreter_finalization(climate, tmp_
 
 
 def test_accumulated_gradients_are_those_of_one_batch(climate, one_rank, tmp_path):
-    """Except for batch norm, whose statistics are of a part: close, not equal; the same number of updates."""
+    """Except for batch norm, with statistics of part of the batch: close, not equal; the same number of
+    updates."""
     out = tmp_path / "out"
     parts = settings("hyperparameters.gradient_accumulation_frequency=2", "training.max_epochs=1")
     assert mlhpc("run", "deepcam", "--data", climate, "--out", out, "--seed", 7, *parts).returncode == 1
@@ -194,7 +195,9 @@ def of_another_benchmark(data):
         ),
     ],
 )
-def test_bad_input_is_one_line_status_2_and_an_aborted_log(damage, more, message, climate, tmp_path):
+def test_invalid_input_is_a_one_line_error_with_status_2_and_an_aborted_log(
+    damage, more, message, climate, tmp_path
+):
     data, stage, out = tmp_path / "data", tmp_path / "stage", tmp_path / "out"
     shutil.copytree(climate, data)
     damage(data)

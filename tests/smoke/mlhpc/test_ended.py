@@ -12,7 +12,7 @@ from smoke.deepcam.test_lost_ranks import LOCAL
 
 ENDED = "terminated by SIGTERM (job time limit?)"
 
-# Rank 1 is ended after its run, when rank 0 has come so far that SIGN stands in FILE.
+# Rank 1 is ended after its run, when rank 0 has written SIGN into FILE.
 PROGRAM = """
 import json, os, pathlib, signal, sys, time
 from contextlib import contextmanager

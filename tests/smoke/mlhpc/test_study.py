@@ -1,4 +1,4 @@
-"""Studies of real runs, of each benchmark: what is measured adds up with what the runs recorded."""
+"""Studies of real runs of each benchmark: measurements are consistent with the runs' records."""
 
 import json
 
@@ -11,7 +11,7 @@ from mlhpc.submission.report.study import read
 
 
 def check_cell(cell, warmup, steps, batch):
-    """Against the run's own events: so many steps, and no more time than there was."""
+    """Against the run's own events: the number of steps, and a plausible time."""
     (run,) = cell.runs
     events = read_events(run.path / "events.rank0.jsonl")
     ends = {e["name"]: e for e in events if e["event"] == "end"}
@@ -39,7 +39,7 @@ def test_cosmoflow_on_two_ranks_over_storage(tiny_data, tmp_path):
         assert len(list(run.path.glob("events.rank*.jsonl"))) == cell.settings["ranks"]
     assert not (tmp_path / "stage").exists()
     assert (tmp_path / "study" / "study.html").stat().st_size > 10_000
-    # Its runs are no results: an epoch was cut, and a rate made from its time would be a wrong number.
+    # Its runs are not results: their epoch was cut short, so a rate computed from its time would be wrong.
     for command in ("report", "score", "check"):
         done = mlhpc(command, tmp_path / "study")
         assert done.returncode == 2 and "study.html" in done.stderr

@@ -93,7 +93,7 @@ def test_the_official_checker_objects_only_to_the_target(optimizer, one_rank, pi
     text = done.stdout + done.stderr
     assert "Failed checks for eval_accuracy" in text, text
     assert text.count("Failed checks") + text.count("Required ") + text.count("CHECK for") == 1, text
-    # Ours, of the log as it was written: the open division asks for no target of its own.
+    # Our own checks of the log as written: the open division does not require the official target.
     assert mlhpc("check", out).returncode == 0
 
 
@@ -193,7 +193,9 @@ def break_an_image(data, split="train"):
         (lambda d: None, ["training.eval_offset_epochs=1"], "eval_offset_epochs 1 must be less"),
     ],
 )
-def test_bad_input_is_one_line_status_2_and_an_aborted_log(damage, more, message, pictures, tmp_path):
+def test_invalid_input_is_a_one_line_error_with_status_2_and_an_aborted_log(
+    damage, more, message, pictures, tmp_path
+):
     data, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(pictures, data)
     damage(data)

@@ -93,7 +93,7 @@ def made(folder: Path, **how: Any) -> Path:
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-def test_numbers_are_visible_and_nothing_sticks_out(chromium: str, width: int, tmp_path: Path) -> None:
+def test_numbers_are_visible_and_nothing_overflows(chromium: str, width: int, tmp_path: Path) -> None:
     page = made(tmp_path, epochs=40)
     seen = probe(chromium, tmp_path, page.read_text("utf-8"), width)
     total = json.loads((page.parent / "result.json").read_text())["time_to_train_s"]
@@ -117,7 +117,7 @@ def test_numbers_are_visible_and_nothing_sticks_out(chromium: str, width: int, t
     assert seen["saved"] == "<svg"
 
 
-def test_a_script_that_gets_into_the_page_does_not_run(chromium: str, tmp_path: Path) -> None:
+def test_an_injected_script_does_not_run(chromium: str, tmp_path: Path) -> None:
     """The second line of defence: should text ever become markup, the page's policy stops it."""
     page = made(tmp_path).read_text("utf-8")
     attack = '<script>window.attacked = true</script><img src="x" onerror="window.attacked = true">'
@@ -155,7 +155,7 @@ def test_a_comparison_fits_and_fetches_nothing(chromium: str, width: int, tmp_pa
     assert seen["drawn"] == seen["charts"] == 12
 
 
-def test_the_probe_sees_what_it_looks_for(chromium: str, tmp_path: Path) -> None:
+def test_the_probe_detects_overflow(chromium: str, tmp_path: Path) -> None:
     bad = '<p style="width:900px">wide</p><img src="http://localhost:9/x.png">'
     seen = probe(chromium, tmp_path, bad, 400)
     assert seen["out"] and seen["out"][0].startswith("P wide")
@@ -178,7 +178,7 @@ def printed(chromium: str, folder: Path, page: Path) -> tuple[int, str]:
     return int(re.search(r"Pages:\s+(\d+)", info)[1]), " ".join(text.split())  # type: ignore[index]
 
 
-def test_a_run_prints_on_two_pages_with_all_that_is_folded(chromium: str, tmp_path: Path) -> None:
+def test_a_run_prints_on_two_pages_with_collapsed_parts_open(chromium: str, tmp_path: Path) -> None:
     pages, text = printed(chromium, tmp_path, made(tmp_path, epochs=8))
     assert pages <= 2
     for shown in (
@@ -205,7 +205,7 @@ def test_a_comparison_prints_whole_tables(chromium: str, tmp_path: Path) -> None
         assert last_column in text
 
 
-def test_light_and_dark_are_drawn(chromium: str, tmp_path: Path) -> None:
+def test_charts_follow_light_and_dark_mode(chromium: str, tmp_path: Path) -> None:
     page = made(tmp_path)
     brightness = {}
     for scheme, value in (("dark", 0), ("light", 1)):

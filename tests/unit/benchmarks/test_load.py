@@ -1,4 +1,4 @@
-"""Presets, settings, and what is said about wrong ones."""
+"""Presets and settings, and the errors for invalid ones."""
 
 import json
 import tomllib
@@ -41,7 +41,7 @@ def test_cosmoflow_has_a_closed_preset_for_every_reference_convergence_point(rul
         before_warm_up = point["global_batch_size"] in (32, 512)
         point["opt_base_learning_rate"] *= point["opt_learning_rate_warmup_factor"] if before_warm_up else 1
         point["opt_name"] = point["opt_name"].lower()
-        # The reference logs the largest factor of 0.25 and 0.125 alone.
+        # The reference logs only the larger one of the factors 0.25 and 0.125.
         if (factor := point["opt_learning_rate_decay_factor"]) == 0.25:
             point["opt_learning_rate_decay_factor"] = [factor, factor / 2]
         assert {key: ours[key] for key in point} == point
@@ -72,23 +72,23 @@ def test_set_changes_one_key_and_leaves_the_rest():
         ("smoke", ["hyperparameters.dropout=1.5"], "hyperparameters.dropout"),
         ("smoke", ["hyperparameters.global_batch_size=many"], "hyperparameters.global_batch_size"),
         ("smoke", ["hyperparameters.opt_learning_rate_warmup_factor=0"], "greater than 0"),
-        ("closed", ["hyperparameters.opt_learning_rate_decay_boundary_epochs=[64,32]"], "must grow"),
-        ("closed", ["hyperparameters.opt_learning_rate_decay_factor=[0.5]"], "one factor a boundary"),
+        ("closed", ["hyperparameters.opt_learning_rate_decay_boundary_epochs=[64,32]"], "must be increasing"),
+        ("closed", ["hyperparameters.opt_learning_rate_decay_factor=[0.5]"], "one factor per boundary"),
     ],
 )
-def test_a_wrong_word_is_one_line_that_helps(preset, settings, said):
+def test_a_mistyped_setting_is_a_one_line_error_with_a_hint(preset, settings, said):
     with pytest.raises(UserError) as error:
         load.load("cosmoflow", preset, settings)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_an_unknown_benchmark_is_told_the_known_ones():
+def test_an_unknown_benchmark_error_lists_the_known_ones():
     with pytest.raises(UserError, match="cosmoflow"):
         load.load("cosmflow", "smoke")
 
 
-def test_the_record_is_toml_that_the_standard_library_reads():
+def test_config_toml_is_readable_by_the_standard_library():
     run = load.load("cosmoflow", "smoke", ['submission.org="a \\"quoted\\" name"'])
     assert tomllib.loads(load.dumps(run))["submission"]["org"] == 'a "quoted" name'
 
@@ -96,7 +96,7 @@ def test_the_record_is_toml_that_the_standard_library_reads():
 AWKWARD = 'two\nlines, a "quote", a \\ and \u2028'
 
 
-def test_the_record_of_a_run_is_toml_whatever_its_strings(tmp_path):
+def test_config_toml_escapes_any_string(tmp_path):
     run = load.load("cosmoflow", "smoke", ["training.max_epochs=3"])
     run = run.model_copy(update={"submission": run.submission.model_copy(update={"org": AWKWARD})})
     assert tomllib.loads(load.dumps(run))["submission"]["org"] == AWKWARD
@@ -104,14 +104,14 @@ def test_the_record_of_a_run_is_toml_whatever_its_strings(tmp_path):
     assert load.load_file(tmp_path / "config.toml", "cosmoflow") == run
 
 
-def test_the_record_of_a_run_can_be_given_back_with_settings_over_it(tmp_path):
+def test_config_toml_can_be_loaded_with_settings_on_top(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(load.dumps(load.load("deepcam", "smoke", ["training.max_epochs=3"])))
     again = load.load_file(path, "deepcam", ["training.max_epochs=9"])
     assert again == load.load("deepcam", "smoke", ["training.max_epochs=9"])
 
 
-def test_a_record_from_before_there_were_frameworks_is_of_the_first():
+def test_config_toml_without_a_framework_uses_the_default():
     text = load.dumps(load.load("deepcam", "smoke"))
     assert load.loads(text.replace('framework = "pytorch"\n', "")).training.framework == "pytorch"
 
@@ -125,7 +125,7 @@ def test_a_record_from_before_there_were_frameworks_is_of_the_first():
         ('benchmark = "cosmoflow"\nseed = 3', "config.toml"),
     ],
 )
-def test_what_is_no_record_of_the_benchmark_is_one_line(tmp_path, text, said):
+def test_another_file_as_config_toml_is_a_one_line_error(tmp_path, text, said):
     path = tmp_path / "config.toml"
     if text is not None:
         path.write_text(text)

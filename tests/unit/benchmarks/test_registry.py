@@ -24,19 +24,19 @@ def entry(monkeypatch):
     registry.benchmarks.cache_clear()
 
 
-def test_one_with_a_name_that_is_taken_is_refused(entry):
+def test_a_benchmark_with_a_duplicate_name_is_refused(entry):
     entry(registry.COSMOFLOW)
     with pytest.raises(UserError, match=r"'thing' of package .*: its name 'cosmoflow' is taken"):
         registry.find("deepcam")
 
 
-def test_what_is_no_benchmark_is_refused(entry):
+def test_an_entry_point_that_is_not_a_benchmark_is_refused(entry):
     entry({"name": "thing"})
-    with pytest.raises(UserError, match="other_package:THING is no mlhpc Benchmark"):
+    with pytest.raises(UserError, match="other_package:THING is not an mlhpc Benchmark"):
         registry.find("deepcam")
 
 
-def test_one_that_does_not_load_is_named_with_its_error(entry, monkeypatch):
+def test_a_benchmark_that_does_not_load_is_named_with_its_error(entry, monkeypatch):
     entry(None)
     broken = [EntryPoint("thing", "no_such_package:THING", registry.GROUP)]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: broken)
@@ -45,7 +45,7 @@ def test_one_that_does_not_load_is_named_with_its_error(entry, monkeypatch):
 
 
 @pytest.mark.parametrize("benchmark", registry.BUILT_IN, ids=lambda benchmark: benchmark.name)
-def test_every_reference_of_the_own_benchmarks_leads_to_a_file(benchmark):
+def test_every_reference_of_the_built_in_benchmarks_resolves(benchmark):
     """Without importing a framework: that the module is there, and the object named in it."""
     from importlib.util import find_spec
     from pathlib import Path
@@ -65,12 +65,12 @@ def test_every_reference_of_the_own_benchmarks_leads_to_a_file(benchmark):
         assert f"def {name}(" in text or f"class {name}(" in text, reference
 
 
-def test_names_lead_both_ways():
+def test_names_and_logged_names_map_to_each_other():
     assert registry.logged_name("resnet50") == "resnet" and registry.our_name("resnet") == "resnet50"
     assert registry.logged_name("openfold") == "openfold" and registry.title("resnet") == "ResNet-50"
 
 
-def test_a_framework_that_a_benchmark_does_not_have_is_one_line():
+def test_an_unknown_framework_is_a_one_line_error():
     assert load.load("cosmoflow", "smoke").training.framework == "tensorflow"
     with pytest.raises(UserError, match=r"no training.framework 'tensorflov'; did you mean 'tensorflow'"):
         load.load("cosmoflow", "smoke", ["training.framework=tensorflov"])

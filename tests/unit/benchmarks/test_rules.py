@@ -1,4 +1,4 @@
-"""Rules before the run: what may be called closed, held against the official checker's own conditions."""
+"""Rules before the run: what may be called closed, compared with the official checker's conditions."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ NAMED = ("submission.org=Lab", "submission.platform=cluster")
 
 
 def of(benchmark, settings=(), preset="closed", **known):
-    """The names of the rules that speak against a run."""
+    """The names of the rules that a run violates."""
     run = load.load(benchmark, preset, (*NAMED, *settings))
     return [f.rule.removeprefix("rules/") for f in rules.findings(rules.RunContext(run, **known))]
 
@@ -51,12 +51,12 @@ def edited(benchmark, key):
 
 
 @pytest.mark.parametrize(("benchmark", "preset"), CLOSED)
-def test_nothing_speaks_against_a_closed_preset(benchmark, preset):
+def test_a_closed_preset_violates_no_rule(benchmark, preset):
     assert of(benchmark, preset=preset) == []
 
 
 @pytest.mark.parametrize(("benchmark", "key"), FIXED)
-def test_every_fixed_setting_is_held_by_a_rule_that_names_it(benchmark, key):
+def test_every_fixed_setting_is_enforced_by_a_rule(benchmark, key):
     found = rules.findings(rules.RunContext(edited(benchmark, key)))
     assert [(f.where, f.severity) for f in found] == [(key, "error")]
     assert found[0].expected and found[0].actual and "division=open" in found[0].remedy
@@ -84,7 +84,7 @@ def test_every_fixed_setting_is_held_by_a_rule_that_names_it(benchmark, key):
         ("deepcam", ["network.width=0.5"], "network"),
     ],
 )
-def test_what_the_division_fixes(benchmark, settings, rule):
+def test_changing_a_fixed_setting_violates_its_rule(benchmark, settings, rule):
     assert of(benchmark, settings) == [rule]
     assert of(benchmark, [*settings, "division=open"]) == []
 
@@ -98,7 +98,7 @@ def test_what_the_division_fixes(benchmark, settings, rule):
         ("deepcam", ["scheduler_type=cosine_annealing", "scheduler_t_max=9000", "opt_weight_decay=0"]),
     ],
 )
-def test_what_the_division_leaves_free_is_free(benchmark, settings):
+def test_free_settings_may_be_changed(benchmark, settings):
     assert of(benchmark, [f"hyperparameters.{setting}" for setting in settings]) == []
 
 
@@ -125,7 +125,7 @@ TRIED = {
 
 
 @pytest.mark.parametrize(("benchmark", "at_least"), [("cosmoflow", 40), ("deepcam", 50), ("resnet50", 30)])
-def test_what_is_free_is_what_the_official_checker_passes(benchmark, at_least):
+def test_free_settings_agree_with_the_official_checker(benchmark, at_least):
     conditions, free = official(benchmark), load.definition_of(benchmark)["closed_free"]
     run = load.load(benchmark, "closed", NAMED)
     tried = 0
@@ -148,7 +148,7 @@ def test_what_is_free_is_what_the_official_checker_passes(benchmark, at_least):
     ("factors", "found"),
     [("[0.25]", []), ("[1.0]", ["free-hyperparameters"]), ("[0.0]", ["free-hyperparameters"])],
 )
-def test_of_decay_factors_the_checker_asks_nothing_and_the_rules_do(factors, found):
+def test_decay_factors_are_restricted_by_the_rules_but_not_by_the_checker(factors, found):
     run = load.load("cosmoflow", "closed", NAMED)
     update = {"opt_learning_rate_decay_factor": tuple(json.loads(factors))}
     facts = run.hyperparameters.model_copy(update=update)
@@ -157,7 +157,7 @@ def test_of_decay_factors_the_checker_asks_nothing_and_the_rules_do(factors, fou
 
 
 @pytest.mark.parametrize(("smoothing", "found"), [(0.0, []), (0.1, []), (0.05, ["free-hyperparameters"])])
-def test_label_smoothing_is_none_or_a_tenth(smoothing, found):
+def test_label_smoothing_is_0_or_0_1(smoothing, found):
     """MLPerf training rules, table of resnet's hyperparameters."""
     assert of("resnet50", [f"training.label_smoothing={smoothing}"]) == found
 
@@ -166,7 +166,7 @@ def test_label_smoothing_is_none_or_a_tenth(smoothing, found):
     ("setting", "found"),
     [("training.preprocessing=torchvision", ["preprocessing"]), ("training.sgd=pytorch", ["optimizer"])],
 )
-def test_torchvisions_ways_are_open(setting, found):
+def test_torchvisions_preprocessing_is_open_division(setting, found):
     assert of("resnet50", [setting]) == found
     with pytest.raises(UserError, match='"mlperf", not'):
         rules.enforce(rules.RunContext(load.load("resnet50", "closed", [setting])))
@@ -179,7 +179,7 @@ def test_the_momentum_of_lars_is_free_from_large_batches_on():
     assert of("resnet50", [*words, "hyperparameters.global_batch_size=32768"]) == []
 
 
-def test_a_hyperparameter_that_the_rules_do_not_name_is_no_free_one(monkeypatch):
+def test_a_hyperparameter_unknown_to_the_rules_is_not_free(monkeypatch):
     definition = copy.deepcopy(load.definition_of("cosmoflow"))
     del definition["closed_free"]["dropout"]
     monkeypatch.setattr(rules, "definition_of", lambda benchmark: definition)
@@ -220,7 +220,7 @@ def test_a_small_preset_cannot_be_called_closed():
         ({"facts": {"simulation": {"grid": 128}}}, ["data-of-benchmark"]),
     ],
 )
-def test_what_is_known_beyond_the_settings(known, found):
+def test_rules_beyond_the_settings(known, found):
     assert of("cosmoflow", **known) == found
 
 
@@ -252,11 +252,11 @@ def test_warnings_let_a_run_start_and_errors_do_not():
     assert "\n" not in str(error.value) and "and 1 more" in str(error.value)
 
 
-def test_every_rule_says_what_it_asks_and_where_it_stands():
+def test_every_rule_has_a_requirement_and_a_source():
     every = [rule for group in rules.RULES.values() for rule in group]
     assert len({rules.name_of(rule) for rule in every}) == len(every) > 20
     for rule in every:
-        assert rules.asks(rule).endswith("."), rule
+        assert rules.requirement(rule).endswith("."), rule
         assert re.search(r'mlperf-logging, \S+\.yaml|rules.*, ".+"', rules.source(rule)), rule
 
 
@@ -264,7 +264,7 @@ def test_the_page_of_the_rules_is_up_to_date():
     assert (ROOT / "docs" / "rules.md").read_text("utf-8") == document(), "mlhpc rules > docs/rules.md"
 
 
-def test_rules_are_shown_and_held_to_a_preset(capsys):
+def test_rules_are_printed_and_checked_against_a_preset(capsys):
     assert cli.main(["rules", "deepcam", "--ruleset", "3.0.0"]) == 0
     told = capsys.readouterr().out
     assert "opt_max_grad_norm" in told and "not timed" in told and "5 runs" in told

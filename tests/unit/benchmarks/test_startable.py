@@ -1,4 +1,4 @@
-"""Settings that cannot work are refused before a run has a folder: alone, or with the ranks that there are."""
+"""Settings that cannot work, on their own or with the number of ranks, are refused before a run has a folder."""
 
 import pytest
 
@@ -32,7 +32,7 @@ from mlhpc.errors import UserError
         ),
     ],
 )
-def test_settings_that_exclude_each_other(benchmark, settings, message):
+def test_settings_that_exclude_each_other_are_refused(benchmark, settings, message):
     with pytest.raises(UserError, match=message) as raised:
         load.load(benchmark, "smoke", settings)
     assert "\n" not in str(raised.value)
@@ -54,17 +54,17 @@ def test_settings_that_exclude_each_other(benchmark, settings, message):
             "4 ranks in 2 backward passes each; use a multiple of 8",
         ),
         ("deepcam", ["hyperparameters.batchnorm_group_size=4"], 2, "batchnorm_group_size 4 does not divide"),
-        ("resnet50", ["staging.pack=true"], 1, "staging.pack is for data that is staged; give --stage"),
+        ("resnet50", ["staging.pack=true"], 1, "staging.pack needs staged data; give --stage"),
     ],
 )
-def test_settings_that_these_ranks_cannot_run(benchmark, settings, ranks, message):
+def test_settings_that_these_ranks_cannot_run_are_refused(benchmark, settings, ranks, message):
     with pytest.raises(UserError, match=message):
         load.load(benchmark, "smoke", settings).require_startable(ranks, staged=False)
 
 
 @pytest.mark.parametrize("benchmark", ["cosmoflow", "deepcam", "resnet50"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_the_smoke_presets_start_on_any_few_ranks(benchmark, ranks):
+def test_the_smoke_presets_start_on_1_2_and_4_ranks(benchmark, ranks):
     load.load(benchmark, "smoke").require_startable(ranks, staged=True)
 
 
@@ -72,6 +72,6 @@ def test_the_smoke_presets_start_on_any_few_ranks(benchmark, ranks):
     ("given", "gpu", "cores", "workers"),
     [(0, False, 64, 2), (0, True, 6, 6), (0, True, 64, 16), (3, True, 64, 3)],
 )
-def test_readers_are_as_many_as_a_rank_beside_a_gpu_has_cores(given, gpu, cores, workers):
+def test_with_a_gpu_the_default_number_of_workers_is_the_cores_of_the_rank(given, gpu, cores, workers):
     loading = load.load("resnet50", "smoke", [f"loading.workers={given}"]).loading
     assert loading.resolved(gpu=gpu, cores=cores).workers == workers

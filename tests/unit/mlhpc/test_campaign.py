@@ -156,7 +156,7 @@ def test_each_run_gets_its_own_seed_and_the_options_of_the_campaign(site):
         )
 
 
-def test_it_continues_after_an_aborted_run_and_a_second_start_repeats_that_one(site, capsys):
+def test_a_campaign_continues_after_an_aborted_run_and_repeats_it_later(site, capsys):
     site.will(run_02="aborted")
     assert site.run("--runs", "4") == 1
     assert site.states() == ["converged", "aborted", "converged", "converged"]
@@ -173,7 +173,7 @@ def test_it_continues_after_an_aborted_run_and_a_second_start_repeats_that_one(s
     assert [call["name"] for call in site.calls()][5:] == ["run_05"]
 
 
-def test_it_stops_when_no_score_is_possible_any_more(site, capsys):
+def test_a_campaign_stops_when_no_score_is_possible(site, capsys):
     site.will(run_02="missed-8", run_03="missed-8")
     assert site.run() == 1
     assert [call["name"] for call in site.calls()] == ["run_01", "run_02", "run_03"]
@@ -183,7 +183,7 @@ def test_it_stops_when_no_score_is_possible_any_more(site, capsys):
     assert len(site.calls()) == 3 and "cannot have a score" in capsys.readouterr().out
 
 
-def test_one_run_that_misses_is_the_slowest_of_the_score(site):
+def test_one_missed_run_counts_as_the_slowest(site):
     site.will(run_04="missed-4")
     assert site.run() == 0
     whole = json.loads((site.out / "run_01" / "result.json").read_text())["time_to_train_s"] / 60
@@ -201,7 +201,7 @@ def test_a_run_whose_loss_diverged_has_missed_and_is_not_repeated(site):
     assert site.states() == ["missed", "converged"] and len(site.calls()) == 2
 
 
-def test_two_runs_in_a_row_that_end_without_a_result_stop_it(site):
+def test_two_runs_in_a_row_without_a_result_stop_a_campaign(site):
     site.will(**{f"run_{n:02}": "aborted" for n in range(2, 6)})
     assert site.run("--runs", "5") == 1
     assert [call["name"] for call in site.calls()] == ["run_01", "run_02", "run_03"]
@@ -309,7 +309,7 @@ def samples(count):
     ("spoil", "message"),
     [
         (lambda data: data.rename(data.parent / "elsewhere"), "mlhpc data make cosmoflow"),
-        (lambda data: (data / "train").rmdir(), "holds no file"),
+        (lambda data: (data / "train").rmdir(), "contains no files"),
         (lambda data: (data / "manifest.json").write_text("{"), "manifest.json"),
         (lambda data: (data / "manifest.json").write_text(samples(5)), "5 samples, but 2048 are needed"),
     ],
@@ -402,14 +402,14 @@ def test_a_closed_campaign_is_checked_against_the_rules_before_its_first_run(sit
         (["--seed", "7"], "--seed"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(site, capsys, words, message):
+def test_a_mistake_is_a_one_line_error_and_leaves_no_files(site, capsys, words, message):
     assert site.run(*words) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not site.out.exists()
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(site, capsys):
+def test_a_folder_that_cannot_be_created_is_a_one_line_error(site, capsys):
     site.out.write_text("a file")
     assert site.run("--runs", "1") == 2
     error = capsys.readouterr().err
@@ -434,9 +434,7 @@ def test_a_campaign_started_on_every_rank_is_refused(site, capsys, monkeypatch):
         (8, 1, "8", [["--nodes=1", "--ntasks=1", f"--nodelist=n{n % 4}", "--exact"] for n in range(8)]),
     ],
 )  # fmt: skip
-def test_instances_on_slurm_get_nodes_or_parts_of_nodes_of_their_own(
-    instances, ranks, tasks, steps, tmp_path
-):
+def test_instances_on_slurm_get_separate_nodes_or_parts_of_nodes(instances, ranks, tasks, steps, tmp_path):
     run = load.load("cosmoflow", "smoke")
     campaign = Campaign(run, (), tmp_path, None, tmp_path, instances, instances, ranks, nodes=4)
     env = {"SLURM_JOB_NODELIST": "n[0-3]", "SLURM_NTASKS": tasks}
@@ -484,7 +482,7 @@ def test_a_closed_campaign_without_a_submitter_warns_before_its_first_run(site, 
     assert "unnamed" not in capsys.readouterr().out, "an open run is not submitted"
 
 
-def test_a_launch_wrapper_stands_between_srun_and_the_mlhpc_of_the_container(site, monkeypatch):
+def test_a_launch_wrapper_goes_between_srun_and_mlhpc_in_the_container(site, monkeypatch):
     srun = site.folder / "srun"
     srun.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{site.folder}/srun-words\n')
     srun.chmod(0o755)
@@ -502,7 +500,7 @@ def test_a_launch_wrapper_stands_between_srun_and_the_mlhpc_of_the_container(sit
 
 
 def test_the_table_of_a_batch_job_keeps_every_digit(site, capsys, monkeypatch):
-    """The output of a job is no terminal, and rich takes it to be 80 columns wide."""
+    """The output of a job is not a terminal, and rich assumes 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     site.will(run_02="missed-8")
     site.run("--runs", "2")
@@ -514,7 +512,7 @@ def test_the_table_of_a_batch_job_keeps_every_digit(site, capsys, monkeypatch):
 
 
 def test_aborted_attempts_are_not_scored(site, capsys):
-    """Nothing else in the folder of a campaign is taken for a set of runs."""
+    """Nothing else in the folder of a campaign counts as a set of runs."""
     site.will(run_02="aborted")
     site.run("--runs", "3")
     site.will()

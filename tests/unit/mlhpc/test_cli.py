@@ -46,7 +46,7 @@ def commands(parser, prefix=""):
                 yield from nested or [(prefix + name, sub)]
 
 
-def test_the_options_are_these_and_no_more():
+def test_the_command_line_has_exactly_these_options():
     found = {
         name: [o for action in sub._actions for o in action.option_strings if o not in ("-h", "--help")]
         for name, sub in commands(cli._parser())
@@ -93,7 +93,7 @@ def test_the_options_are_these_and_no_more():
         (["data", "bench", "deepcam", "nowhere", "--batch", "0"], "--batch 0"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(argv, said, capsys, tmp_path, monkeypatch):
+def test_a_mistake_is_a_one_line_error_with_status_2(argv, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(argv) == 2
     error = capsys.readouterr().err

@@ -75,7 +75,7 @@ MPIRUN = {
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, "127.0.0.1"),
     ],
 )
-def test_under_mpirun_nodes_connect_wherever_the_host_of_rank_0_is_known(env, leader):
+def test_under_mpirun_nodes_connect_if_the_host_of_rank_0_is_known(env, leader):
     assert nodes.find_rank_info(MPIRUN | env).leader == leader
 
 
@@ -176,7 +176,7 @@ GPU = {"gpus": ["NVIDIA A100, 40960 MiB"] * 4, "local_size": 4, "cores": 2}
         ("launcher", "pass", {}, {"env": {"SLURM_NTASKS": "1"}}),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_is_found_with_a_remedy(what, status, changes, options):
+def test_every_problem_is_reported_with_a_remedy(what, status, changes, options):
     results = lines(spoiled(**changes), **options)
     assert worst(results, what) == status, results
     assert all(result.remedy for result in results if result.status != "pass")
@@ -207,7 +207,7 @@ def test_results_on_a_node_local_disk_are_a_warning():
 
 
 @pytest.mark.parametrize(("offset", "status"), [(0.004, "pass"), (-0.4, "warn"), (5.0, "fail")])
-def test_clocks_that_are_apart_are_found_with_their_node(offset, status):
+def test_differing_clocks_are_reported_with_their_node(offset, status):
     nodes = [NODE, spoiled(host="n1", offset_s=offset), spoiled(host="n2", offset_s=0.001)]
     [line] = clocks(nodes)
     assert line.status == status and "n1" in line.detail
@@ -239,7 +239,7 @@ def test_a_clock_that_is_ahead_is_measured():
     assert measured == pytest.approx(ahead, abs=0.05)
 
 
-def test_a_stranger_on_the_port_is_no_node():
+def test_an_unauthenticated_peer_is_not_a_node():
     """Whoever finds the open port while the nodes are examined: wrong token, no token, no JSON, nothing at all."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
@@ -298,13 +298,13 @@ def test_a_laptop_without_frameworks_is_ready_for_one_rank(bare, tmp_path, capsy
     assert list(tmp_path.iterdir()) == [], "it only looks"
 
 
-def test_exit_status_1_says_what_is_wrong(bare, tmp_path, capsys):
+def test_a_failed_check_gives_exit_status_1_and_the_reason(bare, tmp_path, capsys):
     assert cli.main(["doctor", "cosmoflow", "--data", str(tmp_path / "nowhere")]) == 1
     output = capsys.readouterr().out
     assert "nowhere does not exist" in output and "not ready for a run" in output
 
 
-def test_the_size_of_the_data_set_is_its_manifests(tmp_path):
+def test_the_size_of_the_data_set_comes_from_its_manifest(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a").write_bytes(b"x" * 5000)
     assert cli.main(["data", "index", str(tmp_path)]) == 0
@@ -346,7 +346,7 @@ def test_two_ranks_connect_and_rank_0_reports_for_both(tmp_path):
         (["doctor", "--system", "--set", "division=half"], "closed or open"),
     ],
 )
-def test_a_mistake_is_one_line(argv, message, capsys):
+def test_a_mistake_is_a_one_line_error(argv, message, capsys):
     assert cli.main(argv) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and message in error
@@ -358,7 +358,7 @@ def test_contradicting_launchers_fail(bare, monkeypatch, capsys):
     assert "WORLD_SIZE" in capsys.readouterr().out
 
 
-def test_the_facts_of_a_node_can_be_sent(bare):
+def test_the_facts_of_a_node_are_json(bare):
     facts = node.examine(RankInfo(), "none", node.Folders(None, None, None), {})
     assert json.loads(json.dumps(facts)) == facts
 

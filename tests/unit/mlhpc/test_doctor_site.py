@@ -32,7 +32,7 @@ def source(text, folder, **env):
     return done.stdout.splitlines()
 
 
-def test_the_file_of_a_gpu_node_sets_what_was_found(tmp_path):
+def test_the_site_file_of_a_gpu_node_has_the_detected_settings(tmp_path):
     lines = source(site_file("mine", GPU_NODE), tmp_path, SCRATCH="/lustre/me")
     assert lines[:2] == ["module purge", "module load gcc/13.2 cuda/13.0"]
     assert "DATA=/lustre/me/data/deepcam-mini" in lines and "OUT=/lustre/me/results/deepcam-mini-77" in lines
@@ -43,7 +43,7 @@ def test_the_file_of_a_gpu_node_sets_what_was_found(tmp_path):
     assert CONTAINERS["apptainer"] in text and "xfs, 3400 GiB free" in text
 
 
-def test_what_was_not_found_is_marked(tmp_path):
+def test_undetected_settings_are_marked(tmp_path):
     text = site_file("mine", BARE)
     lines = source(text, tmp_path)
     assert f"DATA={tmp_path}/data/deepcam-mini" in lines and "STAGE=/tmp/mlhpc-77" in lines
@@ -65,7 +65,7 @@ def test_the_file_is_as_short_and_clean_as_those_of_the_repository(facts, tmp_pa
     assert done.returncode == 0, done.stdout
 
 
-def test_outside_a_job_the_default_partition_says_what_its_nodes_have():
+def test_outside_a_job_the_default_partition_describes_the_nodes():
     sinfo = "debug 32 (null)\ngpu* 128+ gpu:a100:4(S:0-3),nvme:1\n"
     facts = site._of_default_partition(BARE, sinfo)
     assert (facts.partition, facts.cores, facts.gpus) == ("gpu", 128, 4)

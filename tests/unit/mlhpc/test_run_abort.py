@@ -7,7 +7,7 @@ import pytest
 from mlhpc.common.data.manifest import index, save
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging.stage import stage
-from mlhpc.run import unleaked_stage
+from mlhpc.run import removed_on_abort
 
 
 @pytest.mark.parametrize(("name", "stays"), [("mlhpc-4711", False), ("mlhpc", True), ("mlhpc-47110", True)])
@@ -20,7 +20,7 @@ def test_a_stage_named_after_the_job_does_not_outlive_an_aborted_run(tmp_path, m
     dataset = index(source, {}, Solo(), workers=1)
     save(dataset)
     target = tmp_path / name
-    with pytest.raises(RuntimeError, match="the run failed"), unleaked_stage(target, Solo()):
+    with pytest.raises(RuntimeError, match="the run failed"), removed_on_abort(target, Solo()):
         stage(dataset, target, Solo(), "replicate")
         assert (target / "train" / "a.bin").exists()
         raise RuntimeError("the run failed")
@@ -28,5 +28,5 @@ def test_a_stage_named_after_the_job_does_not_outlive_an_aborted_run(tmp_path, m
 
 
 def test_without_a_stage_there_is_nothing_to_remove(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), unleaked_stage(None, Solo()):
+    with pytest.raises(RuntimeError), removed_on_abort(None, Solo()):
         raise RuntimeError

@@ -19,7 +19,7 @@ from mlhpc.run_result import last_line
 @pytest.mark.parametrize(
     "staging, said", [({"files": 2}, "1.85 s, staging included;"), (None, "1.85 s, nothing was staged;")]
 )
-def test_the_last_line_says_whether_staging_is_in_the_time(staging: Any, said: str) -> None:
+def test_the_last_line_says_whether_staging_is_included(staging: Any, said: str) -> None:
     result = {
         "benchmark": "deepcam", "preset": "smoke", "resumed": False, "staging": staging,
         "target": {"label": "IoU", "value": 0.5, "best": 0.3, "reached": False}, "time_to_train_s": 1.85,
@@ -33,7 +33,7 @@ def saved(folder: Path, *settings: str) -> Path:
     return folder
 
 
-def test_a_refused_resume_says_which_settings_differ(tmp_path: Path) -> None:
+def test_resume_refuses_other_settings_and_names_them(tmp_path: Path) -> None:
     saved(tmp_path, "training.max_epochs=4")
     assert module.seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=4"])) == 7
     with pytest.raises(UserError) as said:
@@ -44,7 +44,7 @@ def test_a_refused_resume_says_which_settings_differ(tmp_path: Path) -> None:
     )
 
 
-def test_of_many_settings_that_differ_three_are_told(tmp_path: Path) -> None:
+def test_of_many_differing_settings_three_are_named(tmp_path: Path) -> None:
     saved(tmp_path)
     other = [
         "training.max_epochs=9",
@@ -58,7 +58,7 @@ def test_of_many_settings_that_differ_three_are_told(tmp_path: Path) -> None:
         module.seed_of(tmp_path, load.load("deepcam", "smoke", other))
 
 
-def test_the_division_alone_is_no_other_setting(tmp_path: Path) -> None:
+def test_a_different_division_does_not_prevent_resuming(tmp_path: Path) -> None:
     saved(tmp_path)
     other = load.load("deepcam", "smoke").model_copy(update={"division": "closed"})
     assert module.seed_of(tmp_path, other) == 7
@@ -70,7 +70,7 @@ def test_another_benchmark_is_named(tmp_path: Path) -> None:
         module.seed_of(tmp_path, load.load("cosmoflow", "smoke"))
 
 
-def test_a_framework_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_framework_is_a_one_line_error(tmp_path: Path) -> None:
     framework = Framework("no_such_framework.train", "none", ("no-such-framework",))
     with pytest.raises(
         UserError, match="deepcam needs the package no_such_framework, which is not installed"

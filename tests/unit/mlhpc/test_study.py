@@ -1,5 +1,5 @@
-"""Studies: what is planned, run and measured. A stand-in takes the place of ``mlhpc run``: it leaves the record of
-a run whose steps took as long as the test chose."""
+"""Studies: what is planned, run and measured. A stand-in replaces ``mlhpc run``: it writes the record of a run
+with step times chosen by the test."""
 
 import json
 import os
@@ -83,7 +83,7 @@ class Site:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def settings(self):
-        """Of each call: what it was given by --set, and its options."""
+        """Settings (--set) and options of each call."""
         calls = []
         for words in self.calls():
             given = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--set")
@@ -141,7 +141,7 @@ def test_every_combination_is_run_with_the_batch_times_the_ranks(site):
     assert read(site.out).axes == ("batch", "ranks")
 
 
-def test_without_a_batch_the_global_batch_stays(site):
+def test_without_a_batch_the_global_batch_is_constant(site):
     """Strong scaling: the local batch is what ranks make of the preset's."""
     assert site.study("--vary", "ranks=1,2", "--repeats", "1") == 0
     whole = load.load("cosmoflow", "smoke").hyperparameters.global_batch_size
@@ -165,7 +165,7 @@ def test_a_setting_of_the_configuration_is_varied_by_its_name(site):
     assert read(site.out).axes == ("network.name", "loading.loader")
 
 
-def test_formats_and_storage_are_places(site):
+def test_formats_and_storage_are_axes(site):
     data = f"data={site.folder / 'jpeg'},{site.folder / 'lmdb'}"
     stage = site.folder / "stage"
     assert (
@@ -176,7 +176,7 @@ def test_formats_and_storage_are_places(site):
     assert read(site.out).values("storage") == ["shared", "staged"]
 
 
-def test_repeats_go_round_the_cells_with_the_same_seeds_and_cold_caches(site):
+def test_every_repeat_runs_all_cells_with_the_same_seed_and_cold_caches(site):
     assert site.study("--vary", "batch=4,8", "--repeats", "2") == 0
     calls = [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()]
     assert calls == [("4", "1"), ("8", "1"), ("4", "2"), ("8", "2")]
@@ -188,7 +188,7 @@ def test_no_run_of_a_study_calls_itself_closed(site):
     assert site.settings()[0]["division"] == "open"
 
 
-def test_a_second_start_makes_only_missing_runs(site):
+def test_a_second_start_runs_only_missing_runs(site):
     assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
     assert site.study("--vary", "batch=8,16", "--repeats", "2") == 0
     calls = [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()]
@@ -196,7 +196,7 @@ def test_a_second_start_makes_only_missing_runs(site):
     assert [len(cell.runs) for cell in read(site.out).cells] == [1, 2, 2]
 
 
-def test_a_cell_is_the_same_whichever_settings_are_varied(site):
+def test_a_cell_is_identified_by_its_settings_not_by_the_axes(site):
     assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
     assert site.study("--vary", "batch=8", "--vary", "loading.workers=0,3", "--repeats", "1") == 0
     assert len(site.calls()) == 3 and len(read(site.out).cells) == 3
@@ -215,7 +215,7 @@ def test_a_cell_that_fails_is_reported_and_the_others_continue(site, capsys):
     assert not any(cell.failures for cell in read(site.out).cells)
 
 
-def test_a_task_of_a_job_array_makes_only_its_run(site):
+def test_a_task_of_a_job_array_starts_only_its_run(site):
     for number in (4, 1):
         assert site.study("--vary", "batch=4,8", "--repeats", "2", "--number", number) == 0
     assert [(c["hyperparameters.global_batch_size"], c["--seed"]) for c in site.settings()] == [
@@ -240,7 +240,7 @@ def test_a_task_of_a_job_array_makes_only_its_run(site):
         (["--vary", "data=/nowhere/at/all"], "no such data set"),
         (
             ["--vary", "batch=1024"],
-            "batch=1024: 5 steps of warm-up and 20 to measure are more than the 2 of an epoch",
+            "batch=1024: 5 steps of warm-up and 20 to measure exceed the 2 of an epoch",
         ),
         (["--vary", "batch=8", "--steps", "0"], "--steps 0"),
         (["--vary", "batch=8", "--repeats", "0"], "--repeats 0"),
@@ -255,7 +255,7 @@ def test_a_task_of_a_job_array_makes_only_its_run(site):
         ),
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_does(site, words, message, capsys):
+def test_impossible_settings_are_refused_before_the_first_run(site, words, message, capsys):
     benchmark = "deepcam" if "wdth" in words[-1] else "cosmoflow"
     (site.folder / "data").joinpath("train").mkdir()
     assert site.study(*words, benchmark=benchmark) == 2
@@ -271,19 +271,19 @@ def test_a_run_that_failed_before_it_had_a_folder_is_reported(site):
     assert not list(cell.path.glob("run-*/")) and cell.failures == ("run-1: there is no more memory",)
 
 
-def test_a_run_that_was_killed_says_so_and_not_what_it_printed_before(site):
+def test_a_killed_run_is_reported_as_killed(site):
     site.takes(run1=[-9, 0])
     assert site.study("--vary", "batch=4", "--repeats", "1") == 1
     (cell,) = read(site.out).cells
     assert "killed by SIGKILL" in cell.failures[0]
 
 
-def test_a_run_of_fewer_steps_than_its_cell_says_is_not_measured(site):
-    """Its time is not that of so many steps."""
+def test_a_run_with_fewer_steps_than_its_cell_is_not_measured(site):
+    """Its time is not that of the expected number of steps."""
     site.takes(run1=[2.0, 0.5, 7])
     assert site.study("--vary", "batch=4", "--repeats", "1", "--steps", "20", "--warmup", "3") == 1
     (cell,) = read(site.out).cells
-    assert not cell.runs and "7 batches, which are not 23 steps" in cell.failures[0]
+    assert not cell.runs and "7 batches, not 23 steps" in cell.failures[0]
 
 
 def test_accumulated_batches_are_one_step(site):
@@ -329,12 +329,12 @@ def test_a_damaged_cell_is_reported_before_anything_runs(site, capsys):
 
 
 def test_a_run_that_found_staged_files_has_no_staging_time(site):
-    """The second repeat found files that an interrupted run had left."""
+    """The second repeat found files of an interrupted run."""
     assert site.study("--vary", "batch=4", "--repeats", "2", "--stage", site.folder / "stage") == 0
     assert [run.staging_s for run in read(site.out).cells[0].runs] == [0.4, None]
 
 
-def test_one_place_is_one_cell_however_it_is_written(site, monkeypatch):
+def test_a_path_is_one_cell_in_any_spelling(site, monkeypatch):
     monkeypatch.chdir(site.folder)
     for data in ("jpeg", "./lmdb/../jpeg", site.folder / "jpeg"):
         assert site.study("--vary", f"data={data}", "--repeats", "1") == 0
@@ -373,19 +373,19 @@ def test_values_keep_their_type_and_spelling(text, values):
     assert list(parse_axes([text]).values()) == [values]
 
 
-def test_words_keep_the_order_in_which_they_were_given(site):
+def test_names_keep_the_given_order(site):
     names = ["lenet", "alexnet", "resnet50", "resnet101"]
     words = f"network.name={','.join(names)}"
     assert site.study("--vary", words, "--repeats", "1", benchmark="resnet50") == 0
     assert read(site.out).values("network.name") == names
 
 
-def test_two_ways_to_write_one_value_are_one_cell(site):
+def test_equal_values_are_one_cell_in_any_spelling(site):
     assert site.study("--vary", "network.width=1,1.0", "--repeats", "1", benchmark="resnet50") == 0
     assert len(site.calls()) == 1
 
 
-def test_a_name_may_be_long_and_of_any_letters(site):
+def test_cell_names_may_be_long_and_have_any_characters(site):
     words = ["--vary", f"submission.platform={'ü' * 200},[red]x", "--repeats", "1"]
     assert site.study(*words) == 0
     assert site.study(*words, "--number", "1") == 0
@@ -393,14 +393,14 @@ def test_a_name_may_be_long_and_of_any_letters(site):
     assert all(len(path.name.encode()) < 240 for path in site.out.iterdir())
 
 
-def test_what_is_shown_is_what_was_given(site, capsys):
+def test_values_are_shown_as_given(site, capsys):
     assert site.study("--vary", "submission.platform=[red]x,<b>y", "--repeats", "1") == 0
     assert "[red]x" in capsys.readouterr().out
     page = (site.out / "study.html").read_text()
     assert "&lt;b&gt;y" in page and "<b>y" not in page
 
 
-def test_a_run_in_progress_in_another_task_is_no_failure(site):
+def test_a_run_in_progress_in_another_task_is_not_a_failure(site):
     assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
     eight = read(site.out).cells[1]
     (eight.runs[0].path / "events.rank0.jsonl").unlink()  # as it is while it runs
@@ -437,7 +437,7 @@ def test_a_folder_holds_a_study_of_one_benchmark(site, capsys):
     assert "holds a study of cosmoflow" in capsys.readouterr().err
 
 
-def test_the_page_has_a_picture_for_each_setting_and_every_cell_in_numbers(site):
+def test_the_page_has_a_figure_per_setting_and_a_table_of_all_cells(site):
     stage = site.folder / "stage"
     words = ["--vary", "network.name=lenet,alexnet", "--vary", "ranks=1,2", "--vary", "batch=4,8"]
     words += ["--vary", "storage=shared,staged", "--stage", stage, "--repeats", "2"]
@@ -465,7 +465,7 @@ def test_the_page_has_a_picture_for_each_setting_and_every_cell_in_numbers(site)
     assert {row["95% interval"] for row in rows} == {"of 2 runs"}, "two runs have no interval"
 
 
-def test_small_numbers_keep_their_places_on_an_axis(site):
+def test_small_numbers_keep_their_digits_on_an_axis(site):
     """A rate of 0.001 is not 0; an interval that reaches 0 has a place on a logarithmic axis."""
     site.takes(run1=[1.0, 0.1], run2=[9.0, 0.1], run3=[9.0, 0.1])
     rates = "hyperparameters.sgd_opt_base_learning_rate=1e-3,1e-2"
@@ -477,8 +477,8 @@ def test_small_numbers_keep_their_places_on_an_axis(site):
     assert all(row["low"] > 0 for row in rows_of(chart) if "low" in row)
 
 
-def test_cells_may_differ_in_what_only_some_have(site):
-    """Of two presets one has no simulation to vary; curves and names then keep apart what is apart."""
+def test_cells_may_differ_in_settings_that_only_some_have(site):
+    """One of two presets has no simulation to vary; curves and names still distinguish the cells."""
     for preset in ("smoke", "closed"):
         assert (
             site.study("--preset", preset, "--vary", "batch=4,8", "--repeats", "1", benchmark="resnet50") == 0
@@ -491,7 +491,7 @@ def test_cells_may_differ_in_what_only_some_have(site):
     assert "<h2>Local batch size</h2>" in page
 
 
-def test_long_names_stand_in_a_legend(site):
+def test_long_names_are_shown_in_a_legend(site):
     names = [f"{'a very long name of a network ' * 3}{i}" for i in (1, 2)]
     assert site.study("--vary", f"submission.platform={','.join(names)}", "--repeats", "1") == 0
     page = (site.out / "study.html").read_text()

@@ -1,4 +1,4 @@
-"""The scaling model: exact where the law is known, bounded where it is not, held against publications."""
+"""The scaling model: exact where the law is known, bounded where it is not, compared with publications."""
 
 import math
 import random
@@ -39,61 +39,69 @@ def points(*sets: Measured) -> list[Point]:
     return [Point(m.batch, m.epochs, m.name) for m in sets]
 
 
-def test_between_measurements_a_power_law_is_found_again() -> None:
+def test_interpolation_reproduces_a_power_law() -> None:
     small, truth, large = law(64, 128), law(256, 512), law(1024, 2048)
-    said = predict(256, 512, [small, large], points(small, large))
-    assert said is not None
-    assert said.seconds.value == pytest.approx(time_of(truth), rel=1e-12)
-    assert said.epochs.value == pytest.approx(truth.epochs[0], rel=1e-12)
-    assert said.seconds.low < time_of(truth) < said.seconds.high
-    assert "interpolated between units 64 (64) and 1\xa0024 (1024)" in said.seconds.how
+    prediction = predict(256, 512, [small, large], points(small, large))
+    assert prediction is not None
+    assert prediction.seconds.value == pytest.approx(time_of(truth), rel=1e-12)
+    assert prediction.epochs.value == pytest.approx(truth.epochs[0], rel=1e-12)
+    assert prediction.seconds.low < time_of(truth) < prediction.seconds.high
+    assert "interpolated between units 64 (64) and 1\xa0024 (1024)" in prediction.seconds.how
 
 
-def test_beyond_measurements_the_slope_goes_on_within_the_limits() -> None:
+def test_extrapolation_follows_the_slope_within_the_limits() -> None:
     small, large, truth = law(64, 128), law(256, 512), law(1024, 2048)
-    said = predict(1024, 2048, [small, large], points(small, large))
-    assert said is not None
-    assert said.seconds.value == pytest.approx(time_of(truth), rel=1e-12)
+    prediction = predict(1024, 2048, [small, large], points(small, large))
+    assert prediction is not None
+    assert prediction.seconds.value == pytest.approx(time_of(truth), rel=1e-12)
     # Ideal scaling and the same epochs, against no gain and the same number of steps.
     best = large.staging_s[0] / 4 + large.epoch_s[0] / 4 * large.epochs[0] + 2
     worst = large.staging_s[0] + large.epoch_s[0] * large.epochs[0] * 4 + 2
-    assert (said.seconds.low, said.seconds.high) == (pytest.approx(best), pytest.approx(worst))
+    assert (prediction.seconds.low, prediction.seconds.high) == (pytest.approx(best), pytest.approx(worst))
 
 
 def test_a_measured_configuration_is_predicted_as_measured() -> None:
     sets = [law(64, 128), law(256, 512)]
-    said = predict(256, 512, sets, points(*sets))
-    assert said is not None
-    assert said.seconds.value == said.seconds.low == said.seconds.high == pytest.approx(time_of(sets[1]))
+    prediction = predict(256, 512, sets, points(*sets))
+    assert prediction is not None
+    assert (
+        prediction.seconds.value
+        == prediction.seconds.low
+        == prediction.seconds.high
+        == pytest.approx(time_of(sets[1]))
+    )
 
 
 def test_one_measurement_gives_the_papers_weak_scaling_and_both_limits() -> None:
     one = law(512, 512)
-    said = predict(1024, 1024, [one], points(one))
-    assert said is not None
+    prediction = predict(1024, 1024, [one], points(one))
+    assert prediction is not None
     # Constant throughput a unit (paper 001, section 4.1.2, b); epochs between the same and the same steps.
-    assert said.epoch_s[:3] == (one.epoch_s[0] / 2, one.epoch_s[0] / 2, one.epoch_s[0])
-    assert said.epochs.low == pytest.approx(one.epochs[0])
-    assert said.epochs.high == pytest.approx(2 * one.epochs[0])
-    assert said.epochs.value == pytest.approx(math.sqrt(2) * one.epochs[0])
+    assert prediction.epoch_s[:3] == (one.epoch_s[0] / 2, one.epoch_s[0] / 2, one.epoch_s[0])
+    assert prediction.epochs.low == pytest.approx(one.epochs[0])
+    assert prediction.epochs.high == pytest.approx(2 * one.epochs[0])
+    assert prediction.epochs.value == pytest.approx(math.sqrt(2) * one.epochs[0])
 
 
 def test_another_share_of_the_batch_lies_between_the_same_throughput_and_the_same_step() -> None:
     one = law(256, 256)
-    said = predict(256, 1024, [one], points(one))  # four samples a unit where one was run
-    assert said is not None
-    assert said.epoch_s.value == one.epoch_s[0]
-    assert (said.epoch_s.low, said.epoch_s.high) == (pytest.approx(one.epoch_s[0] / 4), one.epoch_s[0])
+    prediction = predict(256, 1024, [one], points(one))  # four samples per unit, where one was run
+    assert prediction is not None
+    assert prediction.epoch_s.value == one.epoch_s[0]
+    assert (prediction.epoch_s.low, prediction.epoch_s.high) == (
+        pytest.approx(one.epoch_s[0] / 4),
+        one.epoch_s[0],
+    )
     fewer = predict(256, 128, [one], points(one))
     assert fewer is not None
     assert (fewer.epoch_s.low, fewer.epoch_s.high) == (one.epoch_s[0], pytest.approx(2 * one.epoch_s[0]))
 
 
-def test_sets_with_the_asked_share_tell_and_not_the_others() -> None:
+def test_only_sets_with_the_requested_share_are_used() -> None:
     alike, other = law(256, 512), Measured("o", 512, 512, *[exact(1e6)] * 4)
-    said = predict(1024, 2048, [alike, other], points(alike))
-    assert said is not None
-    assert "(256)" in said.epoch_s.how and "(o)" not in said.epoch_s.how
+    prediction = predict(1024, 2048, [alike, other], points(alike))
+    assert prediction is not None
+    assert "(256)" in prediction.epoch_s.how and "(o)" not in prediction.epoch_s.how
 
 
 @pytest.mark.parametrize(("number", "law_of"), list(product((1, 2, 3), (UP, DOWN))))
@@ -107,13 +115,13 @@ def test_the_value_lies_in_its_range(number: int, law_of: tuple[float, tuple[flo
             low, high = value * draw.uniform(0.5, 1), value * draw.uniform(1, 2)
             there.append(Point(size, (value, low, high), "s"))
         at = draw.choice([8, 40, 300, 5000, 10_000, *sizes])
-        said = carried(there, at, "units", *law_of)
-        assert 0 <= said.low <= said.value <= said.high < math.inf
-        said_again = carried(there[::-1], at, "units", *law_of)
-        assert said_again == said  # whatever the order
+        prediction = carried(there, at, "units", *law_of)
+        assert 0 <= prediction.low <= prediction.value <= prediction.high < math.inf
+        prediction_again = carried(there[::-1], at, "units", *law_of)
+        assert prediction_again == prediction  # in any order
 
 
-def test_nothing_measured_is_nothing_said() -> None:
+def test_without_measurements_there_is_no_prediction() -> None:
     assert predict(4, 4, [], points(law(2, 2))) is None
     assert predict(4, 4, [law(2, 2)], []) is None
 
@@ -124,10 +132,10 @@ def test_piz_daint_at_half_its_size_is_as_published() -> None:
     of section 4.2.4."""
     large = Measured("256", 256, 512, exact(113.1), exact(170.6), exact(294.0), exact(30.0))
     assert time_of(large) / 60 == pytest.approx(327.01, rel=0.01)
-    said = predict(128, 256, [large], [*points(large), Point(128, exact(59.0), "section 4.2.4")])
-    assert said is not None
-    assert said.seconds.value / 60 == pytest.approx(461.01, rel=0.03)
-    assert said.seconds.low / 60 < 461.01 < said.seconds.high / 60
+    prediction = predict(128, 256, [large], [*points(large), Point(128, exact(59.0), "section 4.2.4")])
+    assert prediction is not None
+    assert prediction.seconds.value / 60 == pytest.approx(461.01, rel=0.03)
+    assert prediction.seconds.low / 60 < 461.01 < prediction.seconds.high / 60
 
 
 def test_neighbours_keep_the_share_of_the_batch() -> None:

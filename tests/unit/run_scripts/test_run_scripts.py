@@ -1,7 +1,7 @@
 """The scripts of run_scripts/: short, sound, and every benchmark, preset, command and option they name
 exists.
 
-Batch systems are stood in for by programs that write down what they were asked to start; the command line
+Batch systems are replaced by programs that record what they were asked to start; the command line
 that they were given is then read by the real parser.
 """
 
@@ -34,7 +34,7 @@ def name(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)
-def test_a_script_is_read_in_a_minute(path):
+def test_scripts_are_short(path):
     assert len(path.read_text().splitlines()) <= 30
     assert max(map(len, path.read_text().splitlines())) <= 120
 
@@ -46,7 +46,7 @@ def test_shellcheck_finds_nothing():
 
 
 def named(text):
-    """Pairs of benchmark and preset that a text names; None where it names one of the two alone."""
+    """Pairs of benchmark and preset that a text names; None where it names only one of the two."""
     for match in re.finditer(
         r"mlhpc (?:run|data make|doctor|presets) ([a-z]\w+)(?: --preset (\w[\w-]*))?", text
     ):
@@ -72,7 +72,7 @@ def test_every_benchmark_and_preset_that_is_named_exists(path):
             assert any(preset in load.presets(b) for b in of), f"{path}: {preset} is no preset of {of}"
 
 
-def test_the_search_for_names_finds_them():
+def test_the_search_for_names_works():
     found = set(named((FOLDER / "run.sbatch").read_text()))
     assert {("cosmoflow", None), (None, "closed")} <= found
 
@@ -121,7 +121,7 @@ def run(tmp_path):
 
 
 def understood(call):
-    """The options of the mlhpc command in ``call``, as the command line understands them: no unknown one."""
+    """The options of the mlhpc command in ``call``, as the command line parses them; unknown ones are errors."""
     words = call[call.index("mlhpc") + 1 :]
     options, unknown = cli._parser().parse_known_args(words)
     assert not unknown, unknown
@@ -175,7 +175,7 @@ def test_a_heterogeneous_job_is_refused(run, tmp_path):
 @pytest.mark.parametrize(
     "wrap", ["apptainer exec --nv mlhpc.sif", "--container-image=mlhpc.sqsh", "numactl --localalloc"]
 )
-def test_a_launch_wrapper_stands_between_srun_and_mlhpc(run, wrap):
+def test_a_launch_wrapper_goes_between_srun_and_mlhpc(run, wrap):
     [call] = run(FOLDER / "run.sbatch", BENCHMARK="cosmoflow", STAGE="/s", LAUNCH_WRAP=wrap)
     assert call[: call.index("mlhpc")] == ["srun", "--wait=120", "--kill-on-bad-exit=0", *wrap.split()]
     understood(call)
@@ -232,7 +232,7 @@ def test_a_rank_closes_its_log_before_its_stage_is_removed(tmp_path):
 
 
 @pytest.mark.parametrize("benchmark", sorted(registry.benchmarks()))
-def test_jsrun_starts_one_set_a_node_on_the_compute_nodes(run, benchmark, tmp_path):
+def test_jsrun_starts_one_resource_set_per_compute_node(run, benchmark, tmp_path):
     [call] = run(FOLDER / "summit.lsf", BENCHMARK=benchmark, PRESET="closed")
     told = dict(zip(call[1::2], call[2::2], strict=False))
     assert call[0] == "jsrun" and told["--nrs"] == "2" and told["--tasks_per_rs"] == "6"
@@ -241,7 +241,7 @@ def test_jsrun_starts_one_set_a_node_on_the_compute_nodes(run, benchmark, tmp_pa
     assert options.benchmark == benchmark and str(options.stage) == "/mnt/bb/somebody/mlhpc-88"
 
 
-def test_the_laptop_makes_data_once_runs_and_reports(run, tmp_path):
+def test_laptop_sh_generates_data_once_runs_and_reports(run, tmp_path):
     calls = run(FOLDER / "laptop.sh", "--ranks", "2")
     assert [call[1] for call in calls] == ["doctor", "data", "run", "check", "report"]
     for call in calls:
@@ -299,6 +299,6 @@ def test_the_recipe_does_nothing_without_a_framework(tmp_path):
         assert (done.returncode, done.stderr) == (2, "install.sh: give tensorflow or pytorch\n")
 
 
-def test_scripts_that_are_called_can_be():
+def test_scripts_called_directly_are_executable():
     for path in (FOLDER / "laptop.sh", FOLDER / "rank.sh", FOLDER / "containers" / "install.sh"):
         assert os.access(path, os.X_OK)

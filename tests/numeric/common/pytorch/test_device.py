@@ -1,4 +1,4 @@
-"""The device of a rank: what is said when there is none, or when it is too small."""
+"""The device of a rank: errors for a missing GPU, and for too little memory."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_a_cpu_has_no_events_and_no_memory_of_its_own():
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
     ],
 )
-def test_too_little_memory_is_one_line_in_any_phase(error):
+def test_too_little_memory_is_a_one_line_error_in_any_phase(error):
     @oom_as_user_error()
     def train():
         raise error
@@ -38,7 +38,7 @@ def test_other_errors_pass():
         raise RuntimeError("shapes do not match")
 
 
-def test_auto_does_not_silently_train_on_the_cpu_beside_a_gpu(monkeypatch):
+def test_device_auto_refuses_to_fall_back_to_the_cpu_if_the_machine_has_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(module.Path, "glob", lambda self, pattern: iter(["0000:01:00.0"]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

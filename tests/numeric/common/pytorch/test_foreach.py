@@ -13,14 +13,14 @@ def tensors():
     return made
 
 
-def test_each_is_multiplied_by_its_own():
+def test_each_tensor_is_multiplied_by_its_own_factor():
     ours, theirs, factors = tensors(), tensors(), torch.tensor([2.0, 0.1, -3.0, 0.0])
     multiply_each(ours, factors)
     for a, b, factor in zip(ours, theirs, factors, strict=True):
         assert torch.equal(a, b * factor)
 
 
-def test_spread_factors_have_the_shapes_and_strides_that_the_fast_path_asks_for():
+def test_spread_factors_have_the_shapes_and_strides_that_the_fast_path_requires():
     parts = spread(tensors(), torch.tensor([2.0, 0.1, -3.0, 0.0]))
     for part, tensor, factor in zip(parts, tensors(), (2.0, 0.1, -3.0, 0.0), strict=True):
         assert part.shape == tensor.shape and part.stride() == tensor.stride()

@@ -11,7 +11,7 @@ from mlhpc.cosmoflow.tf import device
 from mlhpc.errors import UserError
 
 
-def test_one_rank_takes_one_gpu_and_what_it_needs_of_its_memory(monkeypatch):
+def test_a_rank_uses_one_gpu_with_memory_growth(monkeypatch):
     config, calls = tf.config, []
     monkeypatch.setattr(config, "list_physical_devices", lambda kind: ["gpu0", "gpu1"])
     monkeypatch.setattr(config, "get_visible_devices", lambda kind: ["gpu0", "gpu1"])
@@ -22,7 +22,7 @@ def test_one_rank_takes_one_gpu_and_what_it_needs_of_its_memory(monkeypatch):
     assert calls == [("visible", ["gpu1"]), ("gpu1", True)]
 
 
-def test_what_is_set_already_is_not_set_again(monkeypatch):
+def test_gpu_settings_are_not_changed_once_set(monkeypatch):
     """With several ranks, TensorFlow has computed by now, and refuses."""
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["gpu0"])
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["gpu0"])
@@ -32,7 +32,7 @@ def test_what_is_set_already_is_not_set_again(monkeypatch):
     assert device.use_one_gpu(local_rank=0) == "GPU:0"
 
 
-def test_batches_on_their_way_to_the_device_keep_order_and_values():
+def test_batches_copied_to_the_device_keep_order_and_values():
     batches = [(np.full((2, 3), n, np.int16), np.array([n], np.float32)) for n in range(4)]
     moved = list(device.to_device(iter(batches), "CPU:0"))
     assert all(isinstance(x, tf.Tensor) and x.dtype == tf.int16 for x, _ in moved)
@@ -40,7 +40,7 @@ def test_batches_on_their_way_to_the_device_keep_order_and_values():
     assert list(device.to_device(iter(batches), None)) == batches
 
 
-def test_an_error_of_a_reader_comes_out_of_the_copy():
+def test_an_error_of_a_reader_is_raised_by_the_copy():
     def batches():
         yield np.zeros(1), np.zeros(1)
         raise UserError("a.tfrecord: truncated")
@@ -83,7 +83,7 @@ def test_an_event_has_passed_when_the_step_before_it_is_done(monkeypatch):
     assert 0 <= after_first.seconds_since(start) <= after_second.seconds_since(start)
 
 
-def test_too_little_memory_is_one_line():
+def test_too_little_memory_is_a_one_line_error():
     with pytest.raises(UserError, match="too little memory") as raised, device.oom_as_user_error():
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\ntensor with shape[64,64]")
     assert "\n" not in str(raised.value)

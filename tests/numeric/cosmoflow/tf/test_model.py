@@ -103,7 +103,7 @@ def test_parameters_at_the_official_size(kernel, parameters):
 
 @pytest.mark.parametrize("kernel", [2, 3])
 @pytest.mark.parametrize("side", [32, 64])
-def test_loss_and_gradients_are_pytorchs(side, kernel):
+def test_loss_and_gradients_equal_pytorchs(side, kernel):
     model = build_model(Network(conv_kernel=kernel), (side, side, side, 4), dropout=0, weight_decay=0.01)
     for bias in model.trainable_variables[1::2]:  # zero at first, which would hide where they are added
         bias.assign(np.random.default_rng(1).normal(0, 0.1, bias.shape))
@@ -117,7 +117,7 @@ def test_loss_and_gradients_are_pytorchs(side, kernel):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
 
 
-def test_two_steps_of_sgd_with_momentum_are_pytorchs():
+def test_two_steps_of_sgd_with_momentum_equal_pytorchs():
     model = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0, weight_decay=0.01)
     step = make_train_step(model, optimizer_of(opt_base_learning_rate=0.05))
     parameters = torch_parameters(model)
@@ -133,7 +133,7 @@ def test_two_steps_of_sgd_with_momentum_are_pytorchs():
         np.testing.assert_allclose(ours, other, rtol=1e-4, atol=1e-6)
 
 
-def test_the_mean_of_two_half_batches_gradients_is_the_whole_batchs():
+def test_the_mean_gradient_of_two_half_batches_is_that_of_the_whole_batch():
     model = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0, weight_decay=0.01)
     x, y = batch_of(6, SMALL_SHAPE)
     _, whole = loss_and_gradients(model, x, y)
@@ -177,7 +177,7 @@ def reference_model(precision):
     return keras.Sequential([*stack, layers.Dense(4, activation="tanh"), layers.Rescaling(1.2)])
 
 
-def test_bfloat16_costs_no_more_than_in_keras_own_layers():
+def test_bfloat16_errors_are_no_larger_than_with_keras_layers():
     x, y = batch_of(8, SMALL_SHAPE)
     exact = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0)
     ours = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0, precision="mixed_bfloat16")
@@ -223,7 +223,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_in_float16():
     assert float(optimizer.dynamic_scale) < scale
 
 
-def test_float16_without_a_gpu_is_the_users_error():
+def test_float16_without_a_gpu_is_a_user_error():
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
     with pytest.raises(UserError, match=r"mixed_float16 needs a GPU.*mixed_bfloat16"):
@@ -231,7 +231,7 @@ def test_float16_without_a_gpu_is_the_users_error():
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
-def test_warming_up_leaves_no_trace(precision):
+def test_warm_up_restores_the_state_bit_for_bit(precision):
     def trained(warm):
         model = build_model(SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0.5, precision=precision)
         optimizer = optimizer_of(precision)
@@ -270,7 +270,7 @@ def test_the_logarithm_is_exact_to_float32_for_every_count():
     np.testing.assert_allclose(ours, np.log(counts.astype(np.float64) + 1), rtol=3e-7)
 
 
-def test_seeds_decide_weights_and_masks():
+def test_seeds_determine_initial_weights_and_dropout_masks():
     def made(seed, dropout_seed=0):
         model = build_model(
             SMALL, SMALL_SHAPE, conv3d=MinimalConv3D, dropout=0.5, seed=seed, dropout_seed=dropout_seed
@@ -288,7 +288,7 @@ def test_seeds_decide_weights_and_masks():
     assert not np.array_equal(weights, made(2)[0])
 
 
-def test_weights_start_as_glorot_says():
+def test_initial_weights_have_the_glorot_distribution():
     for variable in build_model(Network(), (32, 32, 32, 4)).trainable_variables:
         values = np.array(variable)
         if values.ndim == 1:
@@ -301,7 +301,7 @@ def test_weights_start_as_glorot_says():
 
 
 @pytest.mark.parametrize("shape", [(48, 48, 48, 4), (64, 64, 16, 4), (64, 64, 4)])
-def test_a_sample_that_cannot_be_halved_often_enough_is_the_users_error(shape):
+def test_a_sample_that_cannot_be_halved_once_per_block_is_a_user_error(shape):
     with pytest.raises(UserError, match=r"multiples of 32"):
         build_model(Network(), shape)
 
@@ -326,7 +326,7 @@ def outputs_and_gradients(layer, x, direction):
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2, 3), (4, 6, 5, 8), (16, 16, 16, 8)])
-def test_the_minimal_convolution_is_the_convolution(shape):
+def test_the_minimal_convolution_equals_the_plain_convolution(shape):
     rng = np.random.default_rng(0)
     x, direction = tf.constant(rng.normal(size=(3, *shape)), tf.float32), rng.normal(size=(3, *shape[:3], 16))
     minimal, plain = (outputs_and_gradients(n, x, direction) for n in minimal_and_plain(16, shape))

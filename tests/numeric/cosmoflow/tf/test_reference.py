@@ -1,4 +1,4 @@
-"""CosmoFlow's network, loss, optimizer and metric, against what the MLPerf HPC reference gave when it was run."""
+"""CosmoFlow's network, loss, optimizer and metric, against recorded results of the MLPerf HPC reference."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ CASES = pytest.mark.parametrize(
 
 
 @CASES
-def test_predictions_and_metric_are_the_references(case):
+def test_predictions_and_metric_equal_the_references(case):
     model = filled(case)
     x, y = samples(6, case["shape"], 100)
     logarithms = log_counts(x).numpy()
@@ -58,7 +58,7 @@ def test_predictions_and_metric_are_the_references(case):
 
 
 @CASES
-def test_three_steps_of_sgd_at_changing_rates_are_the_references(case):
+def test_three_steps_of_sgd_at_changing_rates_equal_the_references(case):
     """Momentum, L2 losses of the dense layers but the last, and how the rate enters the momentum.
 
     Each tensor within 0.5% of the distance that it moved: where two voxels are equal but for rounding, the

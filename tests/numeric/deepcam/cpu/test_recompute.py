@@ -1,4 +1,4 @@
-"""What is made again for the backward pass: the same gradients, and memory that is really given up."""
+"""Recomputation in the backward pass: the same gradients, and memory that is really freed."""
 
 import copy
 import gc
@@ -48,7 +48,7 @@ def passed(network, bfloat16):
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])
-def test_gradients_are_the_same_bits(bfloat16):
+def test_gradients_are_equal_bit_for_bit(bfloat16):
     kept = nn.Sequential(*modules())
     made_again = RecomputeSequential(*copy.deepcopy(list(kept)))
     for ours, theirs in zip(passed(made_again, bfloat16), passed(kept, bfloat16), strict=True):
@@ -63,7 +63,7 @@ class Turned(nn.Conv2d):
 
 
 @pytest.mark.parametrize("module", [nn.ELU(inplace=True), nn.ReLU(inplace=True), Turned(8, 8, 3)], ids=repr)
-def test_what_the_next_module_changes_or_turns_is_not_mistaken_for_what_it_got(module):
+def test_an_input_modified_or_transposed_by_the_next_module_is_saved_normally(module):
     torch.manual_seed(4)
     layers = [nn.Conv2d(8, 8, 1), BatchNorm(8), module, nn.Conv2d(8, 4, 1)]
     layers[1].recompute = True
@@ -76,7 +76,7 @@ def test_what_the_next_module_changes_or_turns_is_not_mistaken_for_what_it_got(m
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
-def test_one_value_a_channel_is_refused_as_pytorch_does():
+def test_one_value_per_channel_is_refused_as_in_pytorch():
     for norm in (BatchNorm(4), nn.BatchNorm2d(4)):
         with pytest.raises(ValueError, match="value"):
             norm(torch.zeros(1, 4, 1, 1))
@@ -84,7 +84,7 @@ def test_one_value_a_channel_is_refused_as_pytorch_does():
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
-def test_batch_norm_is_pytorchs(relu, recompute):
+def test_batch_norm_equals_pytorchs(relu, recompute):
     torch.manual_seed(3)
     ours, theirs = BatchNorm(8, relu=relu).double(), nn.BatchNorm2d(8).double()
     ours.recompute = recompute
@@ -104,7 +104,7 @@ def test_batch_norm_is_pytorchs(relu, recompute):
 
 
 @pytest.mark.parametrize(("container", "freed"), [(RecomputeSequential, 5), (nn.Sequential, 1)])
-def test_what_a_batch_norm_gives_is_freed_when_the_next_module_has_it(container, freed):
+def test_the_output_of_a_batch_norm_is_freed_after_the_next_module(container, freed):
     network = container(*modules())  # within the block there are chains, whatever is around it
     outputs = []
     for module in network:

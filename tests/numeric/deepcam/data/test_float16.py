@@ -16,7 +16,7 @@ def source(tmp_path):
     return make_data_set(tmp_path / "source")
 
 
-def test_float16_npy_pairs_as_numpy_writes_them(tmp_path):
+def test_float16_npy_pairs_written_by_numpy_are_read(tmp_path):
     stored = (fields(1) / 1e4).astype("<f2")
     np.save(tmp_path / "label-0.npy", mask(1).astype(np.uint8))
     np.save(tmp_path / "data-0.npy", stored)
@@ -26,7 +26,7 @@ def test_float16_npy_pairs_as_numpy_writes_them(tmp_path):
     assert size == sum(file.stat().st_size for file in tmp_path.iterdir())
 
 
-def test_float16_holds_the_normalised_values_and_says_so(source, tmp_path):
+def test_float16_files_have_normalised_values_and_the_manifest_records_it(source, tmp_path):
     out = tmp_path / "out"
     convert(source, out, True, Solo(), 2)
     facts = load(out).facts

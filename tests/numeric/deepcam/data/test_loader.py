@@ -92,7 +92,7 @@ def same(batches, others):
 
 @pytest.mark.parametrize("layout", ["h5", "npy"])
 @pytest.mark.parametrize("loader", LOADERS)
-def test_batches_are_the_references_values_in_the_planned_order(data_set, tmp_path, loader, layout):
+def test_batches_have_the_references_values_in_the_planned_order(data_set, tmp_path, loader, layout):
     root = data_set
     if layout == "npy":
         convert(data_set, root := tmp_path / "npy", False, Solo(), 1)
@@ -119,7 +119,7 @@ def test_batches_are_the_references_values_in_the_planned_order(data_set, tmp_pa
 
 @pytest.mark.parametrize("readers", [1, 2, 4])
 @pytest.mark.parametrize("loader", LOADERS)
-def test_every_loader_with_any_readers_gives_the_bytes_of_one_thread(data_set, loader, readers):
+def test_every_loader_with_any_number_of_workers_equals_one_thread_bit_for_bit(data_set, loader, readers):
     one = open_loader(data_set, "threads", batch=1, readers=1, batches_ahead=1)
     many = open_loader(data_set, loader, batch=1, readers=readers, batches_ahead=readers)
     assert same(list(one.train_epoch(3)), list(many.train_epoch(3)))
@@ -136,7 +136,7 @@ def test_ranks_train_on_the_batches_of_one_rank(data_set, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7])
-def test_every_sample_is_evaluated_once_whatever_the_ranks(data_set, ranks):
+def test_every_sample_is_evaluated_once_for_any_number_of_ranks(data_set, ranks):
     seen = Counter()
     for place in range(ranks):
         for x, _ in open_loader(data_set, ranks=ranks, place=place, batch=1).evaluation():
@@ -146,8 +146,8 @@ def test_every_sample_is_evaluated_once_whatever_the_ranks(data_set, ranks):
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_tensors_are_the_callers_to_keep(data_set, loader):
-    """Even where all that is kept is a view of a batch whose memory might be used again."""
+def test_returned_tensors_are_not_overwritten(data_set, loader):
+    """Even if only a view of a batch is kept whose memory might be reused."""
     made = open_loader(data_set, loader, batch=1, batches_ahead=1)
     kept = [(x[:, 3:5, 4], y[0]) for epoch in range(3) for x, y in made.train_epoch(epoch)]
     gc.collect()
@@ -157,7 +157,7 @@ def test_tensors_are_the_callers_to_keep(data_set, loader):
             assert torch.equal(a, x[:, 3:5, 4]) and torch.equal(b, y[0])
 
 
-def test_memory_is_used_again_once_let_go(data_set):
+def test_memory_is_reused_once_released(data_set):
     made = open_loader(data_set, batch=1, batches_ahead=1)
     places = {x.data_ptr() for epoch in range(3) for x, _ in made.train_epoch(epoch)}
     assert len(places) <= 4  # of 18 batches: one ahead, one being read, one in hand, and the one before
@@ -224,7 +224,7 @@ def test_an_iterator_leaves_nothing_behind(data_set, loader, how):
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_a_bad_file_is_one_line_from_the_iterator(own, loader):
+def test_a_damaged_file_is_a_one_line_error_from_the_iterator(own, loader):
     x = fields(2)
     x[30, 2, 8] = np.nan
     bad = write_sample(own / "train" / "data-0002.h5", 2, x)
@@ -266,7 +266,7 @@ def test_a_cache_that_cannot_fit_is_refused_before_it_fills(data_set, monkeypatc
 
 
 @pytest.mark.parametrize("loader", ["workers", "dali"])
-def test_the_cache_is_for_threads(loader):
+def test_the_cache_needs_the_threads_loader(loader):
     with pytest.raises(UserError, match=r"loading: cache keeps .* set loading\.loader=threads"):
         load.load("deepcam", "smoke", ["loading.cache=true", f"loading.loader={loader}"])
 
@@ -274,7 +274,7 @@ def test_the_cache_is_for_threads(loader):
 # Workers: shared memory, processes
 
 
-def test_too_little_shared_memory_is_found_before_a_worker_dies_of_it(data_set, monkeypatch):
+def test_too_little_shared_memory_is_reported_before_a_worker_crashes(data_set, monkeypatch):
     batch = 2 * ROWS * COLUMNS * (16 * 4 + 1)
 
     def shared(path: Path) -> FileSystem:
@@ -289,14 +289,14 @@ def test_too_little_shared_memory_is_found_before_a_worker_dies_of_it(data_set, 
 
 
 @pytest.mark.parametrize("read_ahead", [False, True])
-def test_a_killed_worker_is_told(data_set, read_ahead):
+def test_a_killed_worker_is_reported(data_set, read_ahead):
     before = left_behind()
     batches = open_loader(data_set, "workers", batch=1, readers=1, batches_ahead=1).train_epoch(0)
     next(batches)
     (worker,) = {child.pid for child in multiprocessing.active_children()} - before
     if read_ahead:
-        time.sleep(1)  # what it has read then waits for a process that is gone
-    Path(f"/dev/shm/torch_{worker}_1_1").touch()  # as one that is killed before it can take the name away
+        time.sleep(1)  # so that a batch it has read waits for a process that is gone
+    Path(f"/dev/shm/torch_{worker}_1_1").touch()  # as left by a worker killed before it can remove the name
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(UserError, match="a worker process was lost") as raised:
         list(batches)
@@ -309,7 +309,7 @@ def test_a_killed_worker_is_told(data_set, read_ahead):
 
 
 def test_workers_end_when_the_run_that_reads_from_them_is_killed(data_set):
-    """As when the loss of another rank ends a rank at once. What they inherit of it, its output, closes then."""
+    """As when the loss of another rank ends a rank. The output that the workers inherit from it closes then."""
     program = f"""
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
@@ -326,7 +326,7 @@ time.sleep(600)
     run.communicate(timeout=60)  # not before the last process that holds the pipe has ended
 
 
-def test_dali_that_is_not_there_is_one_line(data_set, monkeypatch):
+def test_missing_dali_is_a_one_line_error(data_set, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(UserError, match=r"pip install 'mlhpc\[dali\]', or set loading\.loader=threads"):
         next(open_loader(data_set, "dali").train_epoch(0))
@@ -335,7 +335,7 @@ def test_dali_that_is_not_there_is_one_line(data_set, monkeypatch):
 # The comparison
 
 
-def test_bench_has_a_row_of_each_loader(data_set, monkeypatch):
+def test_bench_prints_a_row_for_each_loader(data_set, monkeypatch):
     monkeypatch.setattr(bench_module, "WAYS", ("threads", "workers"))  # a process each: two are enough
     console = Console(record=True, width=120, file=open(os.devnull, "w"))
     bench_module.bench(data_set, samples=4, batch=2, workers=1, rounds=1, evict=False, console=console)

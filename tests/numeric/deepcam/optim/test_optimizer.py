@@ -26,7 +26,7 @@ CASES = [
 
 
 def weights_and_gradients(seed=0):
-    """Weights, one tensor of them zero, and gradients whose norm is now above and now below 1."""
+    """Weights, one tensor of them zero, and gradients with norms above and below 1."""
     torch.manual_seed(seed)
     weights = [torch.randn(shape) for shape in SHAPES[:-1]] + [torch.zeros(SHAPES[-1])]
     gradients = [[torch.randn(shape) * 10.0 ** (step % 4 - 3) for shape in SHAPES] for step in range(STEPS)]
@@ -84,7 +84,7 @@ def textbook(
 
 @pytest.mark.parametrize("cache", [2**20, 100], ids=["one part", "many parts"])
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_lamb_is_the_textbooks_step_by_step(options, cache, monkeypatch):
+def test_lamb_equals_a_textbook_implementation_step_by_step(options, cache, monkeypatch):
     monkeypatch.setattr(lamb, "CACHE", cache)
     weights, gradients = weights_and_gradients()
     ours = run(lambda parameters: Lamb(parameters, 0.01, **options), weights, gradients)
@@ -96,7 +96,7 @@ def test_lamb_is_the_textbooks_step_by_step(options, cache, monkeypatch):
 
 
 @pytest.mark.slow
-def test_lamb_compiled_is_the_textbooks_too():
+def test_compiled_lamb_equals_a_textbook_implementation():
     weights, gradients = weights_and_gradients(2)
     rate = torch.tensor(0.01)
     ours = run(lambda parameters: Lamb(parameters, rate, compiled=True), weights, gradients)
@@ -106,7 +106,7 @@ def test_lamb_compiled_is_the_textbooks_too():
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_lamb_is_timms_step_by_step(options):
+def test_lamb_equals_timms_step_by_step(options):
     weights, gradients = weights_and_gradients(1)
     ours = run(lambda parameters: Lamb(parameters, 0.01, **options), weights, gradients)
     timms = run(lambda parameters: TimmLamb(parameters, 0.01, **options), weights, gradients)
@@ -114,7 +114,7 @@ def test_lamb_is_timms_step_by_step(options):
         torch.testing.assert_close(after, expected, rtol=2e-5, atol=1e-6)
 
 
-def test_state_saved_and_brought_back_goes_on_as_if_nothing_had_been():
+def test_restored_optimizer_state_continues_the_same_trajectory():
     weights, gradients = weights_and_gradients()
     whole = run(lambda parameters: Lamb(parameters, 0.01), weights, gradients)[-1]
     kept = []
@@ -135,7 +135,7 @@ def test_state_saved_and_brought_back_goes_on_as_if_nothing_had_been():
 
 
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_scaled_gradients_give_the_same_step_and_infinite_ones_give_none(scale):
+def test_scaled_gradients_give_the_same_step_and_infinite_ones_skip_it(scale):
     weights, gradients = weights_and_gradients()
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
@@ -161,7 +161,7 @@ def test_scaled_gradients_give_the_same_step_and_infinite_ones_give_none(scale):
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
-def test_adam_and_adamw_follow_their_papers_at_a_rate_that_changes(name):
+def test_adam_and_adamw_follow_their_papers_at_changing_rates(name):
     """Kingma and Ba 2015, algorithm 1, with L2; Loshchilov and Hutter 2019, algorithm 2."""
     facts = Hyperparameters(
         global_batch_size=1, opt_name=name, opt_lr=0.1, opt_weight_decay=0.3, opt_eps=1e-3
@@ -181,7 +181,7 @@ def test_adam_and_adamw_follow_their_papers_at_a_rate_that_changes(name):
     np.testing.assert_allclose(parameter.detach().numpy(), w, rtol=1e-5)
 
 
-def test_lamb_takes_its_settings_and_a_rate_that_changes():
+def test_lamb_follows_its_settings_and_changing_rates():
     settings = {"weight_decay": 0.2, "eps": 1e-4, "betas": (0.7, 0.9), "grad_averaging": False}
     named = {f"opt_{key}": value for key, value in settings.items()}
     facts = Hyperparameters(

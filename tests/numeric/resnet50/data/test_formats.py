@@ -1,4 +1,4 @@
-"""ResNet-50's data sets: drawn as promised, packed without loss, and what is wrong said in one line."""
+"""ResNet-50's data sets: synthetic images, lossless packing, and one-line errors."""
 
 import io
 import json
@@ -51,7 +51,7 @@ def sets(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture
 def own(sets, tmp_path):
-    """A data set to spoil, in the format asked for."""
+    """A data set to damage, in the given format."""
 
     def copy(kind="jpeg"):
         return Path(shutil.copytree(sets[kind], tmp_path / kind))
@@ -80,7 +80,7 @@ def without_manifest(root: Path) -> Path:
 # --- drawn ----------------------------------------------------------------------------------------
 
 
-def test_images_are_those_of_the_seed_for_any_workers_ranks_and_restart(sets, tmp_path):
+def test_images_depend_only_on_the_seed_for_any_workers_ranks_and_restart(sets, tmp_path):
     others = tmp_path / "two processes", tmp_path / "two ranks"
     simulate.make(described(), others[0], Solo(), 2)
     on_ranks(1, 2, lambda world: simulate.make(described(), others[1], world, 1))
@@ -109,7 +109,7 @@ def test_sizes_and_aspect_ratios_are_those_of_photographs():
     assert (ratios < 1).mean() > 0.1 and len({size for size in sizes}) > 10
 
 
-def test_images_of_a_class_are_alike_and_those_of_others_are_not():
+def test_images_are_more_similar_within_a_class_than_between_classes():
     """A histogram of colours, the nearest mean of 20 images a class: far above chance, far from solved."""
     seed, classes = 3, 8
 
@@ -142,7 +142,7 @@ def test_a_preset_of_imagenet_cannot_be_made(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "lmdb"])
-def test_packing_keeps_every_byte_label_and_place(sets, kind):
+def test_packing_keeps_every_byte_label_and_index(sets, kind):
     ours, packed = opened(sets["jpeg"]), opened(sets[kind])
     for files, images in ((ours.train, packed.train), (ours.evaluation, packed.evaluation)):
         assert [(bytes(d), label) for d, label in images_of(images)] == [
@@ -150,7 +150,7 @@ def test_packing_keeps_every_byte_label_and_place(sets, kind):
         ]
 
 
-def test_raw_pixels_are_what_pillow_decodes(sets):
+def test_raw_pixels_equal_pillows(sets):
     raw, files = opened(sets["raw"]).train, opened(sets["jpeg"]).train
     for index in range(TRAIN):
         pixels, label = raw.read(index)
@@ -166,7 +166,7 @@ def test_labels_count_the_folders_in_order_of_name(sets):
         assert Path(files.name(index)).parent.name == f"class{files.read(index)[1]:04d}"
 
 
-def test_a_shard_is_tensorflows_and_dealt_evenly(sets):
+def test_shards_have_tensorflows_layout_and_balanced_sizes(sets):
     shards = sorted((sets["tfrecord"] / "train").iterdir())
     assert [path.name for path in shards] == [f"train-{n:05d}-of-00016" for n in range(16)]
     sizes = [len(list(tfrecord.read_records(path))) for path in shards]
@@ -198,14 +198,14 @@ def test_packing_is_resumed_and_shared_by_ranks(sets, tmp_path):
         convert(sets["jpeg"], out, "lmdb", Solo(), 1)
 
 
-def test_a_packed_set_can_be_packed_otherwise_but_pixels_cannot(sets, tmp_path):
+def test_a_packed_set_can_be_converted_but_pixels_cannot(sets, tmp_path):
     convert(sets["lmdb"], tmp_path / "shards", "tfrecord", Solo(), 1)
     shards, files = opened(tmp_path / "shards"), opened(sets["jpeg"])
     for ours, expected in ((shards.train, files.train), (shards.evaluation, files.evaluation)):
         assert [(bytes(d), label) for d, label in images_of(ours)] == [
             (bytes(d), label) for d, label in images_of(expected)
         ]
-    with pytest.raises(UserError, match="not encoded again"):
+    with pytest.raises(UserError, match="contains decoded pixels"):
         convert(sets["raw"], tmp_path / "lmdb", "lmdb", Solo(), 1)
     with pytest.raises(UserError, match="another folder to write to"):
         convert(sets["jpeg"], sets["jpeg"], "lmdb", Solo(), 1)
@@ -214,7 +214,7 @@ def test_a_packed_set_can_be_packed_otherwise_but_pixels_cannot(sets, tmp_path):
 # --- found and shared -----------------------------------------------------------------------------
 
 
-def test_val_and_shards_without_folders_are_found(own):
+def test_a_val_folder_and_shards_without_folders_are_accepted(own):
     jpeg, shards = without_manifest(own("jpeg")), without_manifest(own("tfrecord"))
     (jpeg / "validation").rename(jpeg / "val")
     for path in [*shards.glob("*/*")]:
@@ -224,7 +224,7 @@ def test_val_and_shards_without_folders_are_found(own):
         assert (len(share.train), len(share.evaluation)) == (TRAIN, EVALUATION)
 
 
-def test_nodes_that_hold_different_shards_see_every_image_once(sets):
+def test_nodes_with_different_shards_read_every_image_once(sets):
     shares = on_ranks(
         2, 2, lambda world: opened(sets["tfrecord"], world=world, staged=sets["tfrecord"], mode="shard")
     )
@@ -240,7 +240,7 @@ def test_nodes_that_hold_different_shards_see_every_image_once(sets):
         assert "replicate" in str(error)
 
 
-def test_a_manifest_of_another_run_is_not_cut_short(sets):
+def test_a_data_set_of_another_size_is_not_truncated(sets):
     """The first images in order of path would be the first classes."""
     with pytest.raises(UserError, match=r"22 images in train, 10 are expected; set data\.train_samples=22"):
         opened(sets["jpeg"], train_samples=10)
@@ -341,14 +341,14 @@ def spoil_pixel_index(root):
     [
         ("jpeg", spoil_empty_class, r"class class0001 has no image in validation"),
         ("jpeg", spoil_stray_file, r"notes\.txt: not an image in a class's folder"),
-        ("tfrecord", spoil_missing_shard, r"train-00000-of-00016: one of 16 shards .* 15 are there"),
+        ("tfrecord", spoil_missing_shard, r"train-00000-of-00016: one of 16 shards .* there are 15"),
         ("tfrecord", spoil_truncated_shard, r"train-00003-of-00016: truncated at byte \d+ in record 1"),
         ("tfrecord", spoil_cut_between_header_and_end, r"train-00003-of-00016: not a plain TFRecord"),
         ("tfrecord", spoil_shard_by_another_file, r"train-00003-of-00016: not a plain TFRecord"),
-        ("lmdb", spoil_lmdb_version, r"train/data\.mdb: of version 999 of LMDB's format"),
+        ("lmdb", spoil_lmdb_version, r"train/data\.mdb: version 999 of LMDB's format"),
         ("lmdb", spoil_lmdb, r"train/data\.mdb: not a readable LMDB data file"),
         ("lmdb", shorten_lmdb, r"train/data\.mdb: truncated, \d+ bytes of \d+"),
-        ("raw", spoil_pixels, r"pixels\.raw: \d+ bytes, \d+ are expected"),
+        ("raw", spoil_pixels, r"pixels\.raw: \d+ bytes, expected \d+"),
         ("lmdb", damage_lmdb_page, r"train/data\.mdb: not a readable LMDB data file"),
         ("raw", archive_as_index, r"index\.npy: an archive"),
         ("raw", damage_index_header, r"pixels\.raw or index\.npy: cannot be read"),
@@ -357,7 +357,7 @@ def spoil_pixel_index(root):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_what_is_wrong_with_a_data_set_is_one_line(own, kind, spoil, message):
+def test_every_defect_of_a_data_set_is_a_one_line_error(own, kind, spoil, message):
     root = own(kind)
     spoil(root)
     with pytest.raises(UserError, match=message) as raised:
@@ -366,7 +366,7 @@ def test_what_is_wrong_with_a_data_set_is_one_line(own, kind, spoil, message):
 
 
 def count(root):
-    """What a run is told of a spoilt set of files, so that it gets past the counting."""
+    """Settings of a run that match a damaged set of files, so that it passes the counting."""
     names = [p for split in ("train", "validation") for p in (root / split).rglob("*.*")]
     counts = Counter(p.relative_to(root).parts[0] for p in names)
     return {"train_samples": counts["train"], "eval_samples": counts["validation"]}
@@ -374,13 +374,13 @@ def count(root):
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_another_number_of_classes_is_refused(sets, kind):
-    with pytest.raises(UserError, match=r"3 classes, and the network has 7; set network\.classes=3"):
+    with pytest.raises(UserError, match=r"3 classes, but the network has 7; set network\.classes=3"):
         opened(sets[kind], classes=7)
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_a_label_that_is_no_class_is_named(own, kind):
-    """Data of elsewhere, without our manifest: the labels alone say how many classes there are."""
+def test_a_label_outside_the_classes_is_named(own, kind):
+    """Foreign data without our manifest: only the labels tell the number of classes."""
     root = without_manifest(own(kind))
     with pytest.raises(UserError, match=r"(train-\d|data\.mdb|pixels).*(label|is 3)"):
         images_of(opened(root, classes=2).train)
@@ -396,14 +396,14 @@ def test_a_damaged_record_is_named(own):
 
 
 @pytest.mark.parametrize("record", [b"\xff" * 30, tfrecord.encode_features({"x": [1]})])
-def test_records_of_something_else_are_named(own, record):
+def test_records_of_another_kind_are_named(own, record):
     path = own("tfrecord") / "train" / "train-00002-of-00016"
     tfrecord.write_records(path, [record] * 2, gzip=False)
-    with pytest.raises(UserError, match=r"train-00002-of-00016: record 0: (not a readable|without one)"):
+    with pytest.raises(UserError, match=r"train-00002-of-00016: record 0: (not a readable|lacks)"):
         images_of(opened(path.parents[1]).train)
 
 
-def test_another_lmdb_than_caffes_is_named(own):
+def test_an_lmdb_of_another_kind_is_named(own):
     root = own("lmdb")
     path = str(root / "train" / "data.mdb")
     with (
@@ -415,7 +415,7 @@ def test_another_lmdb_than_caffes_is_named(own):
         images_of(opened(root).train)
 
 
-def test_keys_that_do_not_count_are_read_in_their_order(sets, tmp_path):
+def test_keys_that_are_not_consecutive_numbers_are_read_in_order(sets, tmp_path):
     """As Caffe's own tool writes them: a number and the file's name."""
     files = opened(sets["jpeg"]).train
     (tmp_path / "train").mkdir()
@@ -433,7 +433,7 @@ def test_keys_that_do_not_count_are_read_in_their_order(sets, tmp_path):
     assert [bytes(data) for data, _ in found] == [bytes(files.read(i)[0]) for i in range(TRAIN)]
 
 
-def test_an_lmdb_can_be_opened_twice_and_sent_to_another_process(sets):
+def test_an_lmdb_can_be_opened_twice_and_pickled(sets):
     one, two = opened(sets["lmdb"]).train, opened(sets["lmdb"]).train
     sent = pickle.loads(pickle.dumps(one))
     assert [bytes(images.read(3)[0]) for images in (two, sent)] == [bytes(one.read(3)[0])] * 2
@@ -453,7 +453,7 @@ def test_an_image_without_a_size_is_not_packed(own, tmp_path, kind):
     assert not list((tmp_path / "out").rglob("*.part")) and not (tmp_path / "out" / manifest.NAME).exists()
 
 
-def test_a_split_that_is_not_there_is_named(own):
+def test_a_missing_split_is_named(own):
     root = without_manifest(own("jpeg"))
     shutil.rmtree(root / "validation")
     with pytest.raises(UserError, match=r"has no validation/"):

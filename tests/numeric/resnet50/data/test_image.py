@@ -1,4 +1,4 @@
-"""Images from others: what a header claims is compared with what the bytes can hold."""
+"""Foreign images: the size in the header is compared with what the bytes can encode."""
 
 import io
 
@@ -19,8 +19,8 @@ def array(data):
     return np.frombuffer(bytes(data), np.uint8)
 
 
-def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_hold_is_not_decoded():
-    """Memory for all of them would be taken before the decoder finds out."""
+def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_encode_is_refused():
+    """Otherwise memory for all of them would be allocated before the decoder notices."""
     data = jpeg(16, 16)
     at = next(i for i in range(len(data)) if data[i] == 0xFF and data[i + 1] == 0xC0)
     data[at + 5 : at + 9] = (20000).to_bytes(2) + (20000).to_bytes(2)
@@ -30,7 +30,7 @@ def test_a_jpeg_that_claims_more_pixels_than_its_bytes_can_hold_is_not_decoded()
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"optimize": True}, {"quality": 1}])
-def test_the_emptiest_image_there_can_be_is_none_of_them(options):
+def test_the_most_compressible_image_is_not_refused(options):
     """One colour all over, which is what compresses best."""
     data = array(jpeg(3000, 4000, **options))
     assert decode(data).shape == (3, 3000, 4000)

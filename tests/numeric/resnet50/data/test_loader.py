@@ -108,8 +108,8 @@ def test_dali_gives_nearly_the_same_tensors(sets, kind):
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("loader", LOADERS)
-def test_the_references_preprocessing_is_the_same_from_every_loader_and_format(sets, loader, kind):
-    """Bit for bit, but for DALI's decoder: of raw pixels it differs by the rounding of where it samples."""
+def test_the_references_preprocessing_is_equal_for_every_loader_and_format(sets, loader, kind):
+    """Bit for bit, except with DALI, which for raw pixels differs by the rounding of its sampling points."""
     x, y = epoch_of(open_loader(sets["jpeg"], preprocessing="mlperf"))
     other_x, other_y = epoch_of(open_loader(sets[kind], loader, preprocessing="mlperf"))
     assert torch.equal(y, other_y)
@@ -135,14 +135,14 @@ def test_a_batch_is_normalised_float32_channels_last(sets, loader):
     assert one.bytes_read > 4 * 1000
 
 
-def test_ranks_read_what_one_rank_reads_with_their_batches_together(sets):
+def test_the_batches_of_all_ranks_together_are_those_of_one_rank(sets):
     x, _ = epoch_of(open_loader(sets["jpeg"], batch=4))
     of_ranks = [list(open_loader(sets["jpeg"], ranks=2, place=p, batch=2).train_epoch(0)) for p in range(2)]
     together = torch.cat([rank[step][0] for step in range(4) for rank in of_ranks])
     assert torch.equal(x[:TRAIN], together)
 
 
-def test_views_change_with_the_epoch_and_the_seed_alone(sets):
+def test_views_depend_only_on_image_epoch_and_seed(sets):
     loader = open_loader(sets["jpeg"])
     reader = [Reader(loader.samples.train, SIZE, (1, 0, epoch)) for epoch in (0, 0, 1)]
     views = [[r.view(i, loader.samples.train.read(i)[0]) for i in range(TRAIN)] for r in reader]
@@ -150,7 +150,7 @@ def test_views_change_with_the_epoch_and_the_seed_alone(sets):
     assert torch.equal(epoch_of(loader, 3)[0], epoch_of(open_loader(sets["jpeg"], workers=1), 3)[0])
 
 
-def test_every_evaluation_image_is_seen_once_and_names_are_those_of_the_batch(sets):
+def test_every_evaluation_image_is_read_once_and_names_match_the_batch(sets):
     parts = [list(open_loader(sets["jpeg"], ranks=3, place=place).evaluation()) for place in range(3)]
     assert sum(len(y) for part in parts for _, y in part) == EVALUATION
     loader = open_loader(sets["jpeg"])
@@ -161,7 +161,7 @@ def test_every_evaluation_image_is_seen_once_and_names_are_those_of_the_batch(se
 # --- as others do it ------------------------------------------------------------------------------
 
 
-def test_evaluation_is_torchvisions_resize_and_centre_crop(sets):
+def test_evaluation_equals_torchvisions_resize_and_centre_crop(sets):
     reference = v2.Compose(
         [
             v2.PILToTensor(),
@@ -183,7 +183,7 @@ def test_evaluation_is_torchvisions_resize_and_centre_crop(sets):
     assert (ours - theirs).abs().mean() < 0.02 * GREY_LEVEL
 
 
-def test_training_crops_mirrors_and_resizes_as_torchvision(sets):
+def test_training_views_equal_torchvisions_crop_mirror_and_resize(sets):
     loader = open_loader(sets["jpeg"])
     reader = Reader(loader.samples.train, SIZE, (3, 0, 2))
     mirrored = 0
@@ -201,7 +201,7 @@ def test_training_crops_mirrors_and_resizes_as_torchvision(sets):
     assert 0 < mirrored < TRAIN
 
 
-def test_boxes_are_drawn_like_torchvisions():
+def test_boxes_have_torchvisions_distribution():
     torch.manual_seed(0)
     height, width, count = 375, 500, 3000
     image = torch.empty(3, height, width)
@@ -230,13 +230,13 @@ def test_an_image_of_odd_shape_still_has_a_view(height, width):
         assert 0 <= view.top <= height - view.height and 0 <= view.left <= width - view.width
 
 
-def test_dalis_readers_of_both_formats_find_the_same_images_and_labels(sets, tmp_path):
+def test_dalis_own_readers_find_the_same_images_and_labels_in_both_formats(sets, tmp_path):
     """TFRecord and Caffe's LMDB as others read them."""
     from nvidia.dali import Pipeline, fn, tfrecord, types
 
     shards = sorted((sets["tfrecord"] / "train").iterdir())
     indices = []
-    for shard in shards:  # DALI wants offset and size of each framed record
+    for shard in shards:  # DALI needs offset and size of each framed record
         lines, at, data = [], 0, shard.read_bytes()
         while at < len(data):
             size = int.from_bytes(data[at : at + 8], "little") + 16
@@ -287,7 +287,7 @@ def jpeg_of(mode, suffix="JPEG", **how):
     ],
     ids=["grey", "cmyk", "progressive", "444", "png", "png with alpha", "palette"],
 )
-def test_every_kind_of_image_becomes_the_rgb_that_pillow_makes_of_it(data):
+def test_every_kind_of_image_is_converted_to_rgb_like_in_pillow(data):
     pillow = np.asarray(Image.open(io.BytesIO(data.tobytes())).convert("RGB")).astype(int)
     assert np.abs(decode(data).permute(1, 2, 0).numpy() - pillow).max() <= 2
     assert size_of(data) == (50, 70)
@@ -320,7 +320,7 @@ def test_a_broken_image_in_a_worker_process_is_named(own):
 
 
 @pytest.mark.parametrize("loader", ["threads", "workers"])
-def test_broken_images_are_passed_over_where_that_is_asked_for(own, sets, loader, capsys):
+def test_broken_images_are_skipped_on_request(own, sets, loader, capsys):
     names = [broken(own, "train", "truncated").name, broken(own, "validation", "empty").name]
     one = open_loader(own, loader, broken_images="skip")
     whole = open_loader(sets["jpeg"])
@@ -328,7 +328,7 @@ def test_broken_images_are_passed_over_where_that_is_asked_for(own, sets, loader
         x, y = epoch_of(one, epoch)
         expected_x, expected_y = epoch_of(whole, epoch)
         assert len(x) == TRAIN + EVALUATION - 1
-        # In training the next image stands where the broken one would, seen as in its own place.
+        # In training the next image replaces the broken one, with the same view as at its own index.
         order = [Path(n).name for step in range(TRAIN // 4) for n in whole.files_of(epoch, step)]
         gap, following = order.index(names[0]), order.index(Path(whole.samples.train.name(3)).name)
         assert torch.equal(x[gap], expected_x[following]) and y[gap] == expected_y[following]
@@ -340,20 +340,20 @@ def test_broken_images_are_passed_over_where_that_is_asked_for(own, sets, loader
     assert len(told) == 2 and all(name in line for name, line in zip(names, told, strict=True))
 
 
-def test_dali_is_not_asked_to_pass_over():
+def test_dali_refuses_to_skip_broken_images():
     settings = ["loading.loader=dali", "loading.broken_images=skip"]
     with pytest.raises(UserError, match=r"loading\.loader=threads or workers"):
         load("resnet50", "smoke", settings)
 
 
-def test_nothing_but_broken_images_is_an_end(own):
+def test_only_broken_images_end_the_run(own):
     for path in (own / "train").rglob("*.JPEG"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="no other image can be read either"):
         epoch_of(open_loader(own, broken_images="skip"))
 
 
-def test_reading_leaves_pytorchs_threads_as_they_were(sets):
+def test_reading_does_not_change_pytorchs_thread_count(sets):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     iterator = open_loader(sets["jpeg"]).train_epoch(0)
@@ -396,7 +396,7 @@ def test_a_sheet_shows_the_images_of_a_data_set(sets, tmp_path):
     assert (np.ptp(pictures["jpeg"], axis=2) > 20).mean() > 0.1, "the images are coloured, the paper is white"
 
 
-def test_a_sheet_that_cannot_be_made_is_one_line(sets, own, tmp_path):
+def test_a_sheet_that_cannot_be_written_is_a_one_line_error(sets, own, tmp_path):
     with pytest.raises(
         UserError, match=r"no/such/folder/a\.png: the picture cannot be written: there is no folder"
     ):

@@ -1,4 +1,4 @@
-"""Images packed while they are staged: every byte arrives, nothing is left behind, nobody else's is touched."""
+"""Images packed while staging: every byte arrives, no files are left behind, foreign files are not touched."""
 
 import os
 import shutil
@@ -81,7 +81,7 @@ def fails_alike(outcomes, *words):
     assert all(word in message for word in words), message
 
 
-def test_every_image_arrives_and_remove_takes_all_away(pictures, target):
+def test_every_image_is_packed_and_remove_deletes_everything(pictures, target):
     made, report = packed(pictures, target)
     assert holds_the_images(made, pictures)
     assert (report.files, report.kept, report.verified) == (IMAGES, 0, True)
@@ -91,14 +91,14 @@ def test_every_image_arrives_and_remove_takes_all_away(pictures, target):
     assert not target.exists()
 
 
-def test_it_writes_the_shards_that_convert_writes(pictures, target, tmp_path):
+def test_packing_writes_the_same_shards_as_convert(pictures, target, tmp_path):
     packed(pictures, target)
     convert(pictures, tmp_path / "converted", "tfrecord", Solo(), 1)
     for path in (tmp_path / "converted").glob("*/*"):
         assert path.read_bytes() == (target / path.relative_to(tmp_path / "converted")).read_bytes()
 
 
-def test_nodes_with_storage_of_their_own_hold_all_images_each(pictures, tmp_path):
+def test_every_node_with_its_own_storage_has_all_images(pictures, tmp_path):
     def work(world):
         made, report = packed(pictures, tmp_path / f"node{world.node}", world)
         whole = holds_the_images(manifest.load(tmp_path / f"node{world.node}"), pictures)
@@ -114,7 +114,7 @@ def test_nodes_that_share_the_target_read_each_image_once(pictures, target):
     assert report.files == IMAGES and holds_the_images(made, pictures)
 
 
-def test_a_folder_called_val_and_what_else_lies_in_the_target(own, target):
+def test_a_val_folder_is_packed_and_other_files_in_the_target_are_kept(own, target):
     (own / "validation").rename(own / "val")
     (own / manifest.NAME).unlink()
     (target / "train").mkdir(parents=True)
@@ -182,7 +182,7 @@ def killed(pictures, tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_killed_packing_is_made_anew(pictures, killed, target):
+def test_a_killed_packing_starts_over(pictures, killed, target):
     shutil.copytree(killed, target)
     made, report = packed(pictures, target)
     assert (report.files, report.kept) == (IMAGES, 0) and holds_the_images(made, pictures)
@@ -190,7 +190,7 @@ def test_a_killed_packing_is_made_anew(pictures, killed, target):
     assert not target.exists()
 
 
-def test_after_a_killed_packing_the_files_can_be_staged_and_the_other_way_about(pictures, killed, target):
+def test_a_killed_packing_can_be_followed_by_plain_staging_and_vice_versa(pictures, killed, target):
     shutil.copytree(killed, target)
     stage(described(pictures), target, Solo(), "replicate")
     assert not list(target.rglob("*-of-*"))
@@ -199,7 +199,7 @@ def test_after_a_killed_packing_the_files_can_be_staged_and_the_other_way_about(
     assert holds_the_images(made, pictures) and not list(target.rglob("*.JPEG"))
 
 
-def test_of_runs_that_share_a_target_one_packs_and_the_last_removes(pictures, target):
+def test_of_runs_sharing_a_target_one_packs_and_the_last_removes(pictures, target):
     one = begin(pictures, target, pause=0.02)
     said(one, "writing")
     other = begin(pictures, target)  # it comes while the first packs
@@ -225,11 +225,11 @@ sys.stdin.readline()
 """
 
 
-def test_files_that_another_run_staged_and_uses_are_left_to_it(pictures, target):
+def test_staged_files_in_use_by_another_run_are_kept(pictures, target):
     words = [sys.executable, "-c", STAGER, str(pictures), str(target)]
     one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     said(one, "staged")
-    with pytest.raises(UserError, match="another run uses this data set there, not packed"):
+    with pytest.raises(UserError, match="another run uses this data set there unpacked"):
         packed(pictures, target)
     assert len(list(target.rglob("*.JPEG"))) == IMAGES
     end(one)
@@ -259,15 +259,15 @@ def no_frame(path):
         (no_frame, ["without a frame header", "fix or remove it"]),
     ],
 )
-def test_an_image_that_is_not_as_it_should_be_is_named_and_nothing_is_left(own, target, spoil, words):
+def test_a_damaged_image_is_named_and_no_files_are_left(own, target, spoil, words):
     path = sorted((own / "train").rglob("*.JPEG"))[7]
     spoil(path)
     fails_alike(on_ranks(1, 2, lambda world: packed(own, target, world)), str(path), *words)
     assert not target.exists()
 
 
-def test_a_full_disk_is_one_line_and_nothing_is_left(pictures, target, monkeypatch):
-    """On a tmpfs of 32 KiB; where one may be mounted."""
+def test_a_full_disk_is_a_one_line_error_and_no_files_are_left(pictures, target, monkeypatch):
+    """On a tmpfs of 32 KiB, if one may be mounted."""
     target.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=32k,mode=700", "tmpfs", str(target)]
     if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
@@ -285,7 +285,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_left(pictures, target, monkeypat
         subprocess.run(["umount", str(target)], check=True)
 
 
-def test_files_of_others_are_refused_and_kept(pictures, own, target):
+def test_foreign_files_are_refused_and_kept(pictures, own, target):
     (target / "validation").mkdir(parents=True)
     theirs = target / "validation" / "validation-00003-of-00009"
     theirs.write_text("precious")
@@ -302,7 +302,7 @@ def test_files_of_others_are_refused_and_kept(pictures, own, target):
     assert files_below(own) == before
 
 
-def test_another_data_set_that_was_staged_is_refused_and_kept(pictures, own, target):
+def test_another_staged_data_set_is_refused_and_kept(pictures, own, target):
     stage(described(pictures), target, Solo(), "replicate")
     locks.unregister(target)
     before = files_below(target)
@@ -314,14 +314,14 @@ def test_another_data_set_that_was_staged_is_refused_and_kept(pictures, own, tar
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "lmdb", "raw"])
-def test_what_is_packed_is_not_packed_again(pictures, target, tmp_path, kind):
+def test_a_packed_data_set_is_not_packed_again(pictures, target, tmp_path, kind):
     convert(pictures, tmp_path / kind, kind, Solo(), 1)
-    with pytest.raises(UserError, match=r"is packed already; leave out staging\.pack"):
+    with pytest.raises(UserError, match=r"is packed already; omit staging\.pack"):
         packed(tmp_path / kind, target)
     assert not target.exists()
 
 
 def test_another_number_of_classes_is_refused_before_anything_is_written(pictures, target):
-    with pytest.raises(UserError, match="3 classes, and the network has 4"):
+    with pytest.raises(UserError, match="3 classes, but the network has 4"):
         pack(described(pictures), target, Solo(), 4, 1)
     assert not target.exists()

@@ -1,4 +1,4 @@
-"""Preprocessing of closed runs, against what the MLPerf reference gave when it was run on the same pictures."""
+"""Preprocessing of closed runs, against recorded results of the MLPerf reference on the same images."""
 
 import base64
 import hashlib
@@ -42,19 +42,19 @@ def assert_equal(x, case):
 
 
 @pytest.mark.parametrize("case", RECORDED["evaluation"], ids=lambda case: str(case["picture"]))
-def test_an_image_is_evaluated_bit_for_bit_as_by_the_reference(case):
+def test_evaluation_preprocessing_equals_the_references_bit_for_bit(case):
     height, width, _ = case["picture"]
     view = mlperf.evaluation_view(height, width, 224)
     assert_equal(rendered(picture(*case["picture"]), view), case)
 
 
 @pytest.mark.parametrize("case", RECORDED["training"], ids=lambda case: str(case["picture"]))
-def test_a_box_is_trained_on_bit_for_bit_as_by_the_reference(case):
+def test_training_preprocessing_equals_the_references_bit_for_bit(case):
     view = View(*case["box"], 224, 224, mirrored=case["mirrored"])
     assert_equal(rendered(picture(*case["picture"]), view), case)
 
 
-def test_the_recorded_boxes_are_mirrored_and_not_enlarged_and_reduced():
+def test_the_recorded_boxes_cover_mirroring_enlarging_and_reducing():
     """Or the test above would show less than it says."""
     boxes = [(case["box"], case["mirrored"]) for case in RECORDED["training"]]
     assert {mirrored for _, mirrored in boxes} == {True, False}
@@ -62,7 +62,7 @@ def test_the_recorded_boxes_are_mirrored_and_not_enlarged_and_reduced():
 
 
 @pytest.mark.parametrize("case", RECORDED["jpeg"], ids=lambda case: str(case["size"]))
-def test_a_jpeg_differs_by_the_decoders_rounding_at_most(case):
+def test_jpeg_decoding_differs_at_most_by_rounding(case):
     """TensorFlow decodes with libjpeg's fast inverse transform, torchvision with the accurate one."""
     pixels = decode(np.frombuffer(bytearray(base64.b64decode(case["jpeg"])), np.uint8))
     views = {
@@ -75,14 +75,14 @@ def test_a_jpeg_differs_by_the_decoders_rounding_at_most(case):
         assert np.abs(difference).max() <= 4 and np.abs(difference).mean() < 1.5, name
 
 
-def test_the_size_of_an_evaluated_image_is_the_references():
+def test_the_size_of_an_evaluation_image_equals_the_references():
     for height, width, rows, columns in RECORDED["evaluation_sizes"]:
         view = mlperf.evaluation_view(height, width, 224)
         assert (view.rows, view.columns) == (rows, columns), (height, width)
 
 
 @pytest.mark.parametrize("case", RECORDED["crops"], ids=lambda case: str(case["size"]))
-def test_boxes_are_distributed_as_the_references(case):
+def test_boxes_have_the_references_distribution(case):
     """Kolmogorov and Smirnov's distance between our boxes and its 20 000, at its quantiles."""
     height, width = case["size"]
     views = [mlperf.training_view(height, width, 224, np.random.default_rng([7, i])) for i in range(5000)]

@@ -34,7 +34,7 @@ def first_epoch(samples: RankSamples) -> list[Path]:
 
 @pytest.mark.parametrize("mode", ["replicate", "shard"])
 @pytest.mark.parametrize("spatial_size", [1, 2])
-def test_the_ranks_of_a_spatial_group_read_the_same_samples_and_groups_share_them_all(
+def test_ranks_of_a_spatial_group_read_the_same_samples_and_groups_divide_them(
     mode: Mode, spatial_size: int
 ) -> None:
     read = [first_epoch(samples) for samples in assigned(2, 4, mode, spatial_size)]  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def test_the_ranks_of_a_spatial_group_read_the_same_samples_and_groups_share_the
     assert everything == [Path("/stage") / file.path for file in DATA.folder("train")]
 
 
-def test_spatial_groups_that_do_not_fill_a_node_are_refused_for_shards() -> None:
+def test_sharding_refuses_spatial_groups_that_do_not_fill_a_node() -> None:
     for error in assigned(2, 3, "shard", spatial_size=2):
         assert isinstance(error, UserError) and "3 ranks cannot form spatial groups of 2" in str(error)
     assert all(isinstance(samples, RankSamples) for samples in assigned(2, 3, "replicate", spatial_size=2))

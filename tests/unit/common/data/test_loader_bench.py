@@ -1,4 +1,4 @@
-"""Loaders side by side: one that gives other samples, another order or other numbers is told so."""
+"""Comparing loaders: different samples, order or values are reported."""
 
 import io
 from dataclasses import dataclass
@@ -75,14 +75,14 @@ def row(text, way):
         ("one number", 0.0, True, "to "),
     ],
 )
-def test_what_is_not_the_same_is_told(other, close, same, said, monkeypatch):
+def test_differences_between_loaders_are_reported(other, close, same, said, monkeypatch):
     """One changed number of 43 200 is no longer bit for bit."""
     found, text = compared(("first", other), monkeypatch, close)
     assert row(text, "first")[-1] == "bit for bit"
     assert row(text, other)[-1].startswith(said) and found is same
 
 
-def test_a_loader_that_cannot_run_says_why_and_the_others_are_compared(monkeypatch):
+def test_a_loader_that_cannot_run_is_reported_and_the_others_are_compared(monkeypatch):
     same, text = compared(("missing", "first", "other layout"), monkeypatch, 0.0)
     assert same and row(text, "missing")[1] == "-" and "missing is not installed" in text
     assert float(row(text, "first")[1]) > 0
@@ -90,6 +90,6 @@ def test_a_loader_that_cannot_run_says_why_and_the_others_are_compared(monkeypat
         compared(("missing",), monkeypatch, 0.0)
 
 
-def test_rates_are_of_the_samples_and_bytes_of_an_epoch():
+def test_rates_count_the_samples_and_bytes_of_one_epoch():
     figures = epoch("first")
     assert figures.bytes_per_s / figures.samples_per_s == pytest.approx(4000 / 12)

@@ -68,7 +68,7 @@ def test_any_number_of_ranks_writes_the_same_manifest(root: Path) -> None:
     assert made == [load(root)] * 10
 
 
-def test_one_rank_that_cannot_read_fails_all_alike(root: Path) -> None:
+def test_a_read_error_on_one_rank_is_raised_on_all(root: Path) -> None:
     (root / "train" / "dangling").symlink_to("nowhere")
     outcomes = on_ranks(1, 3, lambda world: index(root, {}, world, workers=2))
     assert all(isinstance(error, UserError) for error in outcomes)
@@ -92,7 +92,7 @@ def test_verify_names_every_kind_of_problem(root: Path) -> None:
     ]
 
 
-def test_without_a_manifest_names_and_sizes_serve(root: Path) -> None:
+def test_without_a_manifest_names_and_sizes_are_listed(root: Path) -> None:
     found = on_ranks(2, 2, lambda world: describe(root, world))
     assert found == [listing(root, Solo())] * 4
     assert [(file.path, file.size) for file in found[0].files] == [file[:2] for file in expected(root)]
@@ -117,7 +117,7 @@ def test_a_manifest_without_checksums_keeps_them_unknown(root: Path) -> None:
     assert verify(root, workers=1) == []
 
 
-def test_a_data_directory_that_is_not_one_is_one_clear_line_on_every_rank(tmp_path: Path) -> None:
+def test_a_missing_data_directory_is_a_one_line_error_on_every_rank(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "empty").mkdir()
     for name, words in (
@@ -174,13 +174,13 @@ def test_a_broken_manifest_is_refused_by_name(tmp_path: Path, text: str) -> None
         load(tmp_path)
 
 
-def test_files_are_in_order_of_path_whatever_the_manifests(tmp_path: Path) -> None:
+def test_files_are_sorted_by_path_in_any_manifest(tmp_path: Path) -> None:
     text = '{"version": 1, "facts": {}, "files": [["b", 1, null], ["a", 1, "0a"]]}'
     (tmp_path / "manifest.json").write_text(text)
     assert load(tmp_path).files == (File("a", 1, 10), File("b", 1))
 
 
-def test_a_fifo_is_refused_and_hangs_nothing(root: Path) -> None:
+def test_a_fifo_is_refused_without_hanging(root: Path) -> None:
     os.mkfifo(root / "manifest.json")
     with pytest.raises(UserError, match=r"manifest\.json: cannot be read: not a regular file"):
         load(root)
@@ -192,7 +192,7 @@ def test_a_fifo_is_refused_and_hangs_nothing(root: Path) -> None:
         index(root, {}, Solo(), workers=1)
 
 
-def test_take_is_the_first_samples_of_each_folder(root: Path) -> None:
+def test_take_selects_the_first_samples_of_each_folder(root: Path) -> None:
     taken = take(listing(root, Solo()), train=3, validation=1)
     assert [file.path for file in taken.files] == [
         "stats.h5",
@@ -204,13 +204,13 @@ def test_take_is_the_first_samples_of_each_folder(root: Path) -> None:
     assert (taken.samples("train"), taken.samples("validation")) == (3, 1)
 
 
-def test_take_cuts_no_file_of_several_samples(root: Path) -> None:
+def test_take_keeps_files_of_several_samples_whole(root: Path) -> None:
     several = index(root, {"samples": {"train": 40, "validation": 2}}, Solo(), workers=1)
     taken = take(several, train=30)
     assert len(taken.folder("train")) == 4 and taken.samples("train") == 40
 
 
-def test_a_file_of_the_manifest_that_is_not_there_is_named_on_all_ranks(root: Path) -> None:
+def test_a_missing_file_of_the_manifest_is_named_on_all_ranks(root: Path) -> None:
     index(root, {}, Solo(), workers=1)
     (root / "train/3.tfrecord").unlink()
     whole = (root / "train/2.tfrecord").stat().st_size
@@ -230,7 +230,7 @@ def test_a_file_of_the_manifest_that_is_not_there_is_named_on_all_ranks(root: Pa
     assert asked("train/3.tfrecord") == {"None"}, "without a manifest there is nothing to check against"
 
 
-def test_a_manifest_that_cannot_be_written_is_one_line_that_names_it(
+def test_a_manifest_that_cannot_be_written_is_a_one_line_error_with_its_path(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(fd: int, data: memoryview) -> None:
@@ -241,7 +241,7 @@ def test_a_manifest_that_cannot_be_written_is_one_line_that_names_it(
         index(root, {}, Solo(), workers=1)
 
 
-def test_too_few_samples_says_have_need_and_remedy(root: Path) -> None:
+def test_too_few_samples_reports_both_numbers_and_a_remedy(root: Path) -> None:
     with pytest.raises(
         UserError, match=r"data/train: 4 samples, but 2048 are needed; choose a smaller preset"
     ):

@@ -1,4 +1,4 @@
-"""Batches that are read ahead: in order, not too far, and by nobody once nobody asks."""
+"""Batches read ahead: in order, within the limit, and no longer once the iterator is closed."""
 
 import threading
 
@@ -18,7 +18,7 @@ def reading(batches, read, workers=2, prefetch=2):
     )
 
 
-def test_batches_come_in_order_whatever_the_order_of_reading():
+def test_batches_are_in_order_for_any_order_of_reading():
     last = threading.Event()
 
     def read(key, row):
@@ -35,7 +35,7 @@ def test_batches_come_in_order_whatever_the_order_of_reading():
     ]
 
 
-def test_no_more_batches_are_begun_than_may_wait():
+def test_read_ahead_is_limited_to_prefetch():
     begun = []
 
     def batches():
@@ -49,7 +49,7 @@ def test_no_more_batches_are_begun_than_may_wait():
     source.close()
 
 
-def test_an_error_comes_with_its_batch_and_ends_the_readers():
+def test_an_error_is_raised_with_its_batch_and_ends_the_readers():
     def read(key, row):
         if key == 2:
             raise ValueError("sample 2")

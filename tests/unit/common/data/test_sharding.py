@@ -22,7 +22,7 @@ epoch = st.integers(0, 500)
 
 
 @given(ranks, batch, st.integers(0, 60), seed, epoch)
-def test_an_epoch_has_no_sample_twice_and_leaves_out_less_than_a_step(ranks, batch, spare, seed, epoch):
+def test_an_epoch_has_no_duplicates_and_leaves_out_less_than_a_step(ranks, batch, spare, seed, epoch):
     pool = Pool(ranks * batch + spare, ranks)
     steps = steps_per_epoch([pool], batch)
     read = [train_batches(pool, pool_rank, batch, steps, seed, epoch) for pool_rank in range(ranks)]
@@ -46,7 +46,7 @@ def test_n_ranks_read_the_batches_of_one(ranks, batch, spare, seed, epoch):
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), ranks), min_size=1, max_size=5), batch)
-def test_all_pools_take_as_many_steps_as_the_scarcest_can(nodes, batch):
+def test_the_smallest_pool_determines_the_number_of_steps(nodes, batch):
     pools = [Pool(n * batch + spare, n, number) for number, (spare, n) in enumerate(nodes)]
     steps = steps_per_epoch(pools, batch)
     needed = [steps * batch * pool.ranks for pool in pools]
@@ -72,7 +72,7 @@ def test_no_rank_evaluates_more_than_one_sample_more_than_another(samples, ranks
     assert max(counts) - min(counts) <= 1
 
 
-def test_the_order_depends_on_seed_epoch_and_pool_and_on_nothing_else():
+def test_the_order_depends_only_on_seed_epoch_and_pool():
     def order(seed, epoch, number):
         return tuple(train_batches(Pool(1000, 1, number), 0, 1000, 1, seed, epoch)[0])
 
@@ -100,17 +100,17 @@ def test_the_local_batch(global_batch, ranks, local):
     assert local_batch_size(global_batch, ranks) == local
 
 
-def test_a_batch_that_ranks_cannot_share_is_the_users_error():
+def test_a_batch_that_ranks_cannot_share_is_a_user_error():
     with pytest.raises(UserError, match=r"64 samples cannot be shared equally by 3 ranks"):
         local_batch_size(64, 3)
 
 
-def test_too_few_samples_for_a_step_are_the_users_error():
+def test_too_few_samples_for_a_step_are_a_user_error():
     with pytest.raises(UserError, match=r"7 training samples for 2 ranks .* 4 samples per rank"):
         steps_per_epoch([Pool(100, 2), Pool(7, 2)], 4)
 
 
-def test_one_rank_and_one_sample_are_singular():
+def test_messages_use_singular_and_plural():
     with pytest.raises(UserError, match=r"^1 training sample for 1 rank cannot .* 2 samples per rank"):
         steps_per_epoch([Pool(1, 1)], 2)
     with pytest.raises(UserError, match=r"batch of 1 sample cannot be shared equally by 2 ranks"):

@@ -38,7 +38,7 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
         ("ext4", "rw", False),
     ],
 )
-def test_a_run_on_another_node_counts_as_alive_where_its_lock_cannot_be_seen(
+def test_a_run_on_another_node_counts_as_alive_if_its_lock_is_not_visible(
     tmp_path: Path, mount: Mount, kind: str, options: str, in_use: bool
 ) -> None:
     """It looked dead, and a shared stage was emptied under a run."""

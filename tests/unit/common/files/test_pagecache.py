@@ -37,7 +37,7 @@ def test_residency_counts_pages(on_disk: Path) -> None:
     assert 2 / 41 <= resident_fraction(on_disk) < 1
 
 
-def test_an_empty_file_has_nothing_resident(tmp_path: Path) -> None:
+def test_an_empty_file_has_no_resident_pages(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     evict([tmp_path / "empty"])
     assert resident_fraction(tmp_path / "empty") == 0
@@ -71,7 +71,7 @@ def test_the_file_system_is_the_one_that_df_reports(tmp_path: Path) -> None:
 def test_without_a_mount_of_the_root_the_type_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a plain chroot: /proc/mounts lists what is mounted below it only."""
+    """As in a plain chroot: /proc/mounts lists only mounts below it."""
     monkeypatch.setattr(Path, "read_text", lambda self: "proc /proc proc rw,nosuid 0 0\n")
     filesystem = filesystem_of(tmp_path)
     assert (filesystem.type, filesystem.mount_point, filesystem.is_ram) == ("unknown", Path("/"), False)

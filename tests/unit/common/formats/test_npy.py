@@ -33,13 +33,13 @@ def whole(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_the_array_is_where_numpy_put_it(path: Path, whole: bytes) -> None:
+def test_the_array_is_located_where_numpy_wrote_it(path: Path, whole: bytes) -> None:
     extent = located(path, whole)
     assert (extent.dtype, extent.shape, extent.end) == (np.dtype("<f4"), (2, 3, 4), len(whole))
 
 
 @given(st.integers(0, 127), st.binary(min_size=1, max_size=8))
-def test_a_damaged_header_is_one_line_that_names_the_file(
+def test_a_damaged_header_is_a_one_line_error_with_the_path(
     path: Path, whole: bytes, start: int, damage: bytes
 ) -> None:
     try:

@@ -54,7 +54,7 @@ def plain(tmp_path: Path) -> Path:
     hnp.arrays(np.int16, hnp.array_shapes(max_dims=4, max_side=6)),
     hnp.arrays(np.float32, st.integers(0, 40)),
 )
-def test_an_example_comes_back_bit_for_bit(x: np.ndarray, y: np.ndarray) -> None:
+def test_an_example_round_trips_bit_for_bit(x: np.ndarray, y: np.ndarray) -> None:
     got_x, got_y = decode_example(encode_example(x, y))
     assert bytes(got_x) == x.astype("<i2").tobytes()
     assert got_y.dtype == np.float32 and got_y.tobytes() == y.tobytes()
@@ -92,7 +92,7 @@ def test_a_missing_feature_is_named_with_those_that_are_there() -> None:
 
 
 @given(st.binary(max_size=80))
-def test_no_bytes_make_the_decoder_fail_otherwise_than_with_a_user_error(junk: bytes) -> None:
+def test_the_decoder_raises_only_user_errors_for_any_bytes(junk: bytes) -> None:
     try:
         decode_example(junk)
     except UserError:
@@ -101,7 +101,7 @@ def test_no_bytes_make_the_decoder_fail_otherwise_than_with_a_user_error(junk: b
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.booleans())
-def test_files_are_framed_as_the_format_says_and_come_back(
+def test_files_have_the_specified_framing_and_round_trip(
     tmp_path_factory: pytest.TempPathFactory, records: list[bytes], gzip: bool
 ) -> None:
     path = tmp_path_factory.mktemp("r") / "a"
@@ -117,7 +117,7 @@ def test_files_are_framed_as_the_format_says_and_come_back(
 
 
 @pytest.mark.parametrize("at_once", [1 << 30, 20, 7])
-def test_a_record_in_pieces_is_framed_as_the_format_says(
+def test_a_record_in_pieces_has_the_specified_framing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """Also where the file system takes ``at_once`` bytes and no more."""
@@ -144,7 +144,7 @@ def test_gzip_of_other_writers_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gzip", [False, True])
-def test_every_truncation_is_found_and_names_the_file(tmp_path: Path, gzip: bool) -> None:
+def test_every_truncation_is_detected_and_names_the_file(tmp_path: Path, gzip: bool) -> None:
     path = tmp_path / "cut.tfrecord"
     write_records(path, [encode_example(X, Y)], gzip)
     whole = path.read_bytes()
@@ -154,7 +154,7 @@ def test_every_truncation_is_found_and_names_the_file(tmp_path: Path, gzip: bool
             list(read_records(path))
 
 
-def test_truncation_says_where(plain: Path) -> None:
+def test_truncation_reports_its_position(plain: Path) -> None:
     whole = plain.read_bytes()
     plain.write_bytes(whole[:40])
     with pytest.raises(UserError, match=f"truncated at byte 40 in record 0, which ends at byte {len(whole)}"):
@@ -165,7 +165,7 @@ def test_truncation_says_where(plain: Path) -> None:
 
 
 @pytest.mark.parametrize("gzip", [False, True])
-def test_every_damaged_byte_is_found(tmp_path: Path, gzip: bool) -> None:
+def test_every_damaged_byte_is_detected(tmp_path: Path, gzip: bool) -> None:
     path = tmp_path / "bad.tfrecord"
     write_records(path, [encode_example(X, Y)], gzip)
     whole = path.read_bytes()
@@ -194,7 +194,7 @@ def test_foreign_and_absent_files_are_named(tmp_path: Path) -> None:
         list(read_records(tmp_path / "gone"))
 
 
-def test_an_example_that_is_none_names_file_and_record(tmp_path: Path) -> None:
+def test_an_invalid_example_names_file_and_record(tmp_path: Path) -> None:
     path = tmp_path / "odd.tfrecord"
     write_records(path, [encode_example(X, Y), b"\xff\xff"], gzip=False)
     examples = read_examples(path)
@@ -233,7 +233,7 @@ def test_a_file_that_unpacks_to_more_than_expected_is_refused_before_it_is_alloc
 
 
 @pytest.mark.parametrize("members", [1, 2, 5])
-def test_several_members_within_the_bound_are_one_file(tmp_path: Path, members: int) -> None:
+def test_several_gzip_members_within_the_limit_are_one_file(tmp_path: Path, members: int) -> None:
     record = framed(b"x" * 1000)
     path = tmp_path / "a.tfrecord"
     path.write_bytes(stdlib_gzip.compress(record) * members + bytes(7))
@@ -242,7 +242,7 @@ def test_several_members_within_the_bound_are_one_file(tmp_path: Path, members: 
         list(read_records(path, max_bytes=len(record) * members - 1))
 
 
-def test_a_fifo_is_no_record_file(tmp_path: Path) -> None:
+def test_a_fifo_is_refused_as_a_record_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.tfrecord")
     with pytest.raises(UserError, match="cannot be read: not a regular file"):
         list(read_records(tmp_path / "a.tfrecord"))

@@ -28,7 +28,7 @@ def in_process(prefix: list[str], env: dict[str, str]) -> dict[str, object]:
     return facts
 
 
-def test_runs_that_differ_in_threads_or_binding_only_do_not_look_alike() -> None:
+def test_runs_that_differ_only_in_threads_or_binding_are_distinguishable() -> None:
     core = min(os.sched_getaffinity(0))
     plain = in_process([], {})
     threads = in_process([], {"OMP_NUM_THREADS": "3"})
@@ -50,7 +50,7 @@ def test_the_batch_job_is_recorded() -> None:
     assert provenance.batch_job({"HOME": "/home/me"}) is None
 
 
-def test_variables_that_move_a_result_are_recorded_and_secrets_are_not() -> None:
+def test_relevant_variables_are_recorded_but_secrets_are_not() -> None:
     moving = {
         "NCCL_ALGO": "Ring",
         "OMP_PROC_BIND": "close",
@@ -66,7 +66,7 @@ def test_variables_that_move_a_result_are_recorded_and_secrets_are_not() -> None
     assert provenance.variables(moving | private | SLURM) == dict(sorted((moving | SLURM).items()))
 
 
-def test_a_hanging_nvidia_smi_ends_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_hanging_nvidia_smi_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It was a traceback after 30 s. The driver's own files name the GPUs too."""
 
     def hang(command: list[str], timeout: float, **rest: object) -> None:

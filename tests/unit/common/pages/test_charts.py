@@ -1,4 +1,4 @@
-"""The palette for colour-blind readers, the axes, and what a figure is made of."""
+"""The palette for colour-blind readers, the axes, and the content of a figure."""
 
 import itertools
 import json
@@ -51,14 +51,14 @@ def nearest(colours: list[str], vision: str) -> float:
 
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_series_and_parts_differ_for_every_reader(theme: int, vision: str) -> None:
+def test_colours_are_distinguishable_with_any_colour_vision(theme: int, vision: str) -> None:
     """0.1 in OKLab is five times a just noticeable difference (about 0.02)."""
     parts = {key: pair for key, pair in PARTS.items() if key != "training"}  # drawn where "step" is not
     assert nearest([pair[theme] for pair in SERIES], vision) > 0.1
     assert nearest([pair[theme] for pair in parts.values()], vision) > 0.1
 
 
-def test_the_simulation_finds_the_old_palette_wanting() -> None:
+def test_the_simulation_rejects_the_old_palette() -> None:
     """First-epoch excess and rest of earlier pages were one colour for deuteranopes."""
     assert (
         nearest(["#cc79a7", "#929aa5"], "deuteranope") < 0.02 < nearest(["#cc79a7", "#929aa5"], "trichromat")
@@ -75,7 +75,7 @@ def contrast(a: str, b: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_text_is_readable_on_its_ground(theme: int) -> None:
+def test_text_has_enough_contrast_with_its_background(theme: int) -> None:
     for key, pair in PARTS.items():
         assert contrast(charts.TEXT_ON[key][theme], pair[theme]) > 4.5, key
     for colour in (charts.INK, charts.SOFT, charts.ACCENT, charts.BAD):
@@ -125,7 +125,7 @@ def figure_of(rows: list[dict[str, Any]]) -> charts.Figure:
     )
 
 
-def test_a_figure_is_valid_json_and_says_its_alternative_text() -> None:
+def test_a_figure_is_valid_json_with_alternative_text() -> None:
     spec = figure_of([{"x": 1, "y": 2.0}, {"x": 2, "y": math.nan}, {"x": 3, "y": math.inf}]).spec
     read = json.loads(json.dumps(spec, allow_nan=False))
     assert read["description"] == r"alt <text>\x1b" and read["width"] == "container"

@@ -1,4 +1,4 @@
-"""Pages: all text is escaped, scripts are those of the page, tables can be taken away."""
+"""Pages: all text is escaped, scripts are those of the page, tables can be saved."""
 
 import csv
 import io
@@ -42,7 +42,7 @@ def evil_page() -> str:
     return rendered(Chapter(EVIL, (Banner(EVIL, EVIL), section, Details(EVIL, (table,)))), title=EVIL)
 
 
-def test_no_text_becomes_markup() -> None:
+def test_text_is_never_markup() -> None:
     html = evil_page()
     html.encode("utf-8")  # lone surrogates are gone
     assert "\x1b" not in html
@@ -74,7 +74,7 @@ def test_contents_name_the_sections_of_a_long_page() -> None:
     assert "nav" not in {tag for tag, _ in Page(rendered(Section("One"), Section("Two"))).elements}
 
 
-def test_sections_of_two_chapters_have_anchors_of_their_own() -> None:
+def test_sections_of_two_chapters_have_distinct_anchors() -> None:
     html = rendered(*(Chapter(name, (Section("Sets"), Section("Scaling"))) for name in ("A", "B")))
     ids = [a["id"] for _, a in Page(html).elements if a.get("id")]
     assert sorted(ids) == ["a", "a-scaling", "a-sets", "b", "b-scaling", "b-sets"]
@@ -104,7 +104,7 @@ def test_a_table_can_be_saved_as_json(table: Table) -> None:
     ]
 
 
-def test_a_long_table_is_saved_whole() -> None:
+def test_a_long_table_is_saved_completely() -> None:
     rows = tuple((Cell(f"row {n}"), Cell(str(n), value=n)) for n in range(1000))
     table = Table("numbers", ("name", "value"), rows)
     assert json.loads(link(table, "json"))[-1] == {"name": "row 999", "value": 999}

@@ -41,12 +41,12 @@ def test_an_error_of_rank_0_is_raised_on_all_ranks() -> None:
     assert {str(outcome) for outcome in outcomes} == {"disk full"}
 
 
-def test_results() -> None:
+def test_results_are_gathered_in_order_of_rank() -> None:
     assert on_ranks(1, 3, lambda world: on_all_ranks(world, lambda: world.rank)) == [[0, 1, 2]] * 3
     assert on_ranks(1, 3, lambda world: on_rank0(world, lambda: world.rank)) == [0, 0, 0]
 
 
-def test_the_own_result_may_be_what_cannot_be_sent() -> None:
+def test_on_each_rank_returns_results_that_cannot_be_sent() -> None:
     """An open LMDB, say."""
     locks = on_ranks(1, 2, lambda world: on_each_rank(world, threading.Lock))
     assert len({id(lock) for lock in locks}) == 2

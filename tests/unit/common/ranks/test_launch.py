@@ -69,26 +69,26 @@ PMI = {"PMI_RANK": "3", "PMI_SIZE": "5", "PMI_LOCAL_RANK": "1", "PMIX_RANK": "3"
         (MLHPC, "mlhpc", (1, 2, 1, 2), (0, 1)),
     ],
 )  # fmt: skip
-def test_every_launcher_gives_the_rank(env, launcher, ranks, nodes):
+def test_every_launcher_is_recognised(env, launcher, ranks, nodes):
     info = identify(env)
     assert info.launcher == launcher
     assert (info.rank, info.size, info.local_rank, info.local_size) == ranks
     assert (info.node, info.nodes) == nodes
 
 
-def test_the_leader_of_a_job_step_is_its_first_node_and_not_where_srun_was_typed():
+def test_the_leader_of_a_job_step_is_its_first_node_not_the_submit_host():
     info = identify(STEP)
     assert info.leader == "n08" and info.hosts == ("n08", "n09", "n10") and info.hostname == "n09"
 
 
-def test_steps_of_one_job_and_restarts_meet_at_other_ports_under_another_token():
+def test_steps_of_one_job_and_restarts_use_different_ports_and_tokens():
     infos = [identify(STEP | more) for more in ({}, {"SLURM_STEP_ID": "2"}, {"SLURM_RESTART_COUNT": "1"})]
     assert len({info.token for info in infos}) == len({info.ports for info in infos}) == 3
     assert all(20000 <= port < 32000 for info in infos for port in info.ports)
     assert all(len(set(info.ports)) == 8 for info in infos)
 
 
-def test_all_ranks_of_a_step_agree_where_to_meet():
+def test_all_ranks_of_a_step_agree_on_leader_ports_and_token():
     other = STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": "n08"}
     one, two = identify(STEP), identify(other)
     assert (one.leader, one.ports, one.token) == (two.leader, two.ports, two.token)
@@ -111,7 +111,7 @@ def test_all_ranks_of_a_step_agree_where_to_meet():
         (MLHPC | {"MLHPC_SIZE": "1"}, "rank 1 of 1"),
     ],
 )
-def test_variables_that_are_missing_or_contradict_are_named(env, named):
+def test_missing_or_contradicting_variables_are_named(env, named):
     with pytest.raises(UserError) as caught:
         identify(env)
     assert named in str(caught.value)
@@ -128,23 +128,23 @@ def test_variables_that_are_missing_or_contradict_are_named(env, named):
         ("x[001,3]", ["x001", "x3"]),
     ],
 )
-def test_host_lists(short, hosts):
+def test_host_lists_are_expanded(short, hosts):
     assert expand_hosts(short) == hosts
 
 
 @pytest.mark.parametrize("short", ["", "n[", "n[a]", "n[1-]", "n0,,n1", "n]0["])
-def test_what_is_no_host_list(short):
+def test_an_invalid_host_list_is_refused(short):
     with pytest.raises(UserError):
         expand_hosts(short)
 
 
-def test_tasks_per_node():
+def test_tasks_per_node_are_expanded():
     assert expand_counts("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(UserError):
         expand_counts("2(3)")
 
 
-def test_nodes_are_counted_at_the_roll_call_where_the_launcher_does_not_report_them():
+def test_without_help_of_the_launcher_the_roll_call_numbers_the_nodes():
     roll = [Peer(rank, host, 0, 1) for rank, host in enumerate("abab")]
     info = replace(identify(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "3"}))
     assert (with_node_index(info, roll).node, with_node_index(info, roll).nodes) == (1, 2)
@@ -161,14 +161,14 @@ def test_ranks_of_a_node_share_its_cores(monkeypatch):
     assert threads_per_rank(RankInfo("mpirun", size=16, local_size=16), {}) == 1
 
 
-def test_one_rank_needs_nobody():
+def test_a_single_rank_needs_no_connection():
     assert launch.connect("horovod", {}) == Solo("none")
     alone = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "1")
     first = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0")
     assert launch.connect("horovod", TORCHRUN | alone | first) == Solo("torchrun")
 
 
-def test_many_ranks_of_what_runs_as_one_are_refused():
+def test_several_ranks_of_a_single_rank_command_are_refused():
     with pytest.raises(UserError, match="mlhpc started 2"):
         launch.connect("none", MLHPC)
 
@@ -180,7 +180,7 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-c", "import os, sys, time; rank = int(os.environ['MLHPC_RANK'])\n" + program]
 
 
-def test_rank_0_prints_plainly_and_the_others_under_their_name(capfd):
+def test_output_of_other_ranks_is_prefixed_with_their_number(capfd):
     assert run_local(3, python("print(f'I am {rank}', flush=True)")) == 0
     out, err = capfd.readouterr()
     assert out == "I am 0\n"
@@ -192,19 +192,19 @@ def impatient(monkeypatch):
     monkeypatch.setattr("mlhpc.common.ranks.local.GRACE_S", 1.0)
 
 
-def test_when_a_rank_is_killed_the_others_are_ended_and_it_is_named(impatient, capfd):
+def test_when_a_rank_is_killed_the_others_are_terminated_and_it_is_named(impatient, capfd):
     killed = "os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)"
     assert run_local(2, python(killed)) == 128 + signal.SIGKILL
     assert "mlhpc: rank 1 was terminated by SIGKILL" in capfd.readouterr().err
 
 
-def test_ranks_that_will_not_end_are_killed(impatient, capfd):
+def test_ranks_that_ignore_termination_are_killed(impatient, capfd):
     deaf = "import signal; signal.signal(15, signal.SIG_IGN); sys.exit(7) if rank == 1 else time.sleep(600)"
     assert run_local(2, python(deaf)) == 7
     assert "mlhpc: rank 1 exited with status 7" in capfd.readouterr().err
 
 
-def test_an_error_of_the_user_is_left_in_the_words_of_the_rank(capfd):
+def test_the_local_launcher_adds_nothing_to_a_user_error(capfd):
     assert run_local(2, python("print('mlhpc: no such file', file=sys.stderr); sys.exit(2)")) == 2
     lines = capfd.readouterr().err.splitlines()
     assert sorted(lines) == ["[rank 1] mlhpc: no such file", "mlhpc: no such file"]
@@ -240,12 +240,12 @@ def test_ctrl_c_and_sigterm_end_every_rank(number, tmp_path):
 def test_ranks_inside_another_launcher_are_refused(monkeypatch):
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="leave out --ranks"):
+    with pytest.raises(UserError, match="omit --ranks"):
         run_local(2, python(""))
 
 
-def test_a_rank_lost_while_the_others_leave_is_left_to_the_roll_call(monkeypatch):
-    """The roll call ends the process with one line; left alone, the error of the collective is a traceback."""
+def test_a_rank_lost_while_others_leave_is_reported_by_the_roll_call(monkeypatch):
+    """The roll call ends the process with one line; otherwise the error of the collective is a traceback."""
 
     class Leaving(Solo):
         def close(self):
@@ -263,7 +263,7 @@ def test_a_rank_lost_while_the_others_leave_is_left_to_the_roll_call(monkeypatch
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("other", ["the same", "another"])
-def test_what_all_ranks_raise_is_reported_by_rank_0_only(monkeypatch, rank, other):
+def test_an_error_raised_by_all_ranks_is_reported_by_rank_0_only(monkeypatch, rank, other):
     """The command line prints a UserError, but not AlreadyReported."""
 
     class Failing(Solo):
@@ -281,7 +281,7 @@ ONE_NODE = TORCHRUN | {"LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1", "GROUP_
 
 
 @pytest.mark.parametrize("env", [ONE_NODE, MLHPC])
-def test_the_ranks_of_one_node_meet_on_loopback(monkeypatch, env):
+def test_the_ranks_of_one_node_connect_over_loopback(monkeypatch, env):
     """Whatever name the launcher has for the node: nothing outside it is to reach them."""
     met = []
     monkeypatch.setattr(launch.RollCall, "call", lambda me, size, rendezvous, **rest: met.append(rendezvous))

@@ -1,4 +1,4 @@
-"""Who is present and who is lost: with threads where all goes well, with processes where a rank dies."""
+"""Who is present and who is lost: with threads for successful cases, with processes if a rank dies."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def rendezvous():
 
 
 def call(rendezvous, ranks, size, timeout_s=20.0, hosts=()):
-    """The roll call on each of ``ranks`` at once: its ``RollCall``, or what it raised."""
+    """The roll call on each of ``ranks`` concurrently: its ``RollCall``, or its exception."""
 
     def one(rank):
         me = Peer(rank, f"n{rank}", 0, os.getpid())
@@ -70,7 +70,7 @@ def test_facts_sent_right_after_the_roll_are_not_lost(rendezvous):
         assert [f.result(timeout=20) for f in facts] == [{"x": "y" * 1000}] * 2
 
 
-def test_a_missing_rank_is_named_to_every_rank_that_came(rendezvous):
+def test_a_missing_rank_is_named_on_every_connected_rank(rendezvous):
     errors = call(rendezvous, [0, 2], 4, timeout_s=1.0, hosts=["n0", "n1", "n2", "n3"])
     assert [type(e) for e in errors] == [UserError, AlreadyReported]  # one line per run
     assert str(errors[0]) == str(errors[1])
@@ -78,26 +78,26 @@ def test_a_missing_rank_is_named_to_every_rank_that_came(rendezvous):
     assert "no rank on n1, n3 connected" in str(errors[0])
 
 
-def test_without_rank_0_the_others_say_where_they_looked(rendezvous):
+def test_without_rank_0_the_others_report_the_addresses_they_tried(rendezvous):
     (error,) = call(rendezvous, [1], 2, timeout_s=1.0)
     assert "rank 1 on n1 could not find rank 0 on 127.0.0.1" in str(error)
     assert str(rendezvous.ports[0]) in str(error) and "refused" in str(error)
 
 
-def test_two_ranks_of_one_number_are_refused(rendezvous):
+def test_duplicate_ranks_are_refused(rendezvous):
     errors = call(rendezvous, [0, 1, 1], 3)
     assert any("two processes were launched as rank 1" in str(error) for error in errors)
     assert all(isinstance(error, UserError) for error in errors)
 
 
-def test_ranks_that_count_differently_are_refused(rendezvous):
+def test_ranks_with_different_world_sizes_are_refused(rendezvous):
     with ThreadPoolExecutor(2) as pool:
         zero, one = pool.submit(call, rendezvous, [0], 2), pool.submit(call, rendezvous, [1], 16)
         assert "rank 1 on n1 was launched with world size 16, rank 0 on n0 with 2" in str(zero.result()[0])
         assert str(one.result()[0]) == str(zero.result()[0])
 
 
-def test_two_jobs_on_one_node_that_try_the_same_ports_do_not_mix(rendezvous):
+def test_two_jobs_on_one_node_with_the_same_ports_do_not_mix(rendezvous):
     other = replace(rendezvous, token="another job")
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(call, where, range(2), 2) for where in (rendezvous, other)]
@@ -106,7 +106,7 @@ def test_two_jobs_on_one_node_that_try_the_same_ports_do_not_mix(rendezvous):
             close(calls)
 
 
-def test_a_program_that_holds_the_first_port_and_says_nothing(rendezvous):
+def test_a_silent_program_on_the_first_port_is_skipped(rendezvous):
     with listen(rendezvous):
         calls = call(rendezvous, range(2), 2)
         assert len(calls[1].roll) == 2
@@ -118,7 +118,7 @@ STRANGERS = {
     "a list": b"[]\n",
     "another token": b'{"token": "wrong"}\n',
     "no token": b'{"size": 2}\n',
-    "a peer that is none": b'{"token": 1, "peer": 2}\n',
+    "an invalid peer": b'{"token": 1, "peer": 2}\n',
     "nothing": b"",
     "deep JSON": b"[" * 4000 + b"\n",
     "a line without end": b"x" * 100_000,
@@ -126,7 +126,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS)
-def test_strangers_are_disconnected_and_the_ranks_meet(rendezvous, words):
+def test_unauthenticated_peers_are_disconnected_and_the_ranks_connect(rendezvous, words):
     with ThreadPoolExecutor(2) as pool:
         zero = pool.submit(call, rendezvous, [0], 2)
         stranger = knock(rendezvous.ports[0])
@@ -142,9 +142,9 @@ def test_strangers_are_disconnected_and_the_ranks_meet(rendezvous, words):
     close(calls)
 
 
-def test_idle_and_dripping_connections_keep_no_rank_waiting(rendezvous, monkeypatch):
+def test_idle_and_slow_connections_do_not_delay_ranks(rendezvous, monkeypatch):
     """Each was served in turn, for seconds: a few of them made a rank count as lost."""
-    monkeypatch.setattr(rendezvous_module, "GREETING_S", 60.0)  # nobody is given up during the test
+    monkeypatch.setattr(rendezvous_module, "GREETING_S", 60.0)  # longer than the test
     done = threading.Event()
     with ThreadPoolExecutor(3) as pool:
         zero = pool.submit(call, rendezvous, [0], 2, 30.0)
@@ -158,7 +158,7 @@ def test_idle_and_dripping_connections_keep_no_rank_waiting(rendezvous, monkeypa
         stranger.close()
 
 
-def test_a_connection_that_drips_does_not_hold_the_roll_call_past_its_limit(rendezvous, monkeypatch):
+def test_a_slow_connection_does_not_extend_the_roll_calls_timeout(rendezvous, monkeypatch):
     monkeypatch.setattr(rendezvous_module, "GREETING_S", 0.5)
     done = threading.Event()
     with ThreadPoolExecutor(2) as pool:
@@ -192,7 +192,7 @@ def knock(port):
 
 
 @pytest.mark.parametrize(("reasons", "same"), [(("a", "a"), True), (("a", "b"), False)])
-def test_a_failure_that_rank_0_has_too_is_recognised(rendezvous, reasons, same):
+def test_a_failure_shared_with_rank_0_is_recognised(rendezvous, reasons, same):
     calls = call(rendezvous, range(2), 2)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(RollCall.fail, calls, reasons))
@@ -200,7 +200,7 @@ def test_a_failure_that_rank_0_has_too_is_recognised(rendezvous, reasons, same):
     close(calls)
 
 
-def test_a_rank_that_has_left_in_good_order_is_not_missed(rendezvous):
+def test_a_rank_that_said_goodbye_is_not_reported_lost(rendezvous):
     calls = call(rendezvous, range(3), 3)
     calls[2].close()
     calls[0].enter("later")
@@ -211,7 +211,7 @@ def test_a_rank_that_has_left_in_good_order_is_not_missed(rendezvous):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit
 def test_every_surviving_rank_cleans_up_and_one_reports(rendezvous, monkeypatch):
-    """What a run left on a node can only be removed from there."""
+    """Files of a run on a node can only be removed from there."""
     ended, cleaned, reported = threading.Semaphore(0), [], []
     monkeypatch.setattr(rollcall, "PRINTED_S", 0)
     monkeypatch.setattr(rollcall.os, "_exit", lambda status: ended.release() or sys.exit(status))
@@ -228,7 +228,7 @@ def test_every_surviving_rank_cleans_up_and_one_reports(rendezvous, monkeypatch)
 # --- a rank is lost; the beat of rank processes is in seconds
 
 
-def test_a_goodbye_is_not_lost_behind_what_is_still_on_its_way(rendezvous, monkeypatch):
+def test_a_goodbye_is_delivered_after_unread_messages(rendezvous, monkeypatch):
     """Rank 0 leaves while others still tell it their phases: a socket closed over unread bytes is reset."""
     lost = []
     monkeypatch.setattr(RollCall, "_end", lambda self, loss: lost.append(loss) or sys.exit())
@@ -270,7 +270,7 @@ def outcome(processes):
             p.kill()
 
 
-def test_a_killed_rank_is_named_with_its_phase_and_rank_0_writes_it_down(tmp_path):
+def test_a_killed_rank_is_named_with_its_phase_and_rank_0_records_it(tmp_path):
     zero, one, two = outcome(start(tmp_path, 5, "kill"))
     said = f"mlhpc: rank 1 on {socket.gethostname()} was lost in phase 'work of 1': killed or crashed"
     assert zero[0] == two[0] == 1 and one[0] == -signal.SIGKILL
@@ -305,7 +305,7 @@ def test_a_stopped_rank_is_named(tmp_path):
     assert status == 1 and "rank 1 on" in error and "silent for" in error
 
 
-def test_a_job_that_is_suspended_and_resumes_has_lost_no_rank(rendezvous, monkeypatch):
+def test_a_suspended_and_resumed_job_has_lost_no_rank(rendezvous, monkeypatch):
     """Slurm suspends a job for another one; the silence is longer than a lost rank's, but everybody's."""
     lost, suspended_s = [], [0.0]
     clock = time.monotonic

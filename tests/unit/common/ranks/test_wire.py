@@ -31,7 +31,7 @@ def same(one, other):
 
 
 @given(values)
-def test_what_is_sent_arrives(value):
+def test_values_round_trip(value):
     assert same(decode(encode(value)), value)
 
 
@@ -39,7 +39,7 @@ def test_what_is_sent_arrives(value):
     st.lists(st.sampled_from([[], [1.5, -0.0], [[1, 2], [3, 4]], 7])),
     st.sampled_from(["<f4", ">i2", "<f8", "?"]),
 )
-def test_arrays_arrive_bit_for_bit_and_may_be_written(contents, dtype):
+def test_arrays_round_trip_bit_for_bit_and_are_writable(contents, dtype):
     arrays = [np.array(content, dtype) for content in contents]
     received = decode(encode({"arrays": arrays, "last": np.float32(0.1)}))
     assert same(received["last"], np.float32(0.1))
@@ -48,7 +48,7 @@ def test_arrays_arrive_bit_for_bit_and_may_be_written(contents, dtype):
         array[...] = 0
 
 
-def test_what_is_sent_in_a_run_arrives():
+def test_values_exchanged_in_a_run_round_trip():
     manifest = Manifest(Path("/data"), (File("a", 1, None), File("b", 2, 3)), {"samples": {"train": 2}})
     node = FileSystem("ext4", Path("/"), False, 2**63)
     for value in (manifest, [(manifest, node)], [float("inf"), -float("inf")], Path("/a\udc80b"), {"x", "y"}):
@@ -59,7 +59,7 @@ def test_what_is_sent_in_a_run_arrives():
 @pytest.mark.parametrize(
     "value", [object(), threading.Lock(), print, int, ValueError("x"), np.array([None]), np.zeros(2, "i4,i4")]
 )
-def test_what_cannot_be_sent_is_an_error_that_names_its_type(value):
+def test_an_unsupported_type_is_named_in_the_error(value):
     with pytest.raises(TypeError, match=f"a {type(value).__name__} cannot be sent"):
         encode(value)
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_sent_is_an_error_that_names_its_type(value):
         b"not JSON",
     ],
 )
-def test_what_is_not_ours_is_refused(text):
+def test_messages_of_another_format_are_refused(text):
     with pytest.raises(ValueError, match="not a message between ranks"):
         decode(struct.pack("<Q", len(text)) + text)
 
@@ -93,7 +93,7 @@ def test_foreign_bytes_are_refused_or_plain_values(data):
 
 
 @given(values, st.data())
-def test_a_message_cut_short_is_refused(value, data):
+def test_a_truncated_message_is_refused(value, data):
     message = encode(value)
     with pytest.raises(ValueError, match="not a message"):
         decode(message[: data.draw(st.integers(0, len(message) - 1))])

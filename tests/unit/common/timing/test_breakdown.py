@@ -17,7 +17,7 @@ def events(trains, waits, evals, staging=0.0, rest=0.0):
     return [*made, {"event": "end", "name": "run", "seconds": total}]
 
 
-def test_parts_by_hand():
+def test_parts_equal_a_calculation_by_hand():
     told = breakdown(events([20, 10, 12, 11], [9, 1, 2, 1], [3, 1, 1, 1], staging=5, rest=0.5))
     # First epoch: waits 9 against a median of 1, steps 11 against 10,
     # evaluation 3 against 1.
@@ -44,12 +44,12 @@ def test_parts_add_up_to_time_to_train(count):
     assert told.rest == pytest.approx(0.125)
 
 
-def test_excess_is_unknown_rather_than_zero_when_no_median_can_be_had():
+def test_excess_is_unknown_without_enough_epochs_for_a_median():
     assert breakdown(events([20, 10], [1, 1], [1, 1])).first_epoch_excess is None
     assert breakdown(events([20, 10, 10], [1] * 3, [1] * 3)).first_epoch_excess is not None
 
 
-def test_an_epoch_cut_short_by_the_target_is_no_measure_of_the_first():
+def test_an_epoch_cut_short_by_the_target_does_not_enter_the_median():
     made = events([10, 10, 10, 2], [1, 1, 1, 0.2], [3, 3, 3, 1])
     for event, count in zip([e for e in made if e["event"] == "timed"], [8, 8, 8, 2], strict=True):
         event["count"] = count
@@ -80,13 +80,13 @@ def test_a_run_without_an_end_has_no_breakdown():
         breakdown([{"event": "begin", "name": "run"}])
 
 
-def test_events_of_a_killed_rank_are_read_up_to_the_cut(tmp_path):
+def test_events_of_a_killed_rank_are_read_up_to_the_truncated_line(tmp_path):
     path = tmp_path / "events.rank0.jsonl"
     path.write_text('{"event": "begin", "name": "run"}\n{"event": "end", "na')
     assert read_events(path) == [{"event": "begin", "name": "run"}]
 
 
-def test_an_epoch_trained_in_parts_has_the_waits_of_all_of_them():
+def test_an_epoch_trained_in_parts_sums_their_waits():
     """Evaluations inside an epoch cut its training, and its record of waits, into parts."""
     made = events([10, 12, 11], [1] * 3, [1] * 3)
     made[3:5] = [

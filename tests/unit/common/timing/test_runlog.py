@@ -1,4 +1,4 @@
-"""The record of a run: spans, MLLOG lines, and what is left when something breaks."""
+"""The record of a run: spans, MLLOG lines, and the record after failures."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_a_rank_lost_after_the_log_was_closed_changes_nothing(tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_mllog_time_and_event_time_are_one_clock(tmp_path):
+def test_mllog_and_events_use_the_same_clock(tmp_path):
     with RunLog(tmp_path, Solo()) as log, log.span("run"):
         for epoch in range(3):
             with log.span("epoch", epoch=epoch):
@@ -68,7 +68,7 @@ def test_mllog_time_and_event_time_are_one_clock(tmp_path):
     assert (stop - start) / 1e3 == pytest.approx(ends[0]["seconds"], abs=0.0011)
 
 
-def test_a_wall_clock_set_back_does_not_touch_the_time(tmp_path, monkeypatch):
+def test_setting_back_the_wall_clock_does_not_change_durations(tmp_path, monkeypatch):
     with RunLog(tmp_path, Solo()) as log, log.span("run"):
         monkeypatch.setattr("time.time", lambda: 0.0)
     stamps = [record["time_ms"] for record in mllog(tmp_path)]
@@ -89,7 +89,7 @@ def test_an_exception_closes_every_interval_and_the_run_is_aborted(tmp_path):
     assert all(e["error"] == "ZeroDivisionError: by hand" for e in ends) and len(ends) == 2
 
 
-def test_a_met_target_is_no_success_when_the_run_does_not_end_well(tmp_path):
+def test_a_met_target_is_not_a_success_if_the_run_fails_afterwards(tmp_path):
     """The barrier at the end can fail on a lost rank, after the evaluation that met the target."""
 
     class Broken(Solo):
@@ -120,7 +120,7 @@ def test_only_rank_0_writes_mllog_and_every_rank_its_events(tmp_path):
     assert read_events(tmp_path / "events.rank1.jsonl")
 
 
-def test_timed_hands_through_every_item_and_counts_the_waits(tmp_path):
+def test_timed_yields_every_item_and_counts_the_waits(tmp_path):
     with RunLog(tmp_path, Solo()) as log:
         assert list(log.timed(iter("abc"), "data_wait", epoch=4)) == ["a", "b", "c"]
     event, _ = read_events(tmp_path / "events.rank0.jsonl")
@@ -128,12 +128,12 @@ def test_timed_hands_through_every_item_and_counts_the_waits(tmp_path):
     assert 0 <= event["max"] <= event["seconds"]
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_an_unwritable_folder_is_named(tmp_path):
     with pytest.raises(UserError, match="absent"):
         RunLog(tmp_path / "absent", Solo())
 
 
-def test_a_rank_that_raises_says_so_while_its_phase_is_still_the_one_that_failed(tmp_path):
+def test_a_rank_that_raises_reports_it_before_its_phase_ends(tmp_path):
     told = []
 
     class Told(Solo):
@@ -154,7 +154,7 @@ def test_a_rank_that_raises_says_so_while_its_phase_is_still_the_one_that_failed
     assert all(word == "ValueError: by hand" for word in told[2:])
 
 
-def test_a_survivor_leaves_the_log_alone_when_rank_0_has_closed_it(tmp_path):
+def test_a_survivor_does_not_touch_a_log_closed_by_rank_0(tmp_path):
     with RunLog(tmp_path, Solo()) as log, log.span("run"):
         pass
     survivor = Watched(rank=1, size=2)
@@ -173,7 +173,7 @@ def test_a_survivor_closes_the_log_of_a_killed_rank_0(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("full", ["run.log", "events.rank0.jsonl"])
-def test_a_record_that_cannot_be_written_ends_the_run_in_one_line(tmp_path, full, capfd):
+def test_a_record_that_cannot_be_written_ends_the_run_with_a_one_line_error(tmp_path, full, capfd):
     """/dev/full takes no byte: the disk is full in the middle of a run."""
     (tmp_path / full).symlink_to("/dev/full")
     reached = False
@@ -190,7 +190,7 @@ def test_a_record_that_cannot_be_written_ends_the_run_in_one_line(tmp_path, full
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, request, number):
-    """mlperf-logging catches every exception while it writes a record, and goes on."""
+    """mlperf-logging catches every exception while it writes a record, and continues."""
     encode, sent = mllog_module._encode_log, []
 
     def signalled(*words):
@@ -217,14 +217,14 @@ def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, 
     assert sent and stops == ["aborted"]
 
 
-def test_an_epoch_says_its_updates_in_the_log(tmp_path):
+def test_an_epoch_logs_its_number_of_updates(tmp_path):
     with RunLog(tmp_path, Solo()) as log, log.span("run"), log.span("epoch", epoch=2, step=30) as ended:
         ended["step"] = 37
     told = [r["metadata"]["step_num"] for r in mllog(tmp_path) if r["key"] in ("epoch_start", "epoch_stop")]
     assert told == [30, 37]
 
 
-def test_only_a_span_that_says_so_waits_for_the_other_ranks(tmp_path):
+def test_only_spans_with_sync_wait_for_other_ranks(tmp_path):
     calls = []
 
     class Ranks(Solo):
@@ -253,7 +253,7 @@ def test_percentiles_of_step_times_are_in_the_events(tmp_path):
         assert 0 <= event["p50"] <= event["p90"] <= event["p99"] <= event["max"] <= event["seconds"]
 
 
-def test_a_mark_has_the_waits_of_all_loops_until_then(tmp_path):
+def test_a_mark_records_the_waits_of_all_loops_so_far(tmp_path):
     with RunLog(tmp_path, Solo()) as log:
         for _ in log.timed(range(2), "data_wait", epoch=1):
             pass
@@ -266,7 +266,7 @@ def test_a_mark_has_the_waits_of_all_loops_until_then(tmp_path):
     assert first["seconds"] < mark["waited"]["data_wait"] <= first["seconds"] + second["seconds"]
 
 
-def test_the_end_of_a_run_notes_the_memory_it_took(tmp_path):
+def test_the_end_of_a_run_records_its_peak_memory(tmp_path):
     with RunLog(tmp_path, Solo()) as log, log.span("run"):
         log.finish("success", device_peak_bytes=17)
     (note,) = (e for e in read_events(tmp_path / "events.rank0.jsonl") if e["name"] == "memory")

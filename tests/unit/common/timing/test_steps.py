@@ -15,7 +15,7 @@ class Machine:
 
     def __init__(self, step_s: float, loader_s: float, launch_s: float = 0.001, prefetch: int = 4) -> None:
         self.now = 0.0  # seconds, of the host
-        self.free = 0.0  # when the device has finished all that is queued
+        self.free = 0.0  # when the device has finished all queued work
         self.step_s, self.loader_s, self.launch_s, self.prefetch = step_s, loader_s, launch_s, prefetch
         self.finished: list[float] = []  # when the device finishes each step
         self.in_flight: list[int] = []  # steps launched and not finished, at each launch
@@ -59,7 +59,7 @@ class Event:
         self.machine.now = max(self.machine.now, self.reached)
 
     def seconds_since(self, earlier: "Event") -> float:
-        assert self.reached <= self.machine.now, "read before the device has come to it"
+        assert self.reached <= self.machine.now, "read before the device has reached it"
         return self.reached - earlier.reached
 
 
@@ -69,12 +69,12 @@ def on_device(machine: Machine, steps: int) -> StepTimer:
     return timer
 
 
-def test_a_loader_slightly_faster_than_the_device_is_not_called_data_wait():
+def test_a_loader_slightly_faster_than_the_device_causes_no_data_wait():
     machine = Machine(step_s=0.100, loader_s=0.098)
     timer = on_device(machine, 200)
     assert sum(timer.waits[1:]) == pytest.approx(0.0, abs=1e-9)
     assert timer.steps[1:] == pytest.approx([0.100] * 199)
-    # What host time made of the same machine: nearly all is data wait.
+    # By host time, nearly all would be data wait on the same machine.
     naive = Machine(step_s=0.100, loader_s=0.098)
     host = StepTimer(None, naive.clock)
     naive.train(200, host)
@@ -88,7 +88,7 @@ def test_the_host_is_never_more_than_two_steps_ahead(step_s, loader_s):
     assert max(machine.in_flight) < MAX_IN_FLIGHT
 
 
-def test_a_loader_slower_than_the_device_is_data_wait_by_the_time_the_device_stands_idle():
+def test_with_a_slow_loader_data_wait_is_the_idle_time_of_the_device():
     machine = Machine(step_s=0.100, loader_s=0.130, launch_s=0.0)
     timer = on_device(machine, 100)
     assert timer.waits[1:] == pytest.approx([0.030] * 99)
@@ -96,7 +96,7 @@ def test_a_loader_slower_than_the_device_is_data_wait_by_the_time_the_device_sta
 
 
 def test_a_slow_launch_is_step_time():
-    """The device stands idle, but not for want of data."""
+    """The device is idle, but not for lack of data."""
     machine = Machine(step_s=0.010, loader_s=0.001, launch_s=0.050)
     timer = on_device(machine, 20)
     assert sum(timer.waits[1:]) == pytest.approx(0.0, abs=1e-9)
@@ -113,7 +113,7 @@ def test_steps_and_waits_add_up_to_the_time_of_the_loop(step_s, loader_s):
     assert sum(timer.steps) + sum(timer.waits) == pytest.approx(machine.now)
 
 
-def test_what_was_waited_until_now_counts_the_open_step():
+def test_the_wait_so_far_includes_the_open_step():
     machine = Machine(step_s=0.100, loader_s=0.130, launch_s=0.0)
     timer = StepTimer(machine.record, machine.clock)
     batches = machine.batches(5)
@@ -125,7 +125,7 @@ def test_what_was_waited_until_now_counts_the_open_step():
     assert timer.waited() == pytest.approx(0.130 + 4 * 0.030)
 
 
-def test_on_a_host_that_computes_itself_waits_and_steps_are_host_time():
+def test_on_a_cpu_waits_and_steps_are_host_time():
     now = 0.0
     timer = StepTimer(None, lambda: now)
     for wait, step in ((3.0, 1.0), (0.5, 2.0)):
@@ -139,7 +139,7 @@ def test_on_a_host_that_computes_itself_waits_and_steps_are_host_time():
     assert (timer.waits, timer.steps, timer.total_wait) == ([3.0, 0.5], [1.0, 2.0], 3.75)
 
 
-def test_percentiles_are_nearest_ranks():
+def test_percentiles_use_the_nearest_rank():
     assert percentiles([]) == {}
     assert percentiles([4.0]) == {"p50": 4.0, "p90": 4.0, "p99": 4.0, "max": 4.0}
     hundred = [float(n) for n in range(100, 0, -1)]

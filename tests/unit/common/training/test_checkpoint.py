@@ -28,7 +28,7 @@ except UserError as error:
 """
 
 
-def test_what_is_saved_is_loaded(tmp_path):
+def test_a_checkpoint_round_trips(tmp_path):
     shared = [np.arange(7, dtype=np.int16), np.array("text"), np.zeros((0, 3))]
     of_rank = [[np.float64(0.1)], [np.array([1, 2], np.uint8)]]
     checkpoint.save(tmp_path, Checkpoint(3, 11, "a = 1\n", shared, of_rank))
@@ -39,7 +39,7 @@ def test_what_is_saved_is_loaded(tmp_path):
         assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_no_room_is_one_line_and_the_checkpoint_before_is_still_there(tmp_path):
+def test_a_full_disk_is_a_one_line_error_and_keeps_the_previous_checkpoint(tmp_path):
     checkpoint.save(tmp_path, Checkpoint(1, 7, "", [np.ones(3)], [[]]))
     before = (tmp_path / "checkpoint.npz").read_bytes()
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
@@ -67,7 +67,7 @@ def rewrite(path, keep):
 @pytest.mark.parametrize(
     "missing", ["shared_1.npy", "shared_0.npy", "rank1_0.npy", "ranks.npy", "config.npy"]
 )
-def test_a_checkpoint_with_a_member_missing_is_refused(tmp_path, missing):
+def test_a_checkpoint_with_a_missing_array_is_refused(tmp_path, missing):
     path = saved(tmp_path)
     rewrite(path, lambda name: name != missing)
     with pytest.raises(UserError, match="is damaged"):
@@ -81,8 +81,8 @@ def test_a_checkpoint_of_version_0_1_which_does_not_count_its_arrays_loads(tmp_p
     assert (len(found.shared), [len(own) for own in found.of_rank]) == (2, [1, 1])
 
 
-def test_any_damage_is_one_line_or_does_no_harm(tmp_path):
-    """Bytes changed, cut off, repeated, at random: what loads nonetheless is what was saved."""
+def test_any_damage_is_a_one_line_error_or_harmless(tmp_path):
+    """Bytes changed, truncated or repeated at random: a checkpoint that still loads equals the saved one."""
     path = saved(tmp_path)
     whole, expected = path.read_bytes(), checkpoint.load(tmp_path)
     rng, refused = random.Random(16), 0

@@ -47,7 +47,7 @@ RECORDED = json.loads((Path(__file__).parents[3] / "data" / "reference" / "cosmo
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=lambda case: case["case"])
-def test_every_rate_is_the_one_that_the_reference_gave_when_it_ran(case):
+def test_every_rate_equals_the_recorded_rate_of_the_reference(case):
     logged = case["settings"]
     ours = [
         learning_rate(
@@ -83,9 +83,7 @@ def test_warm_up_rises_in_equal_steps_from_its_start_to_the_peak(warmup_epochs, 
     st.floats(1, 100),
     st.integers(0, 60),
 )
-def test_every_epoch_is_either_on_the_ramp_or_at_the_share_of_the_last_boundary_before_it(
-    decay, warmup_epochs, factor, epoch
-):
+def test_every_epoch_has_the_ramps_rate_or_that_of_the_last_boundary(decay, warmup_epochs, factor, epoch):
     boundaries = sorted(decay)
     shares = [1.0, *(decay[boundary] for boundary in boundaries)]
     if epoch < warmup_epochs:
@@ -136,6 +134,6 @@ def test_linear_with_nothing_left_after_warm_up():
     ],
     ids=["negative epoch", "linear without an end", "a boundary without a factor"],
 )
-def test_wrong_calls_raise(epoch, options):
+def test_invalid_arguments_raise(epoch, options):
     with pytest.raises(ValueError):
         learning_rate(epoch, peak=0.1, **options)

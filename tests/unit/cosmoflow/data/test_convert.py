@@ -52,7 +52,7 @@ def reference(path: Path) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("gzip", [False, True])
-def test_samples_are_those_of_the_reference_in_its_order(raw: Path, tmp_path: Path, gzip: bool) -> None:
+def test_samples_equal_the_references_in_order(raw: Path, tmp_path: Path, gzip: bool) -> None:
     out = tmp_path / "out"
     run(raw, out, gzip=gzip)
     seen = 0
@@ -70,7 +70,7 @@ def test_samples_are_those_of_the_reference_in_its_order(raw: Path, tmp_path: Pa
     assert seen == 4 * 27 == len(content(out)) - 1
 
 
-def test_a_universe_that_the_manifest_lists_and_is_gone_is_named(raw: Path, tmp_path: Path) -> None:
+def test_a_missing_universe_of_the_manifest_is_named(raw: Path, tmp_path: Path) -> None:
     (raw / "README").write_text("of the site")
     index(raw, {}, Solo(), 1)
     (raw / "README").unlink()
@@ -83,7 +83,7 @@ def test_a_universe_that_the_manifest_lists_and_is_gone_is_named(raw: Path, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_the_manifest_tells_the_facts(raw: Path, tmp_path: Path) -> None:
+def test_the_manifest_has_the_facts(raw: Path, tmp_path: Path) -> None:
     run(raw, tmp_path / "out")
     made = load(tmp_path / "out")
     assert made.facts == {
@@ -105,7 +105,7 @@ def test_any_number_of_ranks_and_workers_writes_the_same_bytes(raw: Path, tmp_pa
     assert content(tmp_path / "eight") == content(tmp_path / "one")
 
 
-def test_a_second_run_keeps_what_is_complete(
+def test_a_second_run_keeps_complete_files(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -175,7 +175,7 @@ def of_another_type(raw: Path) -> None:
         (of_another_type, "no dataset 'full' of int16 with 4 axes"),
     ],
 )
-def test_a_universe_that_is_none_is_named_by_every_rank(
+def test_an_invalid_universe_is_named_on_every_rank(
     raw: Path, tmp_path: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
     spoil(raw)
@@ -186,7 +186,7 @@ def test_a_universe_that_is_none_is_named_by_every_rank(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_cannot_be_done_is_said_in_one_line(raw: Path, tmp_path: Path) -> None:
+def test_an_impossible_conversion_is_a_one_line_error(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match="12 × 12 × 12 voxels do not divide into samples of 5³"):
         convert(raw, out, Solo(), 1, sample=5, validation=0.25)
@@ -202,7 +202,7 @@ def test_what_cannot_be_done_is_said_in_one_line(raw: Path, tmp_path: Path) -> N
         run(raw, tmp_path / "file" / "out")
 
 
-def test_samples_of_another_kind_are_neither_kept_nor_written_over(raw: Path, tmp_path: Path) -> None:
+def test_samples_of_another_kind_are_refused_and_not_overwritten(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(raw, out, gzip=True)
     before = content(out)
@@ -215,8 +215,8 @@ def test_samples_of_another_kind_are_neither_kept_nor_written_over(raw: Path, tm
     assert content(out) == before
 
 
-def test_files_of_another_origin_are_found(raw: Path, tmp_path: Path) -> None:
+def test_files_of_another_origin_are_detected(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "train").mkdir(parents=True)
     (tmp_path / "out" / "train" / "foreign.tfrecord").write_bytes(b"?")
-    with pytest.raises(UserError, match="109 files, 108 were converted"):
+    with pytest.raises(UserError, match="109 files, but 108 were converted"):
         run(raw, tmp_path / "out")

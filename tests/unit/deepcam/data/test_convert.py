@@ -67,7 +67,7 @@ def test_any_number_of_ranks_and_workers_writes_the_same_bytes(source, tmp_path)
     assert contents(tmp_path / "four") == contents(tmp_path / "one")
 
 
-def test_a_second_start_makes_what_is_missing_alone(source, tmp_path):
+def test_a_second_start_converts_only_missing_files(source, tmp_path):
     out = tmp_path / "out"
     convert(source, out, False, Solo(), 2)
     before = contents(out)
@@ -82,7 +82,7 @@ def test_a_second_start_makes_what_is_missing_alone(source, tmp_path):
     assert len(redone) <= 4
 
 
-def test_a_source_that_was_replaced_is_converted_anew_and_no_other(source, tmp_path):
+def test_only_replaced_source_files_are_converted_again(source, tmp_path):
     out = tmp_path / "out"
     convert(source, out, False, Solo(), 2)
     kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
@@ -97,7 +97,7 @@ def test_a_source_that_was_replaced_is_converted_anew_and_no_other(source, tmp_p
     assert verify(out, workers=1) == []
 
 
-def test_a_file_system_of_whole_seconds_keeps_what_is_complete(source, tmp_path):
+def test_complete_files_are_kept_on_a_file_system_with_whole_second_times(source, tmp_path):
     out = tmp_path / "out"
     convert(source, out, False, Solo(), 2)
     for path in out.glob("*/*.npy"):
@@ -107,7 +107,7 @@ def test_a_file_system_of_whole_seconds_keeps_what_is_complete(source, tmp_path)
     assert {path: path.stat().st_ino for path in kept} == kept
 
 
-def test_a_full_disk_is_one_line_that_names_the_file(source, tmp_path, monkeypatch):
+def test_a_full_disk_is_a_one_line_error_with_the_path(source, tmp_path, monkeypatch):
     def full(fd, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -121,8 +121,8 @@ def test_a_full_disk_is_one_line_that_names_the_file(source, tmp_path, monkeypat
     assert not list(tmp_path.rglob("*.npy")) and not list(tmp_path.rglob("*.part"))
 
 
-def test_float16_samples_are_never_of_two_statistics(source, tmp_path):
-    """As when a conversion is cut off, the statistics are made again, and it is started again."""
+def test_float16_samples_never_mix_two_statistics(source, tmp_path):
+    """As when a conversion is interrupted, the statistics are recomputed, and it is restarted."""
     out = tmp_path / "out"
     bad = source / "validation" / "data-0104.h5"
     good = bad.read_bytes()
@@ -143,7 +143,7 @@ def test_float16_samples_are_never_of_two_statistics(source, tmp_path):
     assert contents(out) == contents(tmp_path / "at once")
 
 
-def test_what_is_known_of_the_source_goes_along(source, tmp_path):
+def test_facts_of_the_source_are_copied(source, tmp_path):
     (source / "manifest.json").write_text(
         '{"version": 1, "facts": {"simulation": {"seed": 7}, "samples": {"train": 6}}, "files": []}'
     )
@@ -177,7 +177,7 @@ def test_every_rank_names_the_file_that_cannot_be_converted(source, tmp_path, sp
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_a_sample_that_the_manifest_lists_and_is_gone_is_named_before_anything_is_written(source, tmp_path):
+def test_a_missing_sample_of_the_manifest_is_named_before_writing(source, tmp_path):
     index(source, {}, Solo(), 1)
     shutil.rmtree(source / "validation")
     errors = on_ranks(1, 2, lambda world: convert(source, tmp_path / "out", False, world, 2))
@@ -193,7 +193,7 @@ def test_a_sample_that_the_manifest_lists_and_is_gone_is_named_before_anything_i
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_manifest_lists_beside_the_samples_may_go(source, tmp_path):
+def test_other_missing_files_of_the_manifest_are_ignored(source, tmp_path):
     (source / "README").write_text("of the site")
     index(source, {}, Solo(), 1)
     (source / "README").unlink()
@@ -201,7 +201,7 @@ def test_what_the_manifest_lists_beside_the_samples_may_go(source, tmp_path):
     assert verify(tmp_path / "out", workers=1) == []
 
 
-def test_what_cannot_be_converted_is_said_in_one_line(source, tmp_path):
+def test_an_impossible_conversion_is_a_one_line_error(source, tmp_path):
     out = tmp_path / "out"
     for wrong, words in (
         (tmp_path / "nowhere", "no such folder"),
@@ -220,5 +220,5 @@ def test_what_cannot_be_converted_is_said_in_one_line(source, tmp_path):
         convert(source, out, True, Solo(), 1)
     assert contents(out) == before
     (out / "train" / "foreign").touch()
-    with pytest.raises(UserError, match="24 files, 23 were converted"):
+    with pytest.raises(UserError, match="24 files, but 23 were converted"):
         convert(source, out, False, Solo(), 1)

@@ -32,7 +32,7 @@ def statistics(tmp_path):
     [{}, {"chunks": True}, {"compression": "gzip", "shuffle": True}, {"userblock_size": 1024}],
     ids=["contiguous", "chunked", "gzip", "user block"],
 )
-def test_values_are_the_references_bit_for_bit(tmp_path, statistics, data, labels, storage):
+def test_values_equal_the_references_bit_for_bit(tmp_path, statistics, data, labels, storage):
     path = write_sample(tmp_path / "data-0.h5", 1, fields(1).astype(data), mask(1).astype(labels), **storage)
     expected_x, expected_y = as_the_reference_reads(path, statistics)
     x, y, size = read(path, Reader(SHAPE, hdf5.read_statistics(tmp_path, 16)))
@@ -40,12 +40,12 @@ def test_values_are_the_references_bit_for_bit(tmp_path, statistics, data, label
     assert size == path.stat().st_size
 
 
-def test_without_statistics_values_are_as_stored(tmp_path):
+def test_without_statistics_values_are_returned_as_stored(tmp_path):
     x, y, _ = read(write_sample(tmp_path / "data-0.h5", 3))
     assert np.array_equal(x, fields(3)) and np.array_equal(y, mask(3))
 
 
-def test_a_sample_of_many_blocks_of_rows(tmp_path):
+def test_a_sample_of_many_blocks_is_read_completely(tmp_path):
     """1 MiB is read at a time: here 14 rows, and the last block is smaller."""
     shape = (100, 1152, 16)
     x = fields(1, shape)
@@ -53,17 +53,17 @@ def test_a_sample_of_many_blocks_of_rows(tmp_path):
     assert np.array_equal(read(path, shape=shape)[0], x)
 
 
-def test_a_layout_is_looked_up_once_and_never_taken_for_another(tmp_path, monkeypatch):
+def test_a_layout_is_located_once_and_never_used_for_another(tmp_path, monkeypatch):
     looked_up = []
     locate = hdf5.locate
     monkeypatch.setattr(hdf5, "locate", lambda path: looked_up.append(path.name) or locate(path))
     files = {f"same{i}": write_sample(tmp_path / f"same{i}.h5", i) for i in range(3)}
-    files["swapped"] = tmp_path / "swapped.h5"  # the arrays the other way round
+    files["swapped"] = tmp_path / "swapped.h5"  # the arrays in reverse order
     with h5py.File(files["swapped"], "w") as file:
         file["climate/labels_0"], file["climate/data"] = mask(7), fields(7)
     files["big"] = write_sample(tmp_path / "big.h5", 8, fields(8).astype(">f4"))  # and of another byte order
     for path in files.values():
-        os.truncate(path, 120_000)  # size alone must not tell them apart
+        os.truncate(path, 120_000)  # so that they do not differ in size
     reader = Reader(SHAPE, None)
     for name in ("same0", "same1", "swapped", "same2", "same0", "big", "same1"):
         x, y, _ = read(files[name], reader)
@@ -123,10 +123,10 @@ DEFECTS = {
     "no labels": (without_labels, "has no dataset climate/labels_0"),
     "a group": (a_group_for_an_array, "has no dataset climate/data"),
     "not written": (not_written, "climate/data was never written"),
-    "channels": (lambda p: write_sample(p, 1, fields(1)[..., :15]), "15 channels, 16 are expected"),
+    "channels": (lambda p: write_sample(p, 1, fields(1)[..., :15]), "15 channels, expected 16"),
     "rows": (
         lambda p: write_sample(p, 1, fields(1)[:31], mask(1)[:31]),
-        r"float32 \[31, 48, 16\], floating point \[32, 48, 16\] is expected; .*data.sample_shape",
+        r"float32 \[31, 48, 16\], expected floating point \[32, 48, 16\]; .*data.sample_shape",
     ),
     "rows of labels": (lambda p: write_sample(p, 1, None, mask(1)[:31]), r"labels_0 is int64 \[31, 48\]"),
     "axes": (lambda p: write_sample(p, 1, fields(1)[None]), r"data is float32 \[1, 32, 48, 16\]"),
@@ -161,17 +161,17 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("make, words", DEFECTS.values(), ids=DEFECTS)
-def test_a_defect_is_one_line_that_names_the_file(tmp_path, make, words):
+def test_a_defect_is_a_one_line_error_with_the_path(tmp_path, make, words):
     path = tmp_path / "data-2.h5"
     make(path)
     reader = Reader(SHAPE, None)
-    read(write_sample(tmp_path / "data-1.h5", 1), reader)  # a sound one before it, whose layout is known
+    read(write_sample(tmp_path / "data-1.h5", 1), reader)  # a good one before it, whose layout is then known
     with pytest.raises(UserError, match=words) as raised:
         read(path, reader)
     assert str(raised.value).startswith(f"{path}: ") and "\n" not in str(raised.value)
 
 
-def test_a_sample_damaged_after_its_layout_was_known(tmp_path):
+def test_damage_after_the_layout_was_located_is_detected(tmp_path):
     path = write_sample(tmp_path / "data-1.h5", 1)
     reader = Reader(SHAPE, None)
     read(path, reader)
@@ -191,7 +191,7 @@ def test_statistics_are_found_at_the_root_or_beside_the_training_samples(tmp_pat
     assert hdf5.read_statistics(tmp_path, 16).maximum[0] == 3  # where the public reference reads them
 
 
-def test_statistics_come_back_as_written(tmp_path):
+def test_statistics_round_trip(tmp_path):
     written = hdf5.Statistics(np.arange(16, dtype=np.float32), np.arange(16, dtype=np.float32) + 1)
     hdf5.write_statistics(tmp_path / "stats.h5", written)
     assert all(map(np.array_equal, hdf5.read_statistics(tmp_path, 16), written))
@@ -207,16 +207,16 @@ one = np.ones(16, np.float32)
         (lambda p: None, "missing, and not in train/ either"),
         (lambda p: p.write_bytes(b"x" * 600), "cannot be read"),
         (lambda p: write_statistics(p, names=("minval", "max")), "has no dataset climate/maxval"),
-        (lambda p: write_statistics(p, one[:4], 2 * one[:4]), r"shape \[4\] of float32, and 16"),
+        (lambda p: write_statistics(p, one[:4], 2 * one[:4]), r"shape \[4\] of float32, expected 16"),
         (lambda p: write_statistics(p, one.astype(int), 2 * one), r"minval has shape \[16\] of int64"),
         (lambda p: write_statistics(p, one, np.r_[2 * one[:9], one[9:]]), r"channel 9 \(T500\) goes from 1"),
         (lambda p: write_statistics(p, 2 * one, one), r"channel 0 \(TMQ\) goes from 2\.0 to 1\.0"),
         (lambda p: write_statistics(p, one, one * np.nan), r"channel 0 \(TMQ\) goes from 1\.0 to nan"),
         (lambda p: write_statistics(p, -one * np.inf, one), r"channel 0 \(TMQ\) goes from -inf"),
-        (lambda p: write_statistics(p, 0 * one, one * 1e-45), "cannot be normalised"),
+        (lambda p: write_statistics(p, 0 * one, one * 1e-45), "useless for normalisation"),
     ],
 )
-def test_statistics_that_normalise_nothing_are_refused(tmp_path, make, words):
+def test_unusable_statistics_are_refused(tmp_path, make, words):
     make(tmp_path / "stats.h5")
     with pytest.raises(UserError, match=words) as raised:
         hdf5.read_statistics(tmp_path, 16)
@@ -233,7 +233,7 @@ def write_pair(folder: Path, x, y, name="0"):
 
 
 @pytest.mark.parametrize("data", ["<f4", ">f4", "<f8"])
-def test_npy_pairs_as_numpy_writes_them(tmp_path, data):
+def test_npy_pairs_written_by_numpy_are_read(tmp_path, data):
     stored = (fields(1) / 1e4).astype(data)
     path = write_pair(tmp_path, stored, mask(1).astype(np.uint8))
     x, y, size = read(path)
@@ -241,7 +241,7 @@ def test_npy_pairs_as_numpy_writes_them(tmp_path, data):
     assert size == sum(file.stat().st_size for file in tmp_path.iterdir())
 
 
-def test_npy_as_written_is_what_numpy_loads(tmp_path):
+def test_npy_files_are_readable_by_numpy(tmp_path):
     npy.write(tmp_path / "a.npy", fields(2))
     assert np.array_equal(np.load(tmp_path / "a.npy"), fields(2))
     np.save(tmp_path / "b.npy", fields(2))
@@ -275,7 +275,7 @@ def test_a_defect_of_a_pair_names_its_file(tmp_path, spoil, name, words):
 # Lists of samples
 
 
-def test_samples_count_in_order_of_name_and_nothing_else_does(tmp_path):
+def test_samples_are_listed_by_name_and_other_files_ignored(tmp_path):
     for name in ("data-b.h5", "data-a.h5", "stats.h5", ".data-c.h5.host.1.part", "data-c.h5", "data.h5.bak"):
         (tmp_path / name).touch()
     assert [path.name for path in list_samples(tmp_path)] == ["data-a.h5", "data-b.h5", "data-c.h5"]
@@ -292,7 +292,7 @@ def test_samples_count_in_order_of_name_and_nothing_else_does(tmp_path):
         list_samples(tmp_path / "empty")
 
 
-def test_the_shape_of_a_sample(tmp_path):
+def test_the_shape_of_a_sample_is_read_from_its_file(tmp_path):
     assert sample_shape(write_sample(tmp_path / "data-0.h5", 1)) == SHAPE
     assert sample_shape(write_pair(tmp_path, fields(1), mask(1))) == SHAPE
     with pytest.raises(UserError, match=r"data-1\.h5: .* has shape \[32, 48\]"):
@@ -300,7 +300,7 @@ def test_the_shape_of_a_sample(tmp_path):
 
 
 def linked(folder, target):
-    """A sample whose field is a link into another file, where it is at another offset."""
+    """A sample whose field is a link into another file, at another offset."""
     path = write_sample(folder / "data-0.h5", seed=1)
     with h5py.File(path, "a") as file:
         del file["climate/data"]
@@ -320,7 +320,7 @@ def test_a_link_into_a_file_beside_the_sample_is_followed_by_the_library(tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["link", "storage"])
-def test_what_lies_outside_the_samples_folder_is_refused(tmp_path, kind):
+def test_links_out_of_the_samples_folder_are_refused(tmp_path, kind):
     (tmp_path / "train").mkdir()
     secret = tmp_path / "secret.h5"
     with h5py.File(secret, "w") as file:

@@ -59,7 +59,7 @@ def all_evaluations_at(value: str) -> Callable[[Lines], Lines]:
     return edit
 
 
-# One broken log a rule: what is done to good.log, the rule that must find it, and the line it must point at.
+# One broken log per rule: the change to good.log, the rule that must find it, and the line it must report.
 BROKEN: dict[str, tuple[Callable[[Lines], Lines], str, str]] = {
     "no run_stop": (without("run_stop"), "hpc_2.0.0/run_stop", ""),
     "no cache_clear": (without("cache_clear"), "hpc_2.0.0/cache_clear", ""),
@@ -99,7 +99,7 @@ def written(tmp_path: Path, edit: Callable[[Lines], Lines]) -> Path:
 
 
 def official_verdict(log: Path, ruleset: str) -> bool:
-    """What mlperf-logging's command line says, in a process and folder of its own."""
+    """The verdict of mlperf-logging's command line, in a separate process and folder."""
     scratch = log.parent / "official"
     scratch.mkdir(exist_ok=True)
     command = [
@@ -121,7 +121,7 @@ def test_good_log_has_no_findings_under_any_ruleset(ruleset: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_the_official_checker_rejects_is_found_with_its_place(name: str, tmp_path: Path) -> None:
+def test_official_rejections_are_findings_with_their_place(name: str, tmp_path: Path) -> None:
     edit, rule, line = BROKEN[name]
     log = written(tmp_path, edit)
     assert not official_verdict(log, "2.0.0")
@@ -134,7 +134,7 @@ def test_what_the_official_checker_rejects_is_found_with_its_place(name: str, tm
 
 
 @pytest.mark.parametrize("name", BROKEN_FOR_US)
-def test_what_the_official_checker_lets_pass_is_found(name: str, tmp_path: Path) -> None:
+def test_problems_that_the_official_checker_misses_are_found(name: str, tmp_path: Path) -> None:
     edit, rule, line = BROKEN_FOR_US[name]
     log = written(tmp_path, edit)
     assert official_verdict(log, "2.0.0")
@@ -150,7 +150,7 @@ def test_staging_before_the_run_counts_from_ruleset_3(ruleset: str, tmp_path: Pa
     assert passes(check(log, ruleset)) == official_verdict(log, ruleset) == (ruleset == "3.0.0")
 
 
-def test_findings_say_in_words_what_was_expected_and_found(tmp_path: Path) -> None:
+def test_findings_describe_expected_and_actual_in_words(tmp_path: Path) -> None:
     def only(name: str) -> Any:
         (finding,) = [f for f in check(written(tmp_path, BROKEN[name][0])) if f.severity == "error"]
         return finding
@@ -178,7 +178,7 @@ def test_a_clock_that_goes_back_and_a_missing_seed_are_warnings(tmp_path: Path) 
     assert verdict(findings) == "passes; 2 warnings"
 
 
-def test_a_log_with_two_seeds_says_so(tmp_path: Path) -> None:
+def test_a_log_with_two_seeds_is_a_warning(tmp_path: Path) -> None:
     def another_seed(lines: Lines) -> Lines:
         at = line_of(lines, "seed")
         return [*lines[: at + 1], *changed("seed", "1234", "99")(lines)[at:]]
@@ -222,7 +222,7 @@ def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("ruleset", RULESETS)
 def test_a_small_preset_has_the_one_expected_finding_and_passes(ruleset: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    assert not official_verdict(run / "run.log", ruleset)  # it knows 0.124 alone
+    assert not official_verdict(run / "run.log", ruleset)  # it knows only 0.124
     (finding,) = check(run, ruleset)
     assert (finding.severity, finding.rule) == ("expected", f"hpc_{ruleset}/eval_error")
     assert "own target 0.3" in finding.remedy and "not a closed-division result" in finding.remedy
@@ -244,14 +244,14 @@ def test_printing_an_unexpected_finding_returns_1(tmp_path: Path) -> None:
     assert "run/status" in text and "run_stop" in text
 
 
-def test_square_brackets_of_a_log_are_printed_as_they_are(tmp_path: Path) -> None:
+def test_square_brackets_in_a_log_are_not_markup(tmp_path: Path) -> None:
     log = written(tmp_path, changed("opt_name", "sgd", "[red]x[/blue]"))
     out = StringIO()
     print_findings(check(log), Console(file=out, width=200))
     assert "[red]x[/blue]" in out.getvalue()
 
 
-def test_the_own_target_excuses_no_closed_run(tmp_path: Path) -> None:
+def test_an_own_target_does_not_excuse_a_closed_run(tmp_path: Path) -> None:
     findings = check(make_run(tmp_path / "run", preset="closed", settings=["target.value=0.3"]))
     assert {(f.rule, f.severity) for f in findings} == {
         ("hpc_2.0.0/eval_error", "error"),
@@ -259,7 +259,7 @@ def test_the_own_target_excuses_no_closed_run(tmp_path: Path) -> None:
     }
 
 
-def test_the_own_target_excuses_no_run_that_missed_it(tmp_path: Path) -> None:
+def test_an_own_target_does_not_excuse_a_run_that_missed_it(tmp_path: Path) -> None:
     rules = {f.rule for f in check(make_run(tmp_path / "run", status="failed")) if f.severity == "error"}
     assert rules == {"hpc_2.0.0/eval_error", "run/status"}
 
@@ -280,7 +280,7 @@ def shifted(key: str, by: float) -> Callable[[dict[str, Any]], None]:
 
 
 def breakdown_times(factor: float) -> Callable[[dict[str, Any]], None]:
-    """The parts together become ``factor`` of what they were."""
+    """The sum of the parts is scaled by ``factor``."""
 
     def edit(result: dict[str, Any]) -> None:
         result["breakdown_s"]["step"] += (factor - 1) * result["time_to_train_s"]
@@ -314,13 +314,13 @@ def reached_at(result: dict[str, Any]) -> None:
         (set_key("status", "aborted"), "run/status"),
     ],
 )
-def test_what_contradicts_itself_is_found(
+def test_contradictions_between_files_are_found(
     edit: Callable[[dict[str, Any]], None], rule: str, tmp_path: Path
 ) -> None:
     assert rule in {f.rule for f in check(make_run(tmp_path / "run", result=edit)) if f.severity == "error"}
 
 
-def test_a_target_that_only_the_result_says_was_reached_is_found(tmp_path: Path) -> None:
+def test_a_target_reached_only_according_to_the_result_is_found(tmp_path: Path) -> None:
     def missed(lines: list[dict[str, Any]]) -> None:
         for line in lines:
             if line["key"] == "eval_error":
@@ -336,12 +336,12 @@ def test_a_target_that_only_the_result_says_was_reached_is_found(tmp_path: Path)
 @pytest.mark.parametrize(
     "edit", [shifted("time_to_train_s", 0.0009), breakdown_times(1.009), breakdown_times(0.991)]
 )
-def test_rounding_is_no_contradiction(edit: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+def test_rounding_is_not_a_contradiction(edit: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
     assert passes(check(make_run(tmp_path / "run", result=edit)))
 
 
 @pytest.mark.parametrize("ruleset", RULESETS)
-def test_files_that_were_there_before_are_no_timed_staging(ruleset: str, tmp_path: Path) -> None:
+def test_files_staged_before_the_run_are_not_timed_staging(ruleset: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", result=lambda result: result["staging"].update(kept=3))
     assert passes(check(run, ruleset)) == (ruleset == "3.0.0")
 
@@ -372,7 +372,7 @@ def test_a_damaged_file_is_found(name: str, text: str, told: str, tmp_path: Path
     assert finding.where == name and told in finding.actual
 
 
-def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
+def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
     for path, message in ((tmp_path, "no run directory"), (tmp_path / "none", "none: No such file")):
         with pytest.raises(UserError, match=message):
             check(path)

@@ -67,7 +67,7 @@ def misses(made: Records) -> None:
 
 
 @pytest.mark.parametrize(("benchmark", "level"), SETS)
-def test_a_good_set_passes_as_it_does_officially(benchmark: str, level: str | None, tmp_path: Path) -> None:
+def test_a_good_set_passes_here_and_officially(benchmark: str, level: str | None, tmp_path: Path) -> None:
     make_set(tmp_path / "org", benchmark, level=level)
     checked = only(tmp_path)
     assert checked.passes and not rules(checked), checked.findings
@@ -77,7 +77,7 @@ def test_a_good_set_passes_as_it_does_officially(benchmark: str, level: str | No
     assert "FOUND NO ERRORS" in package_checker(tmp_path / "org", *usage)
 
 
-# What package_checker rejects, and with what rule we say so; the finding of ours that stands beside it.
+# Rejections of package_checker, the rule that reports them, and our own finding beside it.
 Make = Callable[[Path], object]
 REJECTED: dict[str, tuple[Make, set[str]]] = {
     "four runs": (lambda tree: make_set(tree, "deepcam", [10.0, 11, 12, 13]), {"package/runs"}),
@@ -138,7 +138,7 @@ def described(tree: Path, **facts: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_what_package_checker_rejects_is_found(name: str, tmp_path: Path) -> None:
+def test_rejections_of_package_checker_are_findings(name: str, tmp_path: Path) -> None:
     make, wanted = REJECTED[name]
     make(tmp_path / "org")
     checked = only(tmp_path)
@@ -148,7 +148,7 @@ def test_what_package_checker_rejects_is_found(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["no seed", "two runs missed", "a number in the description"])
-def test_its_command_line_rejects_them_too(name: str, tmp_path: Path) -> None:
+def test_package_checkers_command_line_rejects_the_same_sets(name: str, tmp_path: Path) -> None:
     REJECTED[name][0](tmp_path / "org")
     assert "FOUND NO ERRORS" not in package_checker(tmp_path / "org")
 
@@ -207,7 +207,7 @@ def double(log: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PASSED)
-def test_what_package_checker_lets_pass_is_found(name: str, tmp_path: Path) -> None:
+def test_problems_that_package_checker_misses_are_found(name: str, tmp_path: Path) -> None:
     make, rule, severity = PASSED[name]
     make(tmp_path / "org")
     checked = only(tmp_path)
@@ -254,14 +254,14 @@ def test_settings_are_compared_as_numbers(name: str, written: Any, same: bool, t
     assert ("set/settings" not in rules(only(tmp_path))) == same
 
 
-def test_one_finding_tells_what_many_logs_share(tmp_path: Path) -> None:
+def test_a_finding_shared_by_many_logs_is_reported_once(tmp_path: Path) -> None:
     make_set(tmp_path / "org", "deepcam", edit=lambda _, made: made.pop(0))
     same = [f for f in grouped(only(tmp_path).findings) if f.rule == "hpc_2.0.0/cache_clear"]
     assert [f.where for f in same] == ["result_1.txt, result_2.txt, result_3.txt and 2 more"]
 
 
-def test_every_ruleset_is_asked(tmp_path: Path) -> None:
-    """Staging before the run passes 3.0.0 alone; ResNet-50 has its own ruleset whichever is given."""
+def test_every_ruleset_can_be_checked(tmp_path: Path) -> None:
+    """Staging before the run passes only 3.0.0; ResNet-50 always has its own ruleset."""
 
     def staged_before(number: int, made: Records) -> None:
         staging = [made.pop(made.index(key(made, name))) for name in ("staging_start", "staging_stop")]
@@ -283,7 +283,7 @@ def test_a_campaign_of_a_small_preset_is_checked_run_by_run(tmp_path: Path) -> N
                  result=lambda result, n=n: result.update(seed=n))  # fmt: skip
     checked = only(tmp_path)
     assert checked.passes and rules(checked, "expected") == {"hpc_2.0.0/eval_error"}
-    assert rules(checked, "warning") == {"set/runs"}  # three are no score
+    assert rules(checked, "warning") == {"set/runs"}  # three runs are not enough for a score
     (tmp_path / "run-1" / "env.json").unlink()
     assert ("run/files", "run-1/env.json") in {(f.rule, f.where) for f in check(tmp_path)}
 
@@ -296,7 +296,7 @@ def clock_back(text: str) -> str:
     return "".join([*lines[:-3], lines[4], *lines[-3:]])
 
 
-# What is done to a log, and what is said against it; None: odd, but no fault by any rule.
+# The change to a log, and the finding; None: odd, but no violation of a rule.
 DAMAGE: dict[str, tuple[Callable[[str], str], str | None]] = {
     "cut in the middle of a line": (lambda text: text[: text.rindex("epoch_num")], "hpc_2.0.0/line"),
     "two runs in one file": (lambda text: text + text, "log/one-run"),
@@ -321,10 +321,10 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str | None]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_gives_findings_and_changes_nothing(
+def test_damage_gives_findings_and_modifies_no_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In a tree, in a bare folder, and alone; nothing of the official tools' talk reaches the terminal."""
+    """In a tree, in a bare folder, and alone; no output of the official tools reaches the terminal."""
     damage, rule = DAMAGE[name]
     folder = make_set(tmp_path / "org", "deepcam")
     damaged = folder / "result_1.txt"
@@ -375,7 +375,7 @@ def test_scaling_json_is_not_left_in_the_tree(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 20_000), junk=st.binary(max_size=30), skip=st.integers(0, 200))
-def test_any_damage_to_a_log_is_no_traceback(
+def test_damage_to_a_log_never_causes_a_traceback(
     tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes, skip: int
 ) -> None:
     path = write_log(tmp_path_factory.mktemp("damage") / "result_1.txt", records())
@@ -383,7 +383,7 @@ def test_any_damage_to_a_log_is_no_traceback(
     path.write_bytes(data[:cut] + junk + data[cut + skip :])
     (results,) = result_sets(path)
     checked = check_set(results)
-    assert checked.score.minutes is None  # one run is no score
+    assert checked.score.minutes is None  # one run is not enough for a score
     assert print_score(path, "2.0.0", Console(file=StringIO())) == 1
 
 
@@ -395,7 +395,7 @@ def printed(path: Path, show: Callable[[Path, str, Console], int]) -> tuple[int,
     return show(path, "2.0.0", Console(file=out, width=250)), out.getvalue()
 
 
-def test_a_score_stands_beside_the_verdict_of_its_check(tmp_path: Path) -> None:
+def test_a_score_is_printed_with_the_verdict_of_its_check(tmp_path: Path) -> None:
     make_set(tmp_path / "good", "deepcam")
     status, text = printed(tmp_path / "good", print_score)
     assert (status, "score: 12.0000 min, without staging 11.0000 min" in text) == (0, True)
@@ -440,15 +440,15 @@ def test_the_command_line_returns_the_verdict(tmp_path: Path, capsys: pytest.Cap
     assert "No such file" in capsys.readouterr().err
 
 
-def test_runs_of_two_divisions_make_no_score(tmp_path: Path) -> None:
-    """Without a system description the logs alone say what they are."""
+def test_runs_of_two_divisions_have_no_score(tmp_path: Path) -> None:
+    """Without a system description only the logs describe the set."""
     for n in range(1, 11):
         made = records(seed=n, minutes=9 + n, division="open" if n == 1 else "closed")
         write_log(tmp_path / f"result_{n}.txt", made)
     assert "set/division" in rules(only(tmp_path))
 
 
-def test_a_run_without_a_log_is_none_that_complies(tmp_path: Path) -> None:
+def test_a_run_without_a_log_does_not_comply(tmp_path: Path) -> None:
     for n in (1, 2):
         make_run(tmp_path / f"run_{n}")
     (tmp_path / "run_2" / "run.log").unlink()
@@ -468,7 +468,7 @@ def test_a_pruned_instance_that_was_killed_does_not_fail_the_set(tmp_path: Path)
     assert "NO ERRORS" in package_checker(tmp_path / "org")
 
 
-def test_only_pruned_logs_are_findings_and_no_crash(tmp_path: Path) -> None:
+def test_a_set_of_only_pruned_logs_gives_findings_not_a_crash(tmp_path: Path) -> None:
     folder = make_set(tmp_path / "org", "deepcam", level="weak")
     (folder / "pruned_results").mkdir()
     for log in folder.glob("*.txt"):
@@ -488,7 +488,7 @@ def test_copies_of_a_set_count_once(tmp_path: Path) -> None:
     assert text.count("set/copy") == 2
 
 
-def test_check_keeps_of_a_large_set_only_what_sets_are_compared_by(tmp_path: Path) -> None:
+def test_check_keeps_only_the_records_needed_to_compare_sets(tmp_path: Path) -> None:
     """Records of keys that no rule for sets reads are 99% of a large log, and must not stay in memory."""
 
     def many(number: int, made: Records) -> None:

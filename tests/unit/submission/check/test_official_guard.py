@@ -51,7 +51,7 @@ def hostile_tree(tmp_path: Path) -> tuple[Path, Path]:
     return tree, witness
 
 
-def test_the_planted_rules_run_without_the_guard(hostile_tree: tuple[Path, Path]) -> None:
+def test_without_the_guard_planted_rules_are_executed(hostile_tree: tuple[Path, Path]) -> None:
     """So that the tests below cannot pass because the attack is built wrongly."""
     tree, witness = hostile_tree
     log = tree / "results/machine/strong/cosmoflow/result_1.txt"
@@ -64,7 +64,7 @@ def test_the_planted_rules_run_without_the_guard(hostile_tree: tuple[Path, Path]
 
 
 @pytest.mark.parametrize("command", ["check", "score", "report"])
-def test_no_command_runs_the_rules_of_a_result_tree(
+def test_no_command_executes_rules_in_a_result_tree(
     command: str, hostile_tree: tuple[Path, Path], tmp_path: Path
 ) -> None:
     tree, witness = hostile_tree
@@ -74,7 +74,7 @@ def test_no_command_runs_the_rules_of_a_result_tree(
     assert status == (0 if command == "report" else 1)
 
 
-def test_check_and_report_of_one_log_do_not_run_its_rules(hostile_tree: tuple[Path, Path]) -> None:
+def test_check_and_report_of_one_log_do_not_execute_its_rules(hostile_tree: tuple[Path, Path]) -> None:
     tree, witness = hostile_tree
     log = tree / "results/machine/strong/cosmoflow/result_1.txt"
     cli.main(["check", str(log)])
@@ -84,7 +84,7 @@ def test_check_and_report_of_one_log_do_not_run_its_rules(hostile_tree: tuple[Pa
     assert refused.severity == "error" and "planted_common.yaml" in refused.actual
 
 
-def test_pack_does_not_run_the_rules_of_what_it_packs(
+def test_pack_does_not_execute_rules_in_packed_files(
     hostile_tree: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlhpc.submission.pack import implementation
@@ -121,7 +121,7 @@ def test_every_official_tool_refuses_the_rules_of_a_log(hostile_tree: tuple[Path
         "hpc_2.0.0/sub/common.yaml",
     ],
 )
-def test_only_names_of_the_packages_own_rule_files_are_read(name: str) -> None:
+def test_only_the_packages_own_rule_files_are_read(name: str) -> None:
     with guarded(), pytest.raises(Exception, match="rule file"):
         mlp_compliance.make_checker("hpc", "2.0.0", False, False).check_loglines(["line"], name)
     mlp_compliance.enqueued_configs.clear()
@@ -129,15 +129,15 @@ def test_only_names_of_the_packages_own_rule_files_are_read(name: str) -> None:
 
 @pytest.mark.parametrize("ruleset", ["1.0.0", "2.0.0", "3.0.0"])
 @pytest.mark.parametrize("division", ["open", "closed"])
-def test_rules_that_ask_for_themselves_come_to_an_end(ruleset: str, division: str, tmp_path: Path) -> None:
-    """``closed_common.yaml`` asks for ``closed_<benchmark>.yaml``: a benchmark "common" is a circle."""
+def test_rules_that_include_themselves_terminate(ruleset: str, division: str, tmp_path: Path) -> None:
+    """``closed_common.yaml`` includes ``closed_<benchmark>.yaml``: a benchmark "common" is a cycle."""
     made = records(division=division)
     next(r for r in made if r["key"] == "submission_benchmark")["value"] = "common"
     findings = official_findings(parse(write_log(tmp_path / "a.txt", made)), ruleset)
     assert f"hpc_{ruleset}/rule_file" in {f.rule for f in findings}
 
 
-def test_the_guard_leaves_the_tools_as_they_were() -> None:
+def test_the_guard_restores_the_tools() -> None:
     before = mlp_compliance.ComplianceChecker.configured_checks
     with guarded():
         assert mlp_compliance.ComplianceChecker.configured_checks is not before
@@ -153,7 +153,7 @@ def test_the_official_tools_are_called_in_one_file_and_only_under_guard() -> Non
             module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
             if any(tool in f"{module}.{name}" for name in names for tool in tools):
                 users.add(path.relative_to(ROOT).as_posix())
-    # rcp.py only asks where the package lies: it reads the reference points itself.
+    # rcp.py only locates the package: it reads the reference points itself.
     assert users == {
         "submission/check/official.py",
         "submission/check/official_guard.py",

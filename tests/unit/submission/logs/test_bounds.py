@@ -32,7 +32,7 @@ ESCAPE = "\x1b]0;owned\x07\x1b[2J"
         ("no\u00a0break", "no\u00a0break"),
     ],
 )
-def test_only_printable_text_comes_out(text: str, shown: str) -> None:
+def test_the_result_has_only_printable_text(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert clean({text: [text, {"x": text}]}) == {shown: [shown, {"x": shown}]}
 
@@ -72,7 +72,7 @@ def test_a_result_out_of_bounds_is_damaged(edit: Any, tmp_path: Path) -> None:
     assert "result.json" in dict(run.problems)
 
 
-def test_losses_of_a_diverged_run_are_unknown_and_not_infinite(tmp_path: Path) -> None:
+def test_losses_of_a_diverged_run_are_unknown(tmp_path: Path) -> None:
     def diverge(result: dict[str, Any]) -> None:
         result["epochs"][-1].update(train_loss=float("nan"), eval_error=float("nan"))
 
@@ -90,13 +90,13 @@ def test_an_environment_of_other_types_is_damaged(values: dict[str, Any], tmp_pa
     assert run.env == {} and "env.json" in dict(run.problems)
 
 
-def test_the_first_of_many_missing_event_files_stands_for_the_others(tmp_path: Path) -> None:
+def test_of_many_missing_event_files_only_the_first_is_listed(tmp_path: Path) -> None:
     run = read(make_run(tmp_path / "run", result=lambda result: result.update(ranks=1_000_000)))
     assert run.problems == (("events.rank1.jsonl", "is missing, and 999998 others"),)
 
 
 @pytest.mark.parametrize("name", ["result.json", "env.json", "config.toml"])
-def test_a_fifo_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
+def test_a_fifo_is_refused_without_hanging(name: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / name).unlink()
     os.mkfifo(run / name)
@@ -104,7 +104,7 @@ def test_a_fifo_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None
     assert len(result_sets(tmp_path)) == 1
 
 
-def test_a_time_that_no_calendar_has_is_a_finding(tmp_path: Path) -> None:
+def test_a_time_outside_the_calendar_is_a_finding(tmp_path: Path) -> None:
     """The official parser accepts it."""
     made = records()
     made[-1]["time_ms"] = float("inf")

@@ -44,7 +44,7 @@ def test_good_log_is_read_as_written() -> None:
     assert (record.event_type, record.metadata["status"], record.line) == ("INTERVAL_END", "success", 43)
 
 
-def test_cut_last_line_is_a_problem_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_a_problem_and_the_rest_is_read(tmp_path: Path) -> None:
     log = parsed(tmp_path, mllog(1, "run_start"), mllog(2, "eval_error", 0.5), mllog(3, "run_stop")[:-20])
     assert [(p.line, p.what) for p in log.problems] == [(3, "truncated")]
     assert [r.key for r in log.records] == ["run_start", "eval_error"]
@@ -58,7 +58,7 @@ def test_foreign_text_around_records_is_ignored(tmp_path: Path) -> None:
     assert log.mllog_lines == (2,)
 
 
-def test_of_two_records_on_a_line_the_last_counts_as_for_the_official_parser(tmp_path: Path) -> None:
+def test_the_last_of_two_records_on_a_line_counts_as_in_the_official_parser(tmp_path: Path) -> None:
     log = parsed(tmp_path, mllog(1, "seed", 7).strip() + mllog(2, "seed", 8))
     lines, _ = mlp_parser.parse_file(str(log.path), ruleset="2.0.0")
     assert [r.value for r in log.records] == [line.value["value"] for line in lines] == [8]
@@ -76,7 +76,7 @@ def test_of_two_records_on_a_line_the_last_counts_as_for_the_official_parser(tmp
         ('{"time_ms": 1', "not a JSON object"),
     ],
 )
-def test_what_is_no_record_becomes_a_problem(payload: str, what: str, tmp_path: Path) -> None:
+def test_an_invalid_record_becomes_a_problem(payload: str, what: str, tmp_path: Path) -> None:
     log = parsed(tmp_path, ":::MLLOG " + payload + "\n", mllog(2, "seed", 7))
     assert [r.value for r in log.records] == [7]
     assert log.problems[0].line == 1
@@ -113,7 +113,7 @@ def test_run_without_stop_keeps_its_evaluations(tmp_path: Path) -> None:
     assert [(e.value, e.epoch) for e in log.evaluations("eval_error")] == [(0.4, None)]
 
 
-def test_staging_twice_and_an_open_end(tmp_path: Path) -> None:
+def test_repeated_and_unfinished_staging(tmp_path: Path) -> None:
     log = parsed(
         tmp_path,
         mllog(10, "staging_start"),
@@ -140,7 +140,7 @@ def test_empty_file_gives_an_empty_log(tmp_path: Path) -> None:
     assert (log.records, log.evaluations("eval_error"), log.time_to_train_s) == ((), (), None)
 
 
-def test_unreadable_path_is_one_line(tmp_path: Path) -> None:
+def test_an_unreadable_path_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no-such\.log: No such file"):
         parse(tmp_path / "no-such.log")
 
@@ -150,10 +150,10 @@ def test_unreadable_path_is_one_line(tmp_path: Path) -> None:
     cut=st.tuples(st.integers(0, 12_000), st.integers(0, 40)),
     junk=st.binary(max_size=12).map(lambda b: bytes(c & 127 for c in b)),
 )
-def test_damage_anywhere_reads_as_the_official_parser_reads_it(
+def test_damaged_logs_are_parsed_like_in_the_official_parser(
     tmp_path_factory: pytest.TempPathFactory, cut: tuple[int, int], junk: bytes
 ) -> None:
-    """Bytes taken out and others put in: never an exception, and the official parser's records."""
+    """Bytes removed and inserted: never an exception, and the same records as the official parser."""
     data = GOOD.read_bytes()
     path = tmp_path_factory.mktemp("damage") / "a.log"
     path.write_bytes(data[: cut[0]] + junk + data[sum(cut) :])

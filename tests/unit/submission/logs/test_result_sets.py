@@ -37,7 +37,7 @@ def test_a_set_is_found_from_every_folder_above_it(
     assert told(result_sets(Path("."))) == [(org, system, "cosmoflow", "strong", 10)]
 
 
-def test_all_sets_of_many_submitters(tmp_path: Path) -> None:
+def test_all_sets_of_many_submitters_are_found(tmp_path: Path) -> None:
     make_set(tmp_path / "v2" / "b", system="m10")
     make_set(tmp_path / "v2" / "b", "deepcam", system="m10")
     make_set(tmp_path / "v2" / "b", "deepcam", system="m2", level="weak")
@@ -62,7 +62,7 @@ def test_pruned_results_belong_to_their_set(tmp_path: Path) -> None:
     assert (len(found.logs), len(found.pruned), found.problems) == (5, 1, ())
 
 
-def test_logs_that_an_implementation_brings_are_no_results(tmp_path: Path) -> None:
+def test_logs_in_an_implementation_are_not_results(tmp_path: Path) -> None:
     folder = make_set(tmp_path / "org")
     brought = tmp_path / "org" / "benchmarks" / "cosmoflow" / "implementations" / "x" / "result_1.txt"
     write_log(brought, records())
@@ -75,7 +75,7 @@ def test_one_foreign_log(tmp_path: Path) -> None:
     assert told([found]) == [("org", None, "deepcam", "strong", 1)]
 
 
-def test_a_bare_folder_of_logs_is_a_set_of_what_they_say(tmp_path: Path) -> None:
+def test_a_bare_folder_of_logs_is_described_by_the_logs(tmp_path: Path) -> None:
     for n in (1, 2):
         write_log(tmp_path / "results" / "mine" / f"result_{n}.txt", records("deepcam", seed=n))
     (found,) = result_sets(tmp_path)
@@ -102,7 +102,7 @@ def test_runs_of_different_presets_are_different_sets(tmp_path: Path) -> None:
     assert [[path.name for path in s.runs] for s in sets] == [["a", "c"], ["b"], ["d"]]
 
 
-def test_a_campaign_may_say_that_it_is_for_throughput(tmp_path: Path) -> None:
+def test_campaign_json_may_declare_throughput(tmp_path: Path) -> None:
     make_run(tmp_path / "one" / "a")
     (tmp_path / "one" / "campaign.json").write_text('{"metric": "weak"}')
     make_run(tmp_path / "two" / "a")
@@ -141,7 +141,7 @@ def test_a_system_description_that_cannot_be_read_is_a_finding(text: str | None,
     assert problems(sets) == [("set/system", "error")] and sets[0].system_json is None
 
 
-def test_other_files_among_the_results_are_told(tmp_path: Path) -> None:
+def test_other_files_among_the_results_are_reported(tmp_path: Path) -> None:
     folder = make_set(tmp_path / "org")
     (folder / "scaling.json").write_text("{}")
     (folder / "result_11.txt.bak").write_text("")
@@ -152,7 +152,7 @@ def test_other_files_among_the_results_are_told(tmp_path: Path) -> None:
     assert problems([found]) == [("set/files", "warning"), ("set/bypass", "warning")]
 
 
-def test_what_holds_no_run_is_one_line(tmp_path: Path) -> None:
+def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty: no run directory, and none below it"):
         result_sets(tmp_path / "empty")
@@ -167,8 +167,8 @@ def test_the_scale_of_a_system_is_its_accelerators_or_its_nodes(tmp_path: Path) 
         assert result_sets(tmp_path)[0].total_scale == scale
 
 
-def test_nothing_is_read_that_is_no_log(tmp_path: Path) -> None:
-    """A link in a circle, a folder that is called like a log, a link to nowhere."""
+def test_only_logs_are_read(tmp_path: Path) -> None:
+    """A cyclic link, a folder named like a log, a dangling link."""
     folder = make_set(tmp_path / "org")
     (folder / "result_11.txt").mkdir()
     (folder / "result_12.txt").symlink_to("nowhere")

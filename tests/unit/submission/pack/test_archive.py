@@ -29,7 +29,7 @@ def archive(tmp_path):
     return write_archive(tmp_path / "made", "Lab")
 
 
-def test_files_come_back_with_their_rights(archive, tmp_path):
+def test_file_permissions_are_preserved(archive, tmp_path):
     tree = unpack(archive, tmp_path / "there")
     found = {p.relative_to(tree).as_posix(): p for p in tree.rglob("*") if p.is_file()}
     assert {name: path.read_bytes() for name, path in found.items()} == FILES
@@ -50,7 +50,7 @@ def rewritten(archive, to, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda n, d: (n, d[:-1] + b"9") if n.endswith("result_3.txt") else (n, d), "result_3.txt' is not"),
+        (lambda n, d: (n, d[:-1] + b"9") if n.endswith("result_3.txt") else (n, d), "result_3.txt' differs"),
         (lambda n, d: None if n.endswith("result_3.txt") else (n, d), "missing"),
         (lambda n, d: (f"../{n}", d) if n.endswith("result_3.txt") else (n, d), "no submission has"),
         (lambda n, d: None if n.endswith(".sha256") else (n, d), "checksums"),
@@ -65,7 +65,7 @@ def test_a_damaged_archive_is_refused_and_leaves_nothing(archive, tmp_path, chan
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", None])
-def test_what_is_no_archive_is_one_line(archive, tmp_path, content, capsys):
+def test_a_file_that_is_not_an_archive_is_a_one_line_error(archive, tmp_path, content, capsys):
     bad = tmp_path / "x.tar.gz"
     whole = archive.read_bytes()
     bad.write_bytes(whole[: len(whole) // 2] if content is None else content)
@@ -74,8 +74,8 @@ def test_what_is_no_archive_is_one_line(archive, tmp_path, content, capsys):
     assert not (tmp_path / "there").exists()
 
 
-def test_damage_of_a_byte_is_always_found(archive, tmp_path):
-    """A damaged header makes tarfile stop early without an error, and damaged checksums hid what was missing."""
+def test_every_damaged_byte_of_an_archive_is_detected(archive, tmp_path):
+    """A damaged header makes tarfile stop early without an error, and damaged checksums hid missing files."""
     whole = gzip.decompress(archive.read_bytes())
     rng = random.Random(7)
     places = [*range(0, 1600, 7), *(rng.randrange(len(whole)) for _ in range(60))]
@@ -97,11 +97,11 @@ def test_an_archive_cut_after_a_member_with_checksums_cut_to_match_is_refused(ar
             return name, data.replace(b"  Lab/results", b" Lab/results")
         return None if name.endswith("result_3.txt") else (name, data)
 
-    with pytest.raises(UserError, match="its checksums have the line"):
+    with pytest.raises(UserError, match="its checksums contain the line"):
         unpack(rewritten(archive, tmp_path / "bad.tar.gz", shorten), tmp_path / "there")
 
 
-def test_a_sparse_file_is_refused_in_one_line(tmp_path):
+def test_a_sparse_file_is_refused_with_a_one_line_error(tmp_path):
     info = tarfile.TarInfo("Lab.sha256")
     info.type, info.size = tarfile.GNUTYPE_SPARSE, 0
     raw = bytearray(info.tobuf(tarfile.GNU_FORMAT))
@@ -116,7 +116,7 @@ def test_a_sparse_file_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(refused.value) and not (tmp_path / "there").exists()
 
 
-def test_an_archive_that_expands_without_measure_is_refused(tmp_path, monkeypatch):
+def test_an_archive_that_expands_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("mlhpc.submission.pack.archive.FREE_EXPANSION", 2**20)
     folder = tmp_path / "made" / "Lab"
     folder.mkdir(parents=True)

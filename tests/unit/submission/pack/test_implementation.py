@@ -19,7 +19,7 @@ printf '%s\\n' "$@" > "$RECORD"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """``implementations/`` with the environment that setup.sh makes, whose mlhpc notes its arguments."""
+    """``implementations/`` with the environment that setup.sh makes, whose mlhpc records its arguments."""
     program = tmp_path / "implementations" / implementation.name() / ".venv" / "bin" / "mlhpc"
     program.parent.mkdir(parents=True)
     program.write_text(RECORD)
@@ -35,7 +35,7 @@ def arguments(script: Path, **variables: str) -> list[str]:
     return record.read_text().splitlines()
 
 
-def test_the_scripts_find_the_environment_that_setup_makes(folder: Path, tmp_path: Path) -> None:
+def test_the_scripts_use_the_environment_created_by_setup(folder: Path, tmp_path: Path) -> None:
     run = make_run(
         tmp_path / "run", env=lambda env: env.update(command="mlhpc run cosmoflow --set a.b='x y'")
     )
@@ -57,7 +57,7 @@ def test_the_scripts_find_the_environment_that_setup_makes(folder: Path, tmp_pat
         ("closed", ["data", "index", "/d"], "writes the manifest of the downloaded data set"),
     ],
 )
-def test_init_datasets_does_what_the_readme_says(
+def test_init_datasets_works_as_described_in_the_readme(
     preset: str, expected: list[str], sentence: str, folder: Path, tmp_path: Path
 ) -> None:
     run = read(make_run(tmp_path / "run", preset=preset))
@@ -66,7 +66,7 @@ def test_init_datasets_does_what_the_readme_says(
     assert sentence in (folder / "cluster" / "README.md").read_text()
 
 
-def test_names_of_a_run_directory_are_data_in_the_scripts(folder: Path, tmp_path: Path) -> None:
+def test_names_from_a_run_directory_are_quoted_in_the_scripts(folder: Path, tmp_path: Path) -> None:
     hostile = "x; touch pwned; $(touch pwned) `touch pwned`"
     run = read(make_run(tmp_path / "run"))
     assert run.result
@@ -115,7 +115,7 @@ def test_sources_of_an_installed_wheel_can_be_installed_again(
     assert (tmp_path / "target" / "bin" / "mlhpc").is_file()
 
 
-def test_sources_of_a_checkout_without_git_are_all_of_its_rooms(
+def test_sources_of_a_checkout_without_git_include_all_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they lie in the implementation folder of an unpacked submission."""

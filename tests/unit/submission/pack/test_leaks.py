@@ -6,7 +6,7 @@ import pytest
 
 from mlhpc.submission.pack.leaks import LONGEST, PEOPLE, SECRETS, Names, leaks, pieces
 
-PEM = "-----BEGIN RSA " + "PRIVATE KEY-----"  # in two, so that nobody takes this file for a leak
+PEM = "-----BEGIN RSA " + "PRIVATE KEY-----"  # in two parts, so that scanners do not report this file
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_secret_is_an_error_and_not_repeated(tmp_path, text, kind):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-def test_a_secret_in_utf_16_is_seen(tmp_path, encoding):
+def test_a_secret_in_utf_16_is_found(tmp_path, encoding):
     (tmp_path / "notes.txt").write_bytes(("x\nghp_" + "a1B2" * 9 + "\n").encode(encoding))
     (found,) = leaks(tmp_path, Names(frozenset(), frozenset()))
     assert found.rule == "pack/secret"
@@ -60,7 +60,7 @@ def test_file_names_are_searched_too(tmp_path):
     ["num_tokens: 1000000000", "token = secrets.token_hex(16)", "--token TOKEN", "scikit-learn and sk-learn",
      "tokenizer=abc1", "password: str = field()", "task-abcdefghijklmnop1234567"],
 )  # fmt: skip
-def test_what_only_looks_like_a_secret_is_none(tmp_path, text):
+def test_harmless_text_is_not_reported_as_a_secret(tmp_path, text):
     (tmp_path / "a.txt").write_text(text)
     assert leaks(tmp_path, Names(frozenset(), frozenset())) == []
 
@@ -68,7 +68,7 @@ def test_what_only_looks_like_a_secret_is_none(tmp_path, text):
 @pytest.mark.parametrize(
     "unit", ["a", "password", "a.", "a@", "://a:", "sk-", "eyJ" + "a" * 20 + ".", "token "]
 )
-def test_the_work_grows_with_the_size_of_a_line_and_not_with_its_square(unit):
+def test_the_work_is_linear_in_the_length_of_a_line(unit):
     """Counted in steps of the regular expressions, not in seconds: no piece is longer than ``LONGEST``, and every
     repetition in a pattern has an upper bound."""
     assert max(map(len, pieces(unit * 100_000))) <= LONGEST

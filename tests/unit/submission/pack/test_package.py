@@ -47,7 +47,7 @@ def system_file(tmp_path):
 
 
 def golden(out, number, *, seed=None, minutes=0, **options):
-    """A run of the closed preset with a seed of its own, started ``minutes`` after the first."""
+    """A run of the closed preset with its own seed, started ``minutes`` after the first."""
     seed = 1000 + number if seed is None else seed
 
     def log(lines):
@@ -141,7 +141,7 @@ def test_the_score_is_the_mean_without_the_fastest_and_the_slowest(packed, close
     assert packed.sets == [f"cosmoflow strong: 10 results; {sum(times[1:-1]) / 8 / 60:.4f} min"]
 
 
-def test_the_archive_is_the_same_whoever_packs_it_and_when(closed_set, system_file, tmp_path):
+def test_the_archive_is_reproducible_byte_for_byte(closed_set, system_file, tmp_path):
     first = pack([closed_set], org="Lab", system_file=system_file(), out=tmp_path / "out")
     copy = tmp_path / "moved"
     shutil.copytree(closed_set, copy, copy_function=shutil.copyfile)  # other times
@@ -154,7 +154,7 @@ def test_the_archive_is_the_same_whoever_packs_it_and_when(closed_set, system_fi
     assert names[0] == "Lab.sha256" and names[1:] == sorted(names[1:])
 
 
-def test_nothing_of_the_user_is_changed_and_nothing_else_is_left(closed_set, system_file, tmp_path):
+def test_pack_modifies_no_input_and_leaves_no_temporary_files(closed_set, system_file, tmp_path):
     before, system = digest(closed_set), system_file()
     out = tmp_path / "out"
     assert (
@@ -165,7 +165,7 @@ def test_nothing_of_the_user_is_changed_and_nothing_else_is_left(closed_set, sys
     assert not list((out / "Lab").rglob("scaling.json")) + list((out / "Lab").rglob("*.log"))
 
 
-def test_runs_that_fail_their_check_are_refused_unless_told_otherwise(
+def test_runs_that_fail_their_check_are_refused_without_despite_errors(
     closed_set, system_file, tmp_path, capsys
 ):
     # Nine good ones, and one that resumed: its clock did not see the first part.
@@ -200,7 +200,7 @@ def test_one_run_may_miss_its_target_and_two_may_not(closed_set, system_file, tm
         (lambda runs, tmp: [*runs[:9], cut(golden(tmp, 16))], "package/crash"),
     ],
 )  # fmt: skip
-def test_a_set_that_is_none_is_refused(closed_set, system_file, tmp_path, spoil, rule):
+def test_an_inconsistent_set_is_refused(closed_set, system_file, tmp_path, spoil, rule):
     runs = spoil(sorted(closed_set.iterdir()), tmp_path)
     made = pack(runs, org="Lab", system_file=system_file(), out=tmp_path / "out")
     assert rule in rules(made.findings)
@@ -218,7 +218,9 @@ def cut(run):
     [({"division": "open"}, "error"), ({"number_of_nodes": 4}, "error"), ({"cooling": ""}, "warning"),
      ({"submitter": "Another"}, "warning")],
 )  # fmt: skip
-def test_a_description_that_does_not_fit_is_found(closed_set, system_file, tmp_path, changes, severity):
+def test_a_description_that_contradicts_the_logs_is_found(
+    closed_set, system_file, tmp_path, changes, severity
+):
     made = pack([closed_set], org="Lab", system_file=system_file(**changes), out=tmp_path / "out")
     assert "pack/system" in rules(made.findings, severity)
     assert (made.tree is None) == (severity == "error")
@@ -232,7 +234,7 @@ def test_a_field_that_is_missing_is_named(closed_set, system_file, tmp_path):
     assert made.tree is None
 
 
-def test_of_a_throughput_set_those_that_do_not_count_are_pruned(closed_set, system_file, tmp_path):
+def test_instances_that_do_not_count_are_pruned(closed_set, system_file, tmp_path):
     runs = [golden(tmp_path / "weak", number, minutes=number / 10) for number in range(10)]
     runs.append(golden(tmp_path / "weak", 20, seed=1002))  # a seed that was there before
     runs.append(golden(tmp_path / "weak", 21, status="failed"))
@@ -245,7 +247,7 @@ def test_of_a_throughput_set_those_that_do_not_count_are_pruned(closed_set, syst
     assert "pack/left-out" in rules(made.findings, "warning")
     assert len(list(folder.glob("result_*.txt"))) == 10
     assert "FOUND NO ERRORS" in official_package_checker(made.tree, tmp_path, "hpc", "2.0.0")
-    # TTTa, from the runs themselves: the last to stop minus the first to start, of those that are kept.
+    # TTTa, from the runs themselves: last stop minus first start, of those that count.
     ends = [
         number * 6 + number / 1e3 + json.loads((run / "result.json").read_text())["time_to_train_s"]
         for number, run in enumerate(runs[:10])
@@ -255,7 +257,7 @@ def test_of_a_throughput_set_those_that_do_not_count_are_pruned(closed_set, syst
     assert made.sets[0].startswith("cosmoflow strong: 10 results; ")
 
 
-def test_runs_to_a_target_of_their_own_are_no_submission(system_file, tmp_path):
+def test_runs_to_an_own_target_are_not_a_submission(system_file, tmp_path):
     for number in range(10):
         make_run(tmp_path / "runs" / f"run {number}", preset="smoke", epochs=8 + number)
     made = pack(
@@ -267,7 +269,7 @@ def test_runs_to_a_target_of_their_own_are_no_submission(system_file, tmp_path):
 
 
 @pytest.mark.parametrize(("told", "severity"), [(False, "error"), (True, "warning")])
-def test_an_instance_without_a_log_is_not_left_out_in_silence(
+def test_an_instance_without_a_log_is_refused_unless_pruned(
     told, severity, closed_set, system_file, tmp_path
 ):
     runs = [golden(tmp_path / "weak", number) for number in range(11)]
@@ -333,12 +335,12 @@ def test_hpc_and_training_are_not_mixed(closed_set, system_file, tmp_path):
 
 
 @pytest.mark.parametrize("org", ["", "../up", ".hidden", "a/b", "Lab[1]"])
-def test_an_organisation_that_is_no_folder_is_refused(closed_set, system_file, tmp_path, org):
+def test_an_organisation_that_is_not_a_folder_name_is_refused(closed_set, system_file, tmp_path, org):
     with pytest.raises(UserError, match="--org"):
         pack([closed_set], org=org, system_file=system_file(), out=tmp_path / "out")
 
 
-def test_what_is_there_is_not_written_over(packed, closed_set, system_file):
+def test_existing_files_are_not_overwritten(packed, closed_set, system_file):
     with pytest.raises(UserError, match="already exists"):
         pack([closed_set], org="Lab", system_file=system_file(), out=packed.tree.parent)
 
@@ -351,7 +353,7 @@ def test_names_with_blanks_and_dots_are_fine(closed_set, system_file, tmp_path):
     assert unpack(made.archive, tmp_path / "a b").name == "The Lab v. 2"
 
 
-def test_what_is_unpacked_is_what_was_packed(packed, tmp_path):
+def test_unpacked_files_equal_the_packed_ones(packed, tmp_path):
     tree = unpack(packed.archive, tmp_path / "there")
     assert digest(tree) == digest(packed.tree)
     assert (tree / "benchmarks/cosmoflow/implementations/cluster_n4/run_and_time.sh").stat().st_mode & 0o100
@@ -362,7 +364,7 @@ def test_what_is_unpacked_is_what_was_packed(packed, tmp_path):
 # The scripts that go along, and what should not.
 
 
-def test_the_scripts_are_sound_and_carry_no_places_of_ours(packed):
+def test_the_scripts_pass_shellcheck_and_contain_no_local_paths(packed):
     need("shellcheck")
     folder = packed.tree / "benchmarks/cosmoflow/implementations/cluster_n4"
     subprocess.run(["shellcheck", *folder.glob("*.sh")], check=True)
@@ -370,7 +372,7 @@ def test_the_scripts_are_sound_and_carry_no_places_of_ours(packed):
     assert line == 'exec mlhpc run cosmoflow --preset closed --data "$DATA" --stage "$STAGE" --out "$OUT"'
 
 
-def test_a_secret_in_a_log_keeps_it_from_being_packed(closed_set, system_file, tmp_path):
+def test_a_secret_in_a_log_prevents_packing(closed_set, system_file, tmp_path):
     bad = golden(tmp_path, 17)
     with (bad / "run.log").open("a") as log:
         log.write("export HF_TOKEN=hf_" + "a1B2c3D4" * 5 + "\n")
@@ -380,12 +382,12 @@ def test_a_secret_in_a_log_keeps_it_from_being_packed(closed_set, system_file, t
     assert made.tree is None and rules(made.findings) == {"pack/secret"}
 
 
-def test_the_sources_of_the_suite_hold_no_secret(packed):
+def test_the_sources_of_the_suite_contain_no_secret(packed):
     assert rules(packed.findings) == set()
     assert "pack/name" not in rules(packed.findings, "warning")
 
 
-def test_pack_writes_nothing_where_it_may_not(closed_set, system_file, tmp_path):
+def test_pack_reports_an_unwritable_folder(closed_set, system_file, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         pack([closed_set], org="Lab", system_file=system_file(), out=Path(tmp_path / "file" / "out"))

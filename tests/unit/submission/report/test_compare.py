@@ -78,7 +78,7 @@ def near(**seconds: float) -> Any:
 # The parts of one run.
 
 
-def test_every_second_of_a_run_has_its_part(tmp_path: Path) -> None:
+def test_every_second_of_a_run_belongs_to_a_part(tmp_path: Path) -> None:
     staging = [(2.0, "staging_start"), (62.0, "staging_stop")]
     run = [*staging, *epochs(70, [50, 20, 20, 22], [9, 4, 4, 4]), (205.0, "run_stop")]
     parts = phases_of(made_log(tmp_path / "a.txt", run))
@@ -89,7 +89,7 @@ def test_every_second_of_a_run_has_its_part(tmp_path: Path) -> None:
     assert parts.train_rate == pytest.approx(4 * SAMPLES / 112)
 
 
-def test_what_comes_after_run_stop_is_left_out(tmp_path: Path) -> None:
+def test_records_after_run_stop_are_ignored(tmp_path: Path) -> None:
     run = [*epochs(0, [20, 20, 20], [4, 4, 4]), (72.0, "run_stop")]
     goes_on = [*run, *epochs(80, [500, 500], [9, 9], first=4), (2000.0, "run_stop")]
     short, longer = (
@@ -107,8 +107,9 @@ def test_epochs_may_be_counted_from_zero(first: int, tmp_path: Path) -> None:
     assert entry.epochs == (5, None, 1)
 
 
-def test_evaluations_out_of_step_with_epochs(tmp_path: Path) -> None:
-    """As DeepCAM of round 0.7: every so many steps, with checkpoints, the last epoch cut by the target."""
+def test_evaluations_need_not_follow_epochs(tmp_path: Path) -> None:
+    """As DeepCAM of round 0.7: after a fixed number of steps, with checkpoints, the last epoch cut short by the
+    target."""
     events: list[Any] = [(0.0, "staging_start"), (100.0, "staging_stop")]
     for n in range(4):
         steps = {"epoch_num": n + 1, "step_num": 50 * n}
@@ -130,7 +131,7 @@ def test_evaluations_out_of_step_with_epochs(tmp_path: Path) -> None:
     assert parts.epoch_s == pytest.approx(210 / 4)  # checkpoints are part of an epoch
 
 
-def test_staging_of_many_ranks_and_beside_training_counts_once(tmp_path: Path) -> None:
+def test_overlapping_staging_counts_once(tmp_path: Path) -> None:
     events = [
         (0.0, "staging_start"), (1.0, "staging_start"), (8.0, "staging_stop"), (10.0, "staging_stop"),
         (10.0, "epoch_start"), (20.0, "staging_start"), (25.0, "staging_stop"), (40.0, "epoch_stop"),
@@ -142,7 +143,7 @@ def test_staging_of_many_ranks_and_beside_training_counts_once(tmp_path: Path) -
     assert parts.first_epoch_excess is None  # one epoch leaves no median
 
 
-def test_a_clock_that_goes_back_takes_no_time_back(tmp_path: Path) -> None:
+def test_a_clock_that_goes_back_gives_no_negative_time(tmp_path: Path) -> None:
     run = [(5.0, "staging_start"), (3.0, "epoch_start"), (15.0, "staging_stop"), (30.0, "epoch_stop"),
            (31.0, "run_stop")]  # fmt: skip
     parts = phases_of(made_log(tmp_path / "a.txt", run))
@@ -164,7 +165,7 @@ def one(path: Path) -> Entry:
     return entry
 
 
-def test_a_set_is_measured_over_the_runs_that_its_score_is_made_from(tmp_path: Path) -> None:
+def test_a_set_is_measured_over_the_runs_in_its_score(tmp_path: Path) -> None:
     minutes = [20.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0]
     entry = one(make_set(tmp_path / "org", minutes=minutes, staging_minutes=1.0, epochs=8).parents[3])
     assert entry.score and entry.score.minutes == pytest.approx(14.5)  # 10 and 20 are dropped
@@ -201,7 +202,7 @@ def test_one_run_that_missed_is_named_and_not_measured(tmp_path: Path) -> None:
     assert "1 missed" in Page(page(comparison)).text
 
 
-def test_without_a_score_the_runs_are_told_and_no_score_is(tmp_path: Path) -> None:
+def test_without_a_score_the_runs_are_shown_but_no_score(tmp_path: Path) -> None:
     make_set(tmp_path / "org", minutes=[10.0, 12.0, 14.0])
     comparison = compare([tmp_path])
     (entry,) = comparison.entries
@@ -224,7 +225,7 @@ def test_runs_that_never_converged_predict_nothing(tmp_path: Path) -> None:
     assert "target not met in 19" in text and "Prediction" not in text
 
 
-def test_the_less_strict_division_holds(tmp_path: Path) -> None:
+def test_the_less_strict_division_counts(tmp_path: Path) -> None:
     make_set(tmp_path / "org", division="closed")
     description = tmp_path / "org" / "systems" / "machine.json"
     said = json.loads(description.read_text())
@@ -266,7 +267,7 @@ def test_a_folder_of_mixed_configurations_is_split(tmp_path: Path) -> None:
     assert all("shown separately" in " ".join(e.notes) for e in entries)
 
 
-def test_small_presets_stand_apart_and_are_no_results(tmp_path: Path) -> None:
+def test_small_presets_are_separate_and_not_results(tmp_path: Path) -> None:
     make_set(tmp_path / "tree" / "org")
     for n in (1, 2, 3):
         make_run(tmp_path / "mine" / f"run-{n}", settings=["division=closed"] if n == 3 else ())
@@ -283,7 +284,7 @@ def test_small_presets_stand_apart_and_are_no_results(tmp_path: Path) -> None:
     assert page(comparison).count('<h2 class="chapter"') == len(comparison.by_problem) == 2
 
 
-def test_resumed_runs_are_apart_and_no_results(tmp_path: Path) -> None:
+def test_resumed_runs_are_separate_and_not_results(tmp_path: Path) -> None:
     def resume(number: int, made: Records) -> None:
         if number == 2:
             made.insert(0, {**made[0], "key": "resumed", "value": True})
@@ -295,7 +296,7 @@ def test_resumed_runs_are_apart_and_no_results(tmp_path: Path) -> None:
     assert resumed.measured is None and resumed.made_from.endswith("which do not count")
 
 
-def test_a_path_inside_another_brings_no_set_twice(tmp_path: Path) -> None:
+def test_a_path_inside_another_adds_no_duplicate_sets(tmp_path: Path) -> None:
     folder = make_set(tmp_path / "org")
     assert len(compare([tmp_path, folder, tmp_path / "org"]).entries) == 1
 
@@ -330,7 +331,7 @@ def test_a_configuration_that_was_not_run_is_predicted(tmp_path: Path) -> None:
     assert "measured 41.00" in Page(page(comparison)).text
 
 
-def test_without_asking_half_and_double_are_predicted(tmp_path: Path) -> None:
+def test_by_default_half_and_double_are_predicted(tmp_path: Path) -> None:
     asked = [(p.prediction.units, p.prediction.batch) for p in compare([scaling_tree(tmp_path)]).predictions]
     assert asked == [(4, 32), (16, 128), (64, 512), (8, 64), (32, 256)]
 
@@ -351,7 +352,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, str, st
     return compare(paths), out.read_text("utf-8"), terminal.getvalue()
 
 
-def test_every_figure_says_what_was_measured_where_and_how_often(whole: tuple[Comparison, str, str]) -> None:
+def test_every_figure_states_division_and_number_of_runs(whole: tuple[Comparison, str, str]) -> None:
     comparison, html, _ = whole
     read = Page(html)
     measured = [e for e in comparison.entries if e.measured]
@@ -381,7 +382,7 @@ def test_bars_agree_with_the_numbers(whole: tuple[Comparison, str, str]) -> None
     assert '"stack": "normalize"' in json.dumps(relative[0]) and '"stack": "zero"' in json.dumps(absolute[0])
 
 
-def test_marks_stand_where_the_measurements_are(whole: tuple[Comparison, str, str]) -> None:
+def test_marks_are_at_the_measured_values(whole: tuple[Comparison, str, str]) -> None:
     comparison, html, _ = whole
     read = Page(html)
     for e in comparison.by_problem[0]:
@@ -416,7 +417,7 @@ def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
     assert "a <b>org v1.0 [bold] · x & y.z [red]" in terminal.getvalue()
 
 
-def test_nothing_in_the_trees_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_in_the_trees_is_modified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree, here = scaling_tree(tmp_path / "tree"), tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -461,7 +462,7 @@ def printed(tmp_path: Path) -> str:
     return " ".join(terminal.getvalue().split())
 
 
-def test_an_excess_that_is_not_known_is_no_number(tmp_path: Path) -> None:
+def test_an_unknown_excess_is_not_a_number(tmp_path: Path) -> None:
     run = [*epochs(0, [20, 10], [4, 4]), (40.0, "run_stop")]
     made_log(tmp_path / "all" / "result_1.txt", run)
     assert " 0.0% not known " in printed(tmp_path), "no staging is none, an excess nobody knows is not"
@@ -490,21 +491,24 @@ BOTH = {"mlhpc": "0.1.0", "tensorflow-cpu": "2.18.1", "keras": "3.15.1", "horovo
 
 
 @pytest.mark.parametrize(
-    "benchmark, software, used",
+    "benchmark, framework, software, used",
     [
-        ("cosmoflow", "tensorflow-cpu 2.18.1", "mlhpc tensorflow-cpu keras horovod h5py"),
-        ("deepcam", "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
-        ("resnet50", "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
+        ("cosmoflow", None, "tensorflow-cpu 2.18.1", "mlhpc tensorflow-cpu keras horovod h5py"),
+        ("cosmoflow", "pytorch", "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
+        ("deepcam", None, "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
+        ("resnet50", None, "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
     ],
 )
-def test_a_run_is_told_with_its_own_framework(
-    benchmark: str, software: str, used: str, tmp_path: Path
+def test_a_run_is_reported_with_its_own_framework(
+    benchmark: str, framework: str | None, software: str, used: str, tmp_path: Path
 ) -> None:
     def both(env: dict[str, Any]) -> None:
         env["packages"] = BOTH
 
     def of(result: dict[str, Any]) -> None:
         result["benchmark"] = benchmark
+        if framework:
+            result["framework"] = framework
 
     run = make_run(tmp_path / "all" / "run", env=both, result=of)
     (entry,) = compare([tmp_path / "all"]).entries
@@ -537,7 +541,7 @@ def garbled(made: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, twice, emptied, garbled])
-def test_damaged_logs_are_told_around(damage: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_comparison_tolerates_damaged_logs(damage: Callable[[Path], None], tmp_path: Path) -> None:
     folder = make_set(tmp_path / "org")
     damage(folder / "result_4.txt")
     comparison = compare([tmp_path])
@@ -546,7 +550,7 @@ def test_damaged_logs_are_told_around(damage: Callable[[Path], None], tmp_path: 
     Page(page(comparison))
 
 
-def test_a_log_that_says_nothing_but_its_run(tmp_path: Path) -> None:
+def test_a_log_with_only_run_start_and_run_stop_is_accepted(tmp_path: Path) -> None:
     bare = [r for r in records() if r["key"] in ("run_start", "run_stop", "epoch_start", "epoch_stop")]
     write_log(tmp_path / "bare.txt", bare)
     comparison = compare([tmp_path / "bare.txt"])
@@ -569,7 +573,7 @@ def test_an_empty_folder_is_a_finding(tmp_path: Path) -> None:
 # Aborted runs, copies, staging in and outside the clock.
 
 
-def test_an_aborted_run_is_in_no_mean(tmp_path: Path) -> None:
+def test_an_aborted_run_is_excluded_from_all_means(tmp_path: Path) -> None:
     def abort(lines: Records) -> None:
         lines[-1]["metadata"]["status"] = "aborted"
         lines[-1]["time_ms"] -= 60_000
@@ -580,7 +584,7 @@ def test_an_aborted_run_is_in_no_mean(tmp_path: Path) -> None:
     (entry,) = comparison.entries
     assert entry.over == OVER_ENDED and len(entry.runs) == 2 and entry.aborted == 1
     assert entry.time_s and entry.time_s.sd == pytest.approx(0)
-    assert "1 of 3 runs aborted or without run_stop, in no mean" in Page(page(comparison)).text
+    assert "1 of 3 runs aborted or without run_stop, excluded from all means" in Page(page(comparison)).text
 
 
 def test_whole_batches_of_the_official_samples_are_the_official_data(tmp_path: Path) -> None:
@@ -612,7 +616,7 @@ def test_a_republished_set_is_a_copy_and_predicts_nothing(tmp_path: Path) -> Non
     assert {row["letter"] for row in read.rows("a) ") if "letter" in row} == {"A", "B"}
 
 
-def test_scores_with_and_without_staging_are_told_apart(tmp_path: Path) -> None:
+def test_scores_with_and_without_staging_are_distinguished(tmp_path: Path) -> None:
     def staged_before(number: int, made: Records) -> None:
         start = next(record for record in made if record["key"] == "run_start")
         moved = [record for record in made if record["key"].startswith("staging_")]
@@ -647,7 +651,7 @@ def test_two_runs_span_their_own_range_and_three_the_interval_of_students_t() ->
     assert three and three.interval[2] == pytest.approx(12 + 4.3027 * 2 / math.sqrt(3), rel=1e-4)
 
 
-def test_speed_up_and_efficiency_are_against_the_smallest_set(tmp_path: Path) -> None:
+def test_speed_up_and_efficiency_are_relative_to_the_smallest_set(tmp_path: Path) -> None:
     html = page(compare([scaling_tree(tmp_path)]))
     (link,) = [str(a["href"]) for _, a in Page(html).elements if a.get("download") == "scaling.json"]
     small, large = json.loads(unquote(link.partition(",")[2]))
@@ -656,5 +660,5 @@ def test_speed_up_and_efficiency_are_against_the_smallest_set(tmp_path: Path) ->
     assert large["efficiency"] == pytest.approx(large["speed-up"] / 4)
 
 
-def test_letters_count_on_after_z() -> None:
+def test_letters_continue_after_z() -> None:
     assert [letter(n) for n in (0, 25, 26, 27, 701, 702)] == ["A", "Z", "AA", "AB", "ZZ", "AAA"]

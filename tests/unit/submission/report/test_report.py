@@ -1,4 +1,4 @@
-"""The numbers of a report, what it says where there is no score, and its charts."""
+"""The numbers of a report, its text without a score, and its charts."""
 
 import fcntl
 import json
@@ -60,7 +60,7 @@ def test_the_breakdown_adds_up_to_the_whole(tmp_path: Path) -> None:
     assert [row["key"] for row in bar][:2] == ["staging", "first_epoch_excess"]
 
 
-def test_a_run_of_resnet_names_the_rules_of_training(tmp_path: Path) -> None:
+def test_a_resnet_run_is_checked_under_the_training_rules(tmp_path: Path) -> None:
     def of_resnet(lines: list[dict[str, Any]]) -> None:
         next(line for line in lines if line["key"] == "submission_benchmark")["value"] = "resnet"
 
@@ -110,7 +110,7 @@ def test_without_a_score_no_time_is_shown_as_one(made: dict[str, Any], why: str,
     assert "without staging" not in page.text + terminal
 
 
-def test_a_closed_run_says_what_it_is(tmp_path: Path) -> None:
+def test_a_closed_run_is_labelled_as_one_run_of_a_score(tmp_path: Path) -> None:
     page, _ = report_of(make_run(tmp_path / "run", preset="closed"))
     assert "Closed division, one run" in page.text
     assert "Not verified by MLCommons" in page.text
@@ -118,7 +118,7 @@ def test_a_closed_run_says_what_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.log", "result.json", "config.toml", "env.json", "events.rank0.jsonl"])
-def test_a_missing_piece_is_named_and_the_rest_is_told(name: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_named_and_the_rest_is_shown(name: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / name).unlink()
     page, terminal = report_of(run)
@@ -135,12 +135,12 @@ def test_a_missing_piece_is_named_and_the_rest_is_told(name: str, tmp_path: Path
 def test_a_killed_run_still_shows_its_learning_curve(tmp_path: Path) -> None:
     page, _ = report_of(unfinished(tmp_path / "run"))
     assert "No score: there is no readable result.json" in page.text
-    assert "The clock ran" not in page.text  # nobody knows how long
+    assert "The clock ran" not in page.text  # the duration is unknown
     assert len(curve(page)) == 8
 
 
 @pytest.mark.parametrize("time_ms", [0, START_MS + 4010])
-def test_a_clock_that_was_set_back_draws(time_ms: int, tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_does_not_break_charts(time_ms: int, tmp_path: Path) -> None:
     def set_back(lines: list[dict[str, Any]]) -> None:
         for line in lines:
             if line["key"] == "eval_error":
@@ -150,7 +150,7 @@ def test_a_clock_that_was_set_back_draws(time_ms: int, tmp_path: Path) -> None:
     assert len(curve(page)) == 8
 
 
-def test_nothing_staged_and_too_few_epochs(tmp_path: Path) -> None:
+def test_missing_staging_and_unknown_excess_are_labelled(tmp_path: Path) -> None:
     def unknown(result: dict[str, Any]) -> None:
         result["breakdown_s"]["step"] += result["breakdown_s"]["first_epoch_excess"]
         result["breakdown_s"]["first_epoch_excess"] = None
@@ -162,7 +162,7 @@ def test_nothing_staged_and_too_few_epochs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 128])
-def test_any_number_of_epochs_draws(epochs: int, tmp_path: Path) -> None:
+def test_charts_work_for_any_number_of_epochs(epochs: int, tmp_path: Path) -> None:
     page, _ = report_of(make_run(tmp_path / "run", epochs=epochs))
     assert len(curve(page)) == epochs
 
@@ -180,7 +180,7 @@ def test_values_that_are_not_finite_are_left_out_of_the_curve(tmp_path: Path) ->
     assert "NaN" not in json.dumps(page.charts)
 
 
-def test_charts_and_tables_can_be_read_aloud(tmp_path: Path) -> None:
+def test_charts_and_tables_are_accessible_to_screen_readers(tmp_path: Path) -> None:
     page, _ = report_of(make_run(tmp_path / "run"))
     assert len(page.alt_texts) == len(page.charts) == 7
     assert all(page.alt_texts)
@@ -216,7 +216,7 @@ def test_text_of_a_run_is_never_markup(tmp_path: Path) -> None:
     assert "alert(" not in "".join(text for kind, text in page.scripts[-2:])
 
 
-def test_keys_that_are_no_part_of_a_run_are_left_out_of_the_breakdown(tmp_path: Path) -> None:
+def test_unknown_keys_are_left_out_of_the_breakdown(tmp_path: Path) -> None:
     page, terminal = report_of(
         make_run(tmp_path / "run", result=lambda r: r["breakdown_s"].update(lunch=5.0))
     )
@@ -244,7 +244,7 @@ def odd_numbers(result: dict[str, Any]) -> None:
         epoch.update(train_s=math.inf, samples_per_s=math.inf, train_loss=math.nan, learning_rate=math.inf)
 
 
-def test_numbers_that_are_not_finite_are_not_known(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_are_shown_as_not_known(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", result=odd_numbers, env=lambda env: env.update(nodes=5, accelerators=3))
     page, terminal = report_of(run)
     shown = page.text.partition("Check mlperf-logging")[0] + terminal  # the check names what it found
@@ -263,7 +263,7 @@ def test_equal_nodes_share_a_row(tmp_path: Path) -> None:
     assert "4 × A100, 40 GiB" in page.text
 
 
-def test_a_report_is_written_over_by_the_next_and_leaves_no_scraps(tmp_path: Path) -> None:
+def test_a_report_replaces_the_previous_one_atomically(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     report_of(run)
     first = sorted(path.name for path in run.iterdir())
@@ -272,7 +272,7 @@ def test_a_report_is_written_over_by_the_next_and_leaves_no_scraps(tmp_path: Pat
     assert "report.html" in first and not [name for name in first if name.endswith(".part")]
 
 
-def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
+def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
     for path, message in ((tmp_path, "not a run directory"), (tmp_path / "none", "no such directory")):
         with pytest.raises(UserError, match=message):
             report(path, Console(file=StringIO()))
@@ -290,7 +290,7 @@ def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
         (None, "not known"),
     ],
 )
-def test_durations(seconds: float | None, text: str) -> None:
+def test_durations_are_formatted(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -305,7 +305,7 @@ def test_durations(seconds: float | None, text: str) -> None:
         (5.1e12, "5.1 TB"),
     ],
 )
-def test_sizes(count: float, text: str) -> None:
+def test_sizes_are_formatted(count: float, text: str) -> None:
     assert size(count) == text
 
 
@@ -375,7 +375,7 @@ def test_a_running_run_is_not_reported_as_dead(tmp_path: Path) -> None:
     assert "No score yet:" in page.text and "Time to train Not ended" in page.text
 
 
-def test_a_log_holds_the_lock_that_says_that_its_run_is_running(tmp_path: Path) -> None:
+def test_a_running_run_holds_a_lock_on_its_events(tmp_path: Path) -> None:
     with RunLog(tmp_path, Solo()):
         assert is_locked(tmp_path / "events.rank0.jsonl")
     assert not is_locked(tmp_path / "events.rank0.jsonl")
@@ -399,7 +399,7 @@ def test_an_aborted_run_shows_its_times(tmp_path: Path) -> None:
     assert "Where the time went" in page.text and "93.25 100.0%" in page.text
 
 
-def test_the_page_is_there_when_nobody_reads_the_output(tmp_path: Path) -> None:
+def test_the_page_is_written_even_if_the_output_pipe_closes(tmp_path: Path) -> None:
     class Gone(StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

@@ -102,14 +102,14 @@ def test_one_run_that_did_not_converge_is_the_slowest(tmp_path: Path) -> None:
     assert two and not two.passes and two.epochs is None and "too few" in two.why
 
 
-def test_a_reference_that_never_varied_is_its_own_bound() -> None:
+def test_the_bound_of_a_reference_without_spread_is_its_mean() -> None:
     """deepcam_ref_256: nine epochs in all of its runs."""
     bound, p_value = rcp.t_test(8.9, 9.0, 0.0, 8, 3)
     assert (bound, p_value) == (9.0, None)
 
 
 @pytest.mark.parametrize("benchmark", ["oc21", "", "../hpc_2.0.0/rcps_cosmoflow", "a/b"])
-def test_what_has_no_reference_is_not_compared(benchmark: str) -> None:
+def test_sets_without_a_reference_are_not_compared(benchmark: str) -> None:
     assert rcp.compare(runs(*[20.0] * 10), 512, benchmark, "hpc_2.0.0", 10) is None
 
 

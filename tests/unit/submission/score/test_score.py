@@ -1,4 +1,4 @@
-"""Scores against the official result_summarizer and scipy, and by hand where the official one gives none."""
+"""Scores against the official result_summarizer and scipy, and by hand where the official one has none."""
 
 import math
 import random
@@ -88,7 +88,7 @@ def test_a_run_that_was_killed_counts_as_the_slowest(tmp_path: Path) -> None:
         (0, 0, "0"),
     ],
 )
-def test_no_score(minutes: int, missed: int, why: str, tmp_path: Path) -> None:
+def test_sets_that_have_no_score(minutes: int, missed: int, why: str, tmp_path: Path) -> None:
     logs = logs_of(tmp_path, [10.0 + n for n in range(minutes - missed)])
     logs += [log_of(tmp_path, records(reached=False), f"missed_{n}.txt") for n in range(missed)]
     score = score_strong(logs, COSMOFLOW, RUNS)
@@ -96,7 +96,7 @@ def test_no_score(minutes: int, missed: int, why: str, tmp_path: Path) -> None:
     assert score.why.startswith(why)
 
 
-def test_success_without_the_target_is_no_convergence_and_the_target_without_a_status_is(
+def test_convergence_depends_on_the_target_not_on_the_status(
     tmp_path: Path,
 ) -> None:
     """Both are in published results of round 0.7."""
@@ -112,22 +112,22 @@ def test_success_without_the_target_is_no_convergence_and_the_target_without_a_s
     (0.124, True), (0.12400001, False), (1e-9, True), (0.0, False), (-0.12, False), (math.nan, False),
     (-math.inf, False), (True, False), (None, False), ("0.1", False), ([0.1], False), (10**400, False),
 ])  # fmt: skip
-def test_what_meets_a_mean_absolute_error_of_0_124(value: Any, met: bool, tmp_path: Path) -> None:
-    """A published set logs every error a second time with its sign turned, which is no error at all."""
+def test_values_that_meet_a_mean_absolute_error_of_0_124(value: Any, met: bool, tmp_path: Path) -> None:
+    """A published set logs every error a second time with the sign flipped, which is not an error value."""
     made = records(epochs=1)
     key(made, "eval_error")["value"] = value
     assert score_run(log_of(tmp_path, made), COSMOFLOW).converged is met
 
 
 @pytest.mark.parametrize(("value", "met"), [(0.82, True), (0.8199999, False), (1.0, True), (1.01, False)])
-def test_what_meets_an_iou_of_0_82(value: float, met: bool, tmp_path: Path) -> None:
+def test_values_that_meet_an_iou_of_0_82(value: float, met: bool, tmp_path: Path) -> None:
     made = records("deepcam", epochs=1)
     key(made, "eval_accuracy")["value"] = value
     assert score_run(log_of(tmp_path, made), score_rules("deepcam")[0]).converged is met
 
 
 def test_the_run_ends_at_the_first_run_stop(tmp_path: Path) -> None:
-    """Some systems go on training to measure their power."""
+    """Some systems continue training for a power measurement."""
     made = records(minutes=10, reached=False)
     later = [r for r in records(minutes=10, start_ms=key(made, "run_stop")["time_ms"]) if "_" in r["key"]]
     run = score_run(log_of(tmp_path, made + later), COSMOFLOW)
@@ -156,7 +156,7 @@ def test_epochs_count_from_one_however_they_are_logged(tmp_path: Path) -> None:
         ([(0, 30), (20, 60)], 60),
     ],
 )
-def test_staging_inside_the_run_is_taken_off_once(
+def test_staging_inside_the_run_is_subtracted_once(
     spans: list[tuple[float, float]], staged: float, tmp_path: Path
 ) -> None:
     made = records(minutes=10, staging_minutes=0)
@@ -169,7 +169,7 @@ def test_staging_inside_the_run_is_taken_off_once(
     assert run.without_staging_s == 600 - staged
 
 
-def test_a_clock_that_was_set_back_gives_no_time(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_gives_no_score(tmp_path: Path) -> None:
     made = records()
     key(made, "run_stop")["time_ms"] = key(made, "run_start")["time_ms"] - 1
     run = score_run(log_of(tmp_path, made), COSMOFLOW)
@@ -177,7 +177,7 @@ def test_a_clock_that_was_set_back_gives_no_time(tmp_path: Path) -> None:
 
 
 def test_without_staging_other_runs_are_dropped(tmp_path: Path) -> None:
-    """The slowest run is slow by its staging alone."""
+    """The slowest run is slow only because of its staging."""
     logs = [log_of(tmp_path, records(minutes=10.0 + n, staging_minutes=1, seed=n), f"{n}") for n in range(9)]
     logs.append(log_of(tmp_path, records(minutes=60, staging_minutes=55, seed=9), "9"))
     score = score_strong(logs, COSMOFLOW, RUNS)
@@ -236,7 +236,7 @@ def test_equal_seeds_and_missed_targets_do_not_count(tmp_path: Path) -> None:
     assert [run.dropped for run in score.runs[5:]] == ["seed 1 repeated", "did not converge"]
 
 
-def test_pruned_results_do_not_count_but_are_told(tmp_path: Path) -> None:
+def test_pruned_results_do_not_count_but_are_listed(tmp_path: Path) -> None:
     folder = make_set(tmp_path / "org", "deepcam", [10.0, 11, 12, 13, 14, 90], level="weak")
     (folder / "pruned_results").mkdir()
     (folder / "result_6.txt").rename(folder / "pruned_results" / "result_6.txt")
@@ -247,7 +247,7 @@ def test_pruned_results_do_not_count_but_are_told(tmp_path: Path) -> None:
     assert score.runs[-1].dropped == "pruned"
 
 
-def test_too_few_instances_and_different_scales_are_no_score(tmp_path: Path) -> None:
+def test_too_few_instances_or_different_scales_have_no_score(tmp_path: Path) -> None:
     logs = [log_of(tmp_path, records("deepcam", seed=n), f"{n}") for n in range(4)]
     target, needed = score_rules("deepcam")
     few = score_weak(logs, target, needed)
@@ -257,7 +257,7 @@ def test_too_few_instances_and_different_scales_are_no_score(tmp_path: Path) -> 
 
 
 def test_targets_and_runs_are_those_of_the_official_package() -> None:
-    """The compliance checker's own test, and the number of files that package_checker wants."""
+    """The compliance checker's own test, and the number of files that package_checker requires."""
     from mlperf_logging import benchmark_meta, compliance_checker
 
     folder = Path(compliance_checker.__file__).parent
@@ -282,7 +282,7 @@ def test_a_log_of_an_unknown_benchmark_has_no_score(tmp_path: Path) -> None:
 # Sets that say more than they hold.
 
 
-def test_the_scale_of_an_instance_is_no_more_than_what_it_had(tmp_path: Path) -> None:
+def test_the_scale_of_an_instance_is_at_most_its_share_of_the_system(tmp_path: Path) -> None:
     """Published logs of 128 instances that ran at the same time each log all 2048 units as their own."""
     score = weak_set(tmp_path, [10.0, 11, 12, 13, 14], nodes=8)  # T of the description: 8 · 4 · 5
     assert (score.T, score.S) == (160, 32)
@@ -311,7 +311,7 @@ def test_instances_one_after_another_have_the_whole_system(tmp_path: Path) -> No
     assert "set/scale" not in {f.rule for f in set_findings(results, score)}
 
 
-def test_one_rule_ends_a_run_and_counts_it(tmp_path: Path) -> None:
+def test_the_same_rule_ends_a_run_and_scores_it(tmp_path: Path) -> None:
     """The target that a run is trained to and the one that its log is scored by (D4)."""
     trained = load("cosmoflow", "closed").target
     scored = Target(metric=trained.metric, label=trained.label, value=trained.value)

@@ -69,7 +69,7 @@ def cpus(sockets, cores, threads):
 
 
 @pytest.mark.parametrize(("sockets", "cores", "threads"), [(2, 26, 2), (1, 48, 1), (2, 64, 1), (4, 2, 2)])
-def test_processors_are_counted_as_the_rules_example_does(machine, sockets, cores, threads):
+def test_processors_are_counted_as_in_the_rules_example(machine, sockets, cores, threads):
     # Two Xeon Platinum 8164 are host_processors_per_node 2, host_processor_core_count 26 there.
     found = fields(machine(cpus(sockets, cores, threads)))
     assert found["host_processors_per_node"] == str(sockets)
@@ -88,16 +88,16 @@ def test_processors_are_counted_as_the_rules_example_does(machine, sockets, core
         ({"proc/cpuinfo": "model name\t: AMD EPYC 7742\ncpu MHz\t\t: 2245.780"}, None),  # of this moment
     ],
 )  # fmt: skip
-def test_the_frequency_is_the_nominal_one_or_none(machine, files, expected):
+def test_the_frequency_is_the_nominal_one_or_missing(machine, files, expected):
     assert fields(machine(files)).get("host_processor_frequency") == expected
 
 
-def test_a_model_without_a_name_in_cpuinfo_is_asked_of_lscpu(machine):
+def test_without_a_name_in_cpuinfo_the_model_comes_from_lscpu(machine):
     machine.tool("lscpu", "echo 'Model name:            A64FX'")
     assert fields(machine({"proc/cpuinfo": "processor\t: 0"}))["host_processor_model_name"] == "A64FX"
 
 
-def test_caches_by_level(machine):
+def test_caches_are_listed_by_level(machine):
     cache = "sys/devices/system/cpu/cpu0/cache/index"
     sizes = [(1, "Data", "32K", "0,52"), (1, "Instruction", "32K", "0,52"), (2, "Unified", "1024K", "0,52"),
              (3, "Unified", "36608K", "0-25,52-77")]  # fmt: skip
@@ -111,7 +111,7 @@ def test_caches_by_level(machine):
     )
 
 
-def test_memory_is_what_is_installed_and_its_modules(machine):
+def test_memory_is_the_installed_capacity_with_its_modules(machine):
     files = {f"sys/devices/system/memory/memory{i}/state": "online" for i in range(192)}
     files |= {"sys/devices/system/memory/memory900/state": "offline",
               "sys/devices/system/memory/block_size_bytes": "80000000",  # 2 GiB, in hexadecimal
@@ -132,7 +132,7 @@ def test_without_memory_blocks_it_is_called_usable(machine):
     assert "host_memory_configuration" not in found
 
 
-def test_disks_of_the_node_and_shared_file_systems(machine):
+def test_disks_of_the_node_and_shared_file_systems_are_listed(machine):
     disk = {"size": 7501476528, "queue/rotational": 0}  # sectors of 512 bytes: 3.84 TB
     files = {
         f"sys/block/{name}/{key}": value for name in ("nvme0n1", "nvme1n1") for key, value in disk.items()
@@ -147,7 +147,7 @@ def test_disks_of_the_node_and_shared_file_systems(machine):
     assert found["hw_notes"] == "shared file systems: lustre, nfs4"
 
 
-def test_a_node_without_disks_says_none(machine):
+def test_a_node_without_disks_reports_none(machine):
     assert fields(machine({"sys/block/loop0/size": 8}))["host_storage_type"] == "none"
 
 
@@ -177,7 +177,7 @@ case "$1" in
 esac"""
 
 
-def test_gpus_are_asked_of_nvidia_smi(machine):
+def test_gpus_come_from_nvidia_smi(machine):
     machine.tool("nvidia-smi", NVIDIA)
     found = fields(machine({}))
     assert {key: found[key] for key in found if key.startswith("accelerator")} == {
@@ -199,7 +199,7 @@ def test_a_job_that_sees_some_gpus_of_the_node_does_not_count_them(machine, gres
 
 
 @pytest.mark.parametrize("script", ["exit 9", "echo 'NVIDIA-SMI has failed because...'", "exit 127"])
-def test_accelerators_that_no_tool_tells_of_are_asked_for(machine, script):
+def test_undetected_accelerators_must_be_given(machine, script):
     machine.tool("nvidia-smi", script)
     root = machine({"sys/bus/pci/devices/0000:41:00.0/class": "0x030200"})  # a 3D controller
     found = describe([node_facts({}, root)], {})
@@ -207,12 +207,12 @@ def test_accelerators_that_no_tool_tells_of_are_asked_for(machine, script):
     assert found.fields["accelerators_per_node"] == ""
 
 
-def test_a_machine_without_accelerators_says_so(machine):
+def test_a_machine_without_accelerators_reports_none(machine):
     found = fields(machine({"sys/bus/pci/devices/0000:00:03.0/class": "0x020000"}))  # a network card
     assert (found["accelerators_per_node"], found["accelerator_model_name"]) == ("0", "N/A")
 
 
-def test_nothing_is_made_up_where_nothing_can_be_read(machine):
+def test_unreadable_fields_stay_empty(machine):
     found = describe([node_facts({}, machine({}))], {})
     told = {"other_software_stack", "framework", "number_of_nodes", "host_networking_topology"}
     assert {key for key, value in found.fields.items() if value} <= told
@@ -222,7 +222,7 @@ def test_nothing_is_made_up_where_nothing_can_be_read(machine):
 # The nodes of a job, and what the user gives.
 
 
-def test_nodes_come_from_slurm_or_are_asked_for_where_it_is(machine):
+def test_nodes_come_from_slurm_or_must_be_given_outside_a_job(machine):
     assert fields(machine({}), {"SLURM_JOB_NUM_NODES": "16"})["number_of_nodes"] == "16"
     machine.tool("sinfo", "echo 'slurm-wlm 22.05.8'")
     found = describe([node_facts({}, machine({}))], {})
@@ -230,7 +230,7 @@ def test_nodes_come_from_slurm_or_are_asked_for_where_it_is(machine):
     assert found.fields["other_software_stack"]["Slurm"] == "22.05.8"
 
 
-def test_a_field_in_which_nodes_differ_is_asked_for():
+def test_a_field_in_which_nodes_differ_must_be_given():
     nodes = [
         {"fields": {"host_memory_capacity": size, "cooling": "Air"}, "hints": {}} for size in ("1 TB", "2 TB")
     ]
@@ -239,7 +239,7 @@ def test_a_field_in_which_nodes_differ_is_asked_for():
     assert "1 TB" in found.missing["host_memory_capacity"] and "2 TB" in found.missing["host_memory_capacity"]
 
 
-def test_what_is_given_counts_and_the_official_checker_accepts_it(machine, tmp_path):
+def test_given_fields_override_and_the_official_checker_accepts_them(machine, tmp_path):
     given = given_fields(f"{key}={value}" for key, value in ANSWERS.items())
     found = describe([node_facts({}, machine({}))], given)
     assert not found.missing or set(found.missing) == {"operating_system"}
@@ -260,7 +260,7 @@ def described_machine(machine, monkeypatch):
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
 
 
-def test_the_command_names_what_is_missing_and_leaves_no_file_in_the_way(described_machine, tmp_path, capsys):
+def test_missing_fields_are_named_and_no_file_is_written(described_machine, tmp_path, capsys):
     out = tmp_path / "systems" / "mine.json"
     argv = ["doctor", "--system", "--out", str(out), "--set", "submitter=Lab"]
     assert cli.main(argv) == 1
@@ -285,7 +285,7 @@ def test_with_all_required_fields_the_command_succeeds(described_machine, capsys
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", None, '"x"'])
-def test_what_is_no_description_is_one_line(tmp_path, content):
+def test_an_invalid_description_is_a_one_line_error(tmp_path, content):
     path = tmp_path / "s.json"
     if content is not None:
         path.write_text(content)
