@@ -82,9 +82,10 @@ def convert(
 
     blank = np.zeros((sample, sample, sample, redshifts), np.int16)
     content = RECORD_OVERHEAD + len(encode_example(blank, np.zeros(parameters, np.float32)))
-    with progress(len(mine) * cuts**2, "convert", "samples", show=world.rank == 0) as advance:
+    with progress(len(own_slabs) * cuts**2, "convert", "samples", show=world.rank == 0) as advance:
         on_all_ranks(
-            world, lambda: _convert_slabs(mine, out, sample, cuts, compression, content, workers, advance)
+            world,
+            lambda: _convert_slabs(own_slabs, out, sample, cuts, compression, content, workers, advance),
         )
 
     samples = {f: cuts**3 * sum(u.folder == f for u in universes) for f in ("train", "validation")}
