@@ -23,12 +23,14 @@ class Framework:
     ``trainer``: the module with ``check(run, staged, world)``, which raises UserError if a run cannot start,
     and ``train(run, data, staged, seed, resume, world, log)``, which trains to target. ``collectives``: what
     connects several ranks ("none": there can be only one). ``packages``: the distributions that it runs on, the
-    one it is named after first.
+    one it is named after first. ``profiler``: ``profile(run, batch, steps, trace)``, which measures training steps
+    on samples in memory and returns a ``common.timing.profile.Profile``; empty for none.
     """
 
     trainer: str
     collectives: Literal["horovod", "torch", "none"]
     packages: tuple[str, ...]
+    profiler: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,12 @@ COSMOFLOW = Benchmark(
     definition="mlhpc.benchmarks:cosmoflow.toml",
     settings="mlhpc.benchmarks.cosmoflow:CosmoFlow",
     frameworks={
-        "tensorflow": Framework("mlhpc.cosmoflow.tf.train", "horovod", ("tensorflow", "keras", "horovod")),
+        "tensorflow": Framework(
+            "mlhpc.cosmoflow.tf.train",
+            "horovod",
+            ("tensorflow", "keras", "horovod"),
+            "mlhpc.cosmoflow.tf.profile:profile",
+        ),
         "pytorch": Framework("mlhpc.cosmoflow.pytorch.train", "torch", ("torch",)),
     },
     make_data=DataTool(
@@ -131,7 +138,11 @@ DEEPCAM = Benchmark(
     mlperf_name="deepcam",
     definition="mlhpc.benchmarks:deepcam.toml",
     settings="mlhpc.benchmarks.deepcam:DeepCam",
-    frameworks={"pytorch": Framework("mlhpc.deepcam.train", "torch", ("torch", "nvidia-dali"))},
+    frameworks={
+        "pytorch": Framework(
+            "mlhpc.deepcam.train", "torch", ("torch", "nvidia-dali"), "mlhpc.deepcam.profile:profile"
+        )
+    },
     make_data=DataTool("mlhpc.deepcam.synthetic.simulate:make"),
     convert=DataTool(
         "mlhpc.deepcam.data.convert:convert",
@@ -149,7 +160,11 @@ RESNET50 = Benchmark(
     training_ruleset="4.0.0",
     definition="mlhpc.benchmarks:resnet50.toml",
     settings="mlhpc.benchmarks.resnet50:ResNet50",
-    frameworks={"pytorch": Framework("mlhpc.resnet50.train", "torch", ("torch", "nvidia-dali"))},
+    frameworks={
+        "pytorch": Framework(
+            "mlhpc.resnet50.train", "torch", ("torch", "nvidia-dali"), "mlhpc.resnet50.profile:profile"
+        )
+    },
     make_data=DataTool("mlhpc.resnet50.synthetic.simulate:make"),
     convert=DataTool(
         "mlhpc.resnet50.data.convert:convert",

@@ -215,6 +215,8 @@ def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         factors = (1,) if high / low > 300 else (1, 2, 5)
         marks = [factor * 10.0**n for n in decades for factor in factors]
+        if sum(low <= mark <= high for mark in marks) < 3:
+            marks = [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
     marks = [mark for mark in marks if low <= mark <= high]
     if len(marks) < 3:
         marks = [mark for mark in ticks(low, high) if mark > 0]

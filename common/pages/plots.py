@@ -4,6 +4,7 @@ Rows are dictionaries with the fields named in each function; ``tooltip`` lists 
 that hovering shows.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -218,11 +219,13 @@ def curves(
     series: Sequence[str],
     tooltip: Shown,
     levels: Rows = (),
+    loose: Sequence[str] = (),
     height: int = 260,
     **caption: Any,
 ) -> Figure:
-    """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``, and if the mean
-    has an interval ``low`` and ``high``. ``levels``: see ``level_lines``."""
+    """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``, and where the mean
+    has an interval ``low`` and ``high``. ``levels``: see ``level_lines``. ``loose``: series whose points no line
+    joins."""
     colour, shape, dash = charts.series_scales(series)
     legend = alt.Legend() if len(series) > 1 else None
     picked = alt.selection_point(fields=["series"], bind="legend", toggle="true")
@@ -233,7 +236,8 @@ def curves(
         color=alt.Color("series:N", scale=colour, legend=legend),
         opacity=faded,
     )
-    lines = base.mark_line(strokeWidth=2).encode(
+    joined = base.transform_filter(f"indexof({json.dumps(list(loose))}, datum.series) < 0") if loose else base
+    lines = joined.mark_line(strokeWidth=2).encode(
         strokeDash=alt.StrokeDash("series:N", scale=dash, legend=legend)
     )
     whiskers = (

@@ -30,9 +30,12 @@ def add(commands: Commands) -> None:
     doctor.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="also start its framework")
     doctor.add_argument("--data", type=folder, help="the data set of the planned run")
     doctor.add_argument("--stage", type=folder, help="where it is staged (default: $TMPDIR, /tmp)")
-    doctor.add_argument("--out", type=folder, help="folder for results; with --system or --site, the file")
+    doctor.add_argument("--out", type=folder, help="folder for results; or the file to write")
     doctor.add_argument("--ranks", type=int, default=0, help="number of local ranks")
     doctor.add_argument("--site", metavar="NAME", help="write a first run_scripts/sites/NAME.sh")
+    doctor.add_argument(
+        "--calibrate", action="store_true", help="measure this machine into a machine file, --out FILE.toml"
+    )
     doctor.add_argument("--system", action="store_true", help="the official system description, as JSON")
     doctor.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of --system"
@@ -90,6 +93,10 @@ def _doctor(options: argparse.Namespace) -> int:
         from mlhpc.doctor.site import write_site
 
         return write_site(options.site, options.out, Console(stderr=True))
+    if options.calibrate:
+        from mlhpc.doctor.calibrate import calibrate
+
+        return calibrate(options.out, options.stage, Console(stderr=True))
     if options.system:
         return describe_system(options.set, options.out, Console(stderr=True))
     if options.set:

@@ -33,6 +33,9 @@ def add(commands: Commands) -> None:
         metavar="UNITS[:BATCH]",
         help="predict the time of a configuration that was not run",
     )
+    report.add_argument(
+        "--machine", metavar="NAME|FILE", help="show the parts predicted for this machine beside one run's"
+    )
     pack = add_command(
         commands, "pack", _pack, "pack runs into the official tree of a submission, and check it"
     )
@@ -75,7 +78,7 @@ def _report(options: argparse.Namespace) -> int:
     from mlhpc.submission.report.report import report_on
 
     configurations = [_configuration(text) for text in options.predict]
-    page = report_on(options.path, Console(), options.out, configurations)
+    page = report_on(options.path, Console(), options.out, configurations, options.machine)
     print(page if page else "for a page with all figures and tables: --out FILE.html")
     return 0
 

@@ -10,12 +10,14 @@ from rich.table import Table
 from mlhpc.benchmarks import registry
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.errors import UserError, count
+from mlhpc.perf.machines import machine as find_machine
 from mlhpc.submission.check.check import check_run
 from mlhpc.submission.logs.findings import Finding, passes, verdict
 from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page
 from mlhpc.submission.report.compare_table import print_comparison, text
+from mlhpc.submission.report.predicted import Beside, beside, lines
 from mlhpc.submission.report.ranks import running
 from mlhpc.submission.report.run_page import page
 from mlhpc.submission.report.summary import (
@@ -40,9 +42,11 @@ def report_on(
     console: Console,
     out: Path | None = None,
     configurations: Sequence[tuple[int, int | None]] = (),
+    machine: str | None = None,
 ) -> Path | None:
     """One run directory: :func:`report`. Otherwise a comparison of all sets of runs below ``paths``: printed, and
     written to ``out`` if given. ``configurations``: what to predict, (compute units, global batch size or None).
+    ``machine``: whose prediction is shown beside one run.
 
     Returns the path of the page, None without one. The page is written before anything is printed, so that it
     exists even if the reader of the output is gone.
@@ -57,7 +61,9 @@ def report_on(
             raise UserError(
                 "--predict is for a comparison: give the folder of several runs, or several paths"
             )
-        return report(first, console, out=out)
+        return report(first, console, out=out, machine=machine)
+    if machine:
+        raise UserError("--machine is for the report of one run: give the directory of one")
     if out:
         _refuse_inside(out, paths)
         if out.exists():
@@ -69,7 +75,13 @@ def report_on(
     return out
 
 
-def report(run_dir: Path, console: Console, ruleset: str = "2.0.0", out: Path | None = None) -> Path:
+def report(
+    run_dir: Path,
+    console: Console,
+    ruleset: str = "2.0.0",
+    out: Path | None = None,
+    machine: str | None = None,
+) -> Path:
     """Writes the page of a run to ``out`` (``report.html`` in its directory), prints it, and returns the path.
 
     A run that was resumed, did not meet its target or does not pass its check gets no score.
@@ -80,8 +92,11 @@ def report(run_dir: Path, console: Console, ruleset: str = "2.0.0", out: Path | 
     run = read(run_dir)
     findings = [] if running(run) else check_run(run, ruleset)
     out = out or run_dir / "report.html"
-    _write(out, page(run, findings, ruleset))
+    predicted = beside(run, find_machine(machine)) if machine else None
+    _write(out, page(run, findings, ruleset, predicted))
     _print(run, findings, ruleset, console)
+    if predicted:
+        _print_predicted(predicted, console)
     return out
 
 
@@ -139,6 +154,20 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console
         bad = (key == "time to train" and reasons) or (key == "check" and not passes(findings))
         grid.add_row(text(key, "dim"), text(value, "bold red" if bad else ""))
     console.print(grid)
+
+
+def _print_predicted(found: Beside, console: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("part")
+    for title in ("measured", "predicted", "interval", "ratio"):
+        table.add_column(title, justify="right")
+    for row in lines(found):
+        table.add_row(*row)
+    console.print(text(f"predicted for {found.machine}", "bold"))
+    console.print(table)
+    console.print(text(f"measured: {found.measured}; predicted: {found.predicted}"))
+    for note in found.notes:
+        console.print(text(note, "dim"))
 
 
 def _facts(run: RunDirectory) -> dict[str, str]:

@@ -8,6 +8,8 @@ from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, passes, verdict
 from mlhpc.submission.logs.run_directory import RunDirectory
 from mlhpc.submission.report import run_charts, run_sections
+from mlhpc.submission.report.predicted import Beside
+from mlhpc.submission.report.predicted import section as prediction_section
 from mlhpc.submission.report.ranks import RankTimes, read_ranks, running
 from mlhpc.submission.report.summary import (
     data_rate,
@@ -23,7 +25,9 @@ from mlhpc.submission.report.summary import (
 )
 
 
-def page(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
+def page(
+    run: RunDirectory, findings: Sequence[Finding], ruleset: str, predicted: Beside | None = None
+) -> str:
     """The whole HTML text. Missing parts are left out, and listed in a section of their own."""
     rules, ranks = rules_text(run, ruleset), read_ranks(run.path)
     reasons = no_score(run, findings)
@@ -36,6 +40,7 @@ def page(run: RunDirectory, findings: Sequence[Finding], ruleset: str) -> str:
         blocks=[
             _missing(run),
             _breakdown(run),
+            prediction_section(predicted) if predicted else None,
             _progress(run, ranks),
             run_sections.processes(run, ranks),
             run_sections.staging(run),

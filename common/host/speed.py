@@ -1,0 +1,119 @@
+"""How fast this machine is, measured in a few seconds: matrix product, memory copy, disk, loopback.
+
+Each figure is the best of several repeats: other programs can only slow a measurement down.
+"""
+
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from mlhpc.common.files.pagecache import evict
+
+_SIDE = 2048
+_COPIED = 2**28
+_FILE = 2**28
+_SENT = 2**28
+_PIECE = 2**20
+
+
+def best(measure: Callable[[], float], seconds: float = 1.0, least: int = 3) -> float:
+    """The largest of repeated measurements, at least ``least`` and for ``seconds``."""
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(found) < least or time.perf_counter() < end:
+        found.append(measure())
+    return max(found)
+
+
+def matrix_product() -> float:
+    """FLOP/s of a float32 matrix product by NumPy's BLAS."""
+    a = np.random.default_rng(0).random((_SIDE, _SIDE), dtype=np.float32)
+    out = np.empty_like(a)
+
+    def once() -> float:
+        begin = time.perf_counter()
+        np.matmul(a, a, out=out)
+        return float(2 * _SIDE**3 / (time.perf_counter() - begin))
+
+    once()
+    return best(once)
+
+
+def memory_copy() -> float:
+    """Bytes/s that a copy in memory reads and writes, both counted."""
+    source = np.ones(_COPIED // 8)
+    target = np.empty_like(source)
+
+    def once() -> float:
+        begin = time.perf_counter()
+        np.copyto(target, source)
+        return 2 * source.nbytes / (time.perf_counter() - begin)
+
+    once()
+    return best(once)
+
+
+def disk(folder: Path) -> tuple[float, float]:
+    """(read, write) bytes/s of a file in ``folder``: written with fsync, dropped from the page cache, read. The
+    file is removed. Raises OSError."""
+    piece = np.random.default_rng(0).bytes(_PIECE)
+    reads, writes = [], []
+    with tempfile.TemporaryDirectory(dir=folder, prefix="mlhpc-speed-") as made:
+        path = Path(made) / "file"
+        for _ in range(3):
+            begin = time.perf_counter()
+            with path.open("wb", buffering=0) as file:
+                for _ in range(_FILE // _PIECE):
+                    file.write(piece)
+                os.fsync(file.fileno())
+            writes.append(_FILE / (time.perf_counter() - begin))
+            evict([path])
+            begin = time.perf_counter()
+            with path.open("rb", buffering=0) as file:
+                while file.read(_PIECE):
+                    pass
+            reads.append(_FILE / (time.perf_counter() - begin))
+    return max(reads), max(writes)
+
+
+def loopback() -> tuple[float, float]:
+    """(bytes/s, seconds a message) over TCP on 127.0.0.1: what ranks of one machine without a network have."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=_answer, args=(server,), daemon=True)
+        thread.start()
+        with socket.create_connection(server.getsockname()) as link:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            delays = []
+            for _ in range(200):
+                begin = time.perf_counter()
+                link.sendall(b"x")
+                link.recv(1)
+                delays.append((time.perf_counter() - begin) / 2)
+            link.sendall(b"s")
+            piece = bytes(_PIECE)
+            begin = time.perf_counter()
+            for _ in range(_SENT // _PIECE):
+                link.sendall(piece)
+            link.recv(1)
+            rate = _SENT / (time.perf_counter() - begin)
+        thread.join()
+    return rate, min(delays)
+
+
+def _answer(server: socket.socket) -> None:
+    """Echoes single bytes until "s", then takes all that is sent and answers once."""
+    link, _ = server.accept()
+    with link:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while (byte := link.recv(1)) and byte != b"s":
+            link.sendall(byte)
+        left, buffer = _SENT, bytearray(_PIECE)
+        while left > 0 and (got := link.recv_into(buffer)):
+            left -= got
+        link.sendall(b"x")

@@ -1,0 +1,153 @@
+"""A training step under PyTorch's profiler, each operation with the module of the network that it belongs to."""
+
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from mlhpc.common.timing.profile import Part, Profile, Work
+
+_MODULE = "module: "
+_BACKWARD = "autograd::engine::evaluate_function"
+_COMMUNICATION = ("nccl:", "gloo:", "c10d::", "ncclDevKernel")
+_COPIES = ("aten::copy_", "aten::to", "aten::_to_copy")
+
+
+def profile_steps(
+    model: nn.Module,
+    step: Callable[[], object],
+    device: torch.device,
+    *,
+    batch: int,
+    steps: int,
+    modules: Sequence[str],
+    trace: Path | None = None,
+) -> Profile:
+    """``steps`` calls of ``step``, which trains ``model``, after one that warms up.
+
+    A forward operation belongs to the innermost module that was called around it; a backward one to that of the
+    forward operation with its sequence number. On a GPU an operation's time is that of its kernels. ``trace``:
+    where to write the trace for chrome://tracing and Perfetto.
+    """
+    gpu = device.type == "cuda"
+    step()
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu
+    _wait(device)
+    with _named(model), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Profiler clears events.*")
+        with profile(activities=activities) as profiler:
+            begin = time.perf_counter()
+            for _ in range(steps):
+                step()
+            _wait(device)
+            wall = (time.perf_counter() - begin) / steps
+    if trace:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(trace))
+    name = torch.cuda.get_device_name(device) if gpu else f"CPU, {torch.get_num_threads()} threads"
+    work = tuple(_work(profiler.events() or (), steps, gpu))
+    return Profile(name, batch, steps, wall, tuple(modules), work)
+
+
+def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:
+    """Names of the modules that have weights of their own, in the order in which ``model`` calls them."""
+    names: list[str] = []
+    handles = []
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            handles.append(module.register_forward_hook(lambda *_, name=name: names.append(name)))
+    with torch.no_grad():
+        model(x)
+    for handle in handles:
+        handle.remove()
+    return names
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _named(model: nn.Module) -> Iterator[None]:
+    """Every call of a module of ``model`` is a range of the trace."""
+    ranges: list[Any] = []
+
+    def enter(name: str) -> None:
+        ranges.append(record_function(_MODULE + name))
+        ranges[-1].__enter__()
+
+    handles = []
+    for name, module in model.named_modules():
+        if name:
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+            handles.append(module.register_forward_hook(lambda *_: ranges.pop().__exit__(None, None, None)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _work(events: Sequence[Any], steps: int, gpu: bool) -> Iterator[Work]:
+    seconds: defaultdict[tuple[Part, str, str], float] = defaultdict(float)
+    calls: Counter[tuple[Part, str, str]] = Counter()
+    on_host = [event for event in events if event.device_type.name == "CPU"]
+    modules = {e.sequence_nr: _module(e) for e in on_host if e.sequence_nr >= 0 and not _root(e, _BACKWARD)}
+    for event in on_host:
+        own = event.self_device_time_total if gpu else event.self_cpu_time_total
+        if own <= 0 or (gpu and event.name.startswith("cuda")):
+            continue
+        backward = _outermost(event, _BACKWARD)
+        part, module = _place(event, backward, modules)
+        key = part, module, _operation(event)
+        seconds[key] += own / 1e6
+        calls[key] += 1
+    for key, total in seconds.items():
+        yield Work(*key, total / steps, calls[key] / steps)
+
+
+def _place(event: Any, backward: Any, modules: dict[int, str]) -> tuple[Part, str]:
+    if any(event.name.startswith(prefix) for prefix in _COMMUNICATION):
+        return "communication", ""
+    if _root(event, "Optimizer."):
+        return "optimizer", ""
+    if backward:
+        return "backward", modules.get(backward.sequence_nr, "")
+    if module := _module(event):
+        return "forward", module
+    return ("input", "") if event.name in _COPIES else ("other", "")
+
+
+def _module(event: Any) -> str:
+    range_ = _root(event, _MODULE)
+    return str(range_.name.removeprefix(_MODULE)) if range_ else ""
+
+
+def _root(event: Any, prefix: str) -> Any:
+    """The innermost of ``event`` and those around it whose name begins with ``prefix``; None."""
+    while event is not None and not event.name.startswith(prefix):
+        event = event.cpu_parent
+    return event
+
+
+def _outermost(event: Any, prefix: str) -> Any:
+    """The outermost one: a backward pass that recomputes runs nodes of its own inside."""
+    found = None
+    while event := _root(event, prefix):
+        found, event = event, event.cpu_parent
+    return found
+
+
+def _operation(event: Any) -> str:
+    """Its name; ranges and autograd's nodes have time of their own between the operations that they call."""
+    if event.name.startswith((_MODULE, _BACKWARD, "Optimizer.")):
+        return "between operations"
+    return str(event.name)

@@ -1,0 +1,143 @@
+"""CosmoFlow's training step under TensorFlow's profiler, on samples of zeros in memory: no input path."""
+
+import re
+import shutil
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
+
+from mlhpc.benchmarks.cosmoflow import CosmoFlow
+from mlhpc.common.timing.profile import Part, Profile, Work
+from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
+from mlhpc.cosmoflow.tf.device import use_one_gpu
+from mlhpc.cosmoflow.tf.model import build_model, require_precision
+from mlhpc.cosmoflow.tf.step import make_optimizer, make_train_step
+
+_OPERATION = re.compile(r"[\w./-]+:\w+")  # node of the graph : type of the operation
+_BACKWARD = "gradient_tape/"
+_OPTIMIZERS = ("sgd", "adam", "loss_scale_optimizer")
+_INPUT = ("Log1p", "Cast")
+
+
+def profile(run: CosmoFlow, batch: int, steps: int, trace: Path | None) -> Profile:
+    """``steps`` steps of ``batch`` samples on one rank, as ``train`` makes them. ``trace``: a folder for
+    TensorBoard's profiler."""
+    require_precision(run.training.precision)
+    device = use_one_gpu(0)
+    own_kernels = device is None and run.training.cpu_kernels
+    if own_kernels:
+        start_xla()
+    hparams = run.hyperparameters
+    model = build_model(
+        run.network,
+        run.data.sample_shape,
+        dropout=hparams.dropout,
+        weight_decay=hparams.opt_weight_decay,
+        precision=run.training.precision,
+        conv3d=MinimalConv3D if own_kernels else keras.layers.Conv3D,
+    )
+    step = make_train_step(model, make_optimizer(hparams, run.training.precision))
+    x = np.zeros((batch, *run.data.sample_shape), np.int16)
+    y = np.zeros((batch, run.network.targets), np.float32)
+    step(x, y).numpy()
+    folder = Path(tempfile.mkdtemp(prefix="mlhpc-profile-"))
+    try:
+        wall = _traced(lambda: step(x, y), steps, folder)
+        (written,) = folder.rglob("*.xplane.pb")
+        space = XSpace.FromString(written.read_bytes())
+        if trace:
+            shutil.copytree(folder, trace, dirs_exist_ok=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    layers = [layer.name for layer in model.layers]
+    modules = [layer.name for layer in model.layers if layer.weights]
+    name = device or f"CPU, {tf.config.threading.get_intra_op_parallelism_threads() or 'all'} threads"
+    return Profile(str(name), batch, steps, wall, tuple(modules), tuple(_work(space, layers, steps)))
+
+
+def _traced(step: Callable[[], Any], steps: int, folder: Path) -> float:
+    """Seconds of a step."""
+    tf.profiler.experimental.start(
+        str(folder), tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
+    )
+    try:
+        begin = time.perf_counter()
+        for _ in range(steps):
+            loss = step()
+        loss.numpy()  # waits for the device
+        return (time.perf_counter() - begin) / steps
+    finally:
+        tf.profiler.experimental.stop()
+
+
+def _work(space: Any, layers: Sequence[str], steps: int) -> Iterator[Work]:
+    """Operations of the graph: on a GPU the kernels, by the operation that started them, else on the host."""
+    gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
+    seconds: defaultdict[tuple[Part, str, str], float] = defaultdict(float)
+    calls: Counter[tuple[Part, str, str]] = Counter()
+    for plane in gpus or [plane for plane in space.planes if plane.name == "/host:CPU"]:
+        for line in plane.lines:
+            for event, own in _own_times(line.events, plane):
+                operation = _operation(event, plane)
+                if operation:
+                    key = _place(operation, layers)
+                    seconds[key] += own / 1e12
+                    calls[key] += 1
+    for key, total in seconds.items():
+        yield Work(*key, total / steps, calls[key] / steps)
+
+
+def _operation(event: Any, plane: Any) -> str:
+    """``node:type`` of an event; empty for what is none."""
+    name = str(plane.event_metadata[event.metadata_id].name)
+    if plane.name == "/host:CPU":
+        return name if _OPERATION.fullmatch(name) else ""
+    for stat in event.stats:
+        if plane.stat_metadata[stat.metadata_id].name == "tf_op":
+            return str(stat.str_value or plane.stat_metadata[stat.ref_value].name)
+    return f"kernel:{name}"
+
+
+def _own_times(events: Sequence[Any], plane: Any) -> Iterator[tuple[Any, int]]:
+    """Operations of one thread with their picoseconds, less those of operations within them."""
+    inside: list[tuple[Any, int]] = []
+    for event in sorted(events, key=lambda e: (e.offset_ps, -e.duration_ps)):
+        if not _operation(event, plane):
+            continue
+        while inside and inside[-1][0].offset_ps + inside[-1][0].duration_ps <= event.offset_ps:
+            yield inside.pop()
+        if inside:
+            around, own = inside[-1]
+            inside[-1] = around, own - event.duration_ps
+        inside.append((event, event.duration_ps))
+    yield from reversed(inside)
+
+
+def _place(operation: str, layers: Sequence[str]) -> tuple[Part, str, str]:
+    node, _, kind = operation.rpartition(":")
+    backward = node.startswith(_BACKWARD)
+    scopes = node.removeprefix(_BACKWARD).split("/")
+    layer = next((name for scope in scopes if (name := _layer(scope, layers))), "")
+    if any(scope.startswith(_OPTIMIZERS) for scope in scopes[:1]):
+        return "optimizer", "", kind
+    if "Horovod" in kind or "Nccl" in kind:
+        return "communication", "", kind
+    if backward:
+        return "backward", layer, kind
+    if layer:
+        return "forward", layer, kind
+    return ("input" if kind in _INPUT else "other"), "", kind
+
+
+def _layer(scope: str, layers: Sequence[str]) -> str:
+    """The Keras layer of a scope, which is its name and, from the second call on, a number."""
+    called = re.sub(r"_\d+$", "", scope)
+    return called if called in layers else scope if scope in layers else ""

@@ -1,0 +1,42 @@
+"""The commands on performance models: predict, profile."""
+
+from pathlib import Path
+
+from mlhpc.commands.parser import NAMES, Commands, add_benchmark, add_command
+
+
+def add(commands: Commands) -> None:
+    predict = add_command(
+        commands,
+        "predict",
+        "mlhpc.perf.command:predict",
+        "predict what a run costs on a machine, before it runs",
+    )
+    predict.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help=NAMES)
+    predict.add_argument("--preset", default="closed", help="a named size (default: closed)")
+    predict.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+    predict.add_argument("--machine", metavar="NAME|FILE", help="a machine of the suite, or a machine file")
+    predict.add_argument("--nodes", type=int, help="default: a table over 1, 2, 4, … nodes")
+    predict.add_argument("--batch", type=int, help="global batch size, instead of the preset's")
+    predict.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE.csv",
+        help="errors against measured sets, or 'published'",
+    )
+    predict.add_argument("--json", action="store_true", help="print JSON")
+    predict.add_argument("--out", type=Path, metavar="FILE.html", help="write a page with charts")
+
+    profile = add_command(
+        commands,
+        "profile",
+        "mlhpc.perf.profile.command:profile",
+        "measure where a training step goes, by layer",
+    )
+    add_benchmark(profile)
+    profile.add_argument("--batch", type=int, help="samples a step (default: the preset's global batch)")
+    profile.add_argument("--steps", type=int, default=5, help="steps to measure, after one (default: 5)")
+    profile.add_argument("--machine", metavar="NAME|FILE", help="efficiency by the peaks of this machine")
+    profile.add_argument("--trace", type=Path, metavar="PATH", help="keep the framework's trace")
+    profile.add_argument("--json", action="store_true", help="print JSON")
+    profile.add_argument("--out", type=Path, metavar="FILE.html", help="write a page with charts")

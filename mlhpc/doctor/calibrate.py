@@ -1,0 +1,124 @@
+"""``mlhpc doctor --calibrate``: this machine measured into a machine file (perf/machines.py)."""
+
+import os
+import platform
+import shutil
+import tempfile
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from rich.console import Console
+
+from mlhpc.common.files.atomic import write_bytes
+from mlhpc.common.host import speed
+from mlhpc.errors import UserError
+from mlhpc.perf.machines import parse
+from mlhpc.perf.units import written
+
+
+def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
+    """Measures matrix product, memory copy, disk (in ``folder``, default $TMPDIR) and loopback, with the GPU where
+    PyTorch finds one, and writes the machine file ``out``. Raises UserError where it cannot be written."""
+    if out is None:
+        raise UserError("--calibrate writes a machine file: add --out FILE.toml")
+    if out.exists():
+        raise UserError(f"{out} exists; choose another --out, or move it away")
+    place = folder or Path(tempfile.gettempdir())
+    console.print(
+        "measuring matrix product, memory, disk and loopback, about ten seconds; leave the machine idle"
+    )
+    try:
+        text = tomli_w.dumps(_measured(place))
+    except OSError as error:
+        raise UserError(
+            f"{place}: cannot be written or read ({error.strerror}); choose another --stage"
+        ) from None
+    found = parse(text, str(out), out.stem)  # what is written can be read
+    try:
+        write_bytes(out, text.encode())
+    except OSError as error:
+        raise UserError(
+            f"{out}: cannot be written ({error.strerror}); choose another --out FILE.toml"
+        ) from None
+    for key, value in found.figures.items():
+        console.print(f"  {key:26} {_written(key, value)}", markup=False, highlight=False)
+    console.print(f"{out}: for mlhpc predict --machine and mlhpc report --machine", markup=False)
+    return 0
+
+
+def _measured(place: Path) -> dict[str, Any]:
+    """The tables of the machine file."""
+    when = datetime.now(UTC).strftime("%Y-%m-%d")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0))
+
+    def figure(key: str, value: float, how: str) -> dict[str, str]:
+        return {"value": _written(key, value), "source": f"measured {when}: {how}"}
+
+    gpu = _gpu()
+    model = str(gpu["model"]) if gpu else _processor()
+    accelerator: dict[str, Any] = {"model": model, "family": model, "per_node": gpu["count"] if gpu else 1}
+    links = {}
+    if gpu:
+        for key in ("float32", "tf32", "bfloat16", "float16"):
+            if rate := gpu.get(key):
+                accelerator[key] = figure(f"accelerator.{key}", rate, "matrix product, PyTorch")
+        accelerator["memory"] = figure("accelerator.memory", gpu["memory"], "as the driver says")
+        accelerator["bandwidth"] = figure("accelerator.bandwidth", gpu["bandwidth"], "copy, reads and writes")
+        links["host"] = figure("links.host", gpu["host"], "copy of page-locked memory to the GPU")
+    else:
+        accelerator["float32"] = figure(
+            "accelerator.float32", speed.matrix_product(), "matrix product, NumPy"
+        )
+        accelerator["memory"] = figure("accelerator.memory", memory, "as the kernel says")
+        accelerator["bandwidth"] = figure(
+            "accelerator.bandwidth", speed.memory_copy(), "copy, reads and writes"
+        )
+    host: dict[str, Any] = {"processor": _processor(), "cores": cores}
+    if gpu:
+        host["memory"] = figure("host.memory", memory, "as the kernel says")
+        host["memory_bandwidth"] = figure(
+            "host.memory_bandwidth", speed.memory_copy(), "copy, reads and writes"
+        )
+    read, write = speed.disk(place)
+    rate, delay = speed.loopback()
+    storage = {
+        "local": figure("storage.local", shutil.disk_usage(place).free, f"free on {place}"),
+        "local_read": figure("storage.local_read", read, "256 MiB, not in the page cache"),
+        "local_write": figure("storage.local_write", write, "256 MiB with fsync"),
+    }
+    network = {
+        "nics": 1,
+        "bandwidth": figure("network.bandwidth", rate, "TCP on loopback, not a network"),
+        "latency": figure("network.latency", delay, "TCP on loopback, not a network"),
+    }
+    tables: dict[str, Any] = {"title": f"{platform.node() or 'this machine'}, as measured", "nodes": 1}
+    tables |= {"accelerator": accelerator, "host": host, "network": network, "storage": storage}
+    return {**tables, "links": links} if links else tables
+
+
+def _gpu() -> dict[str, Any] | None:
+    """What PyTorch measures on the first GPU; None without PyTorch or a GPU."""
+    if find_spec("torch") is None:
+        return None
+    from mlhpc.common.pytorch.speed import gpu_speed
+
+    return gpu_speed()
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+        return next(names, "") or platform.machine()
+
+
+def _written(key: str, value: float) -> str:
+    last = key.partition(".")[2]
+    if last in ("memory", "local"):
+        return written(value, "bytes")
+    if last == "latency":
+        return written(value, "s")
+    return written(value, "FLOP/s" if last in ("float32", "tf32", "bfloat16", "float16") else "bytes/s")

@@ -1,0 +1,1 @@
+"""What a step costs on one accelerator: memory, roofline, pictures of both."""

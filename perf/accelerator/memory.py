@@ -1,0 +1,180 @@
+"""What a training step needs in an accelerator's memory, and the largest batch that fits.
+
+Two models. :func:`step_memory` follows a step of the suite through its passes: what PyTorch's MemTracker counts.
+:func:`paper_memory` is paper 000's (section IV): model + batch · (input + activations), all in 16 bits, with the
+rule by which each of its three activation figures can be counted (no single rule gives all three).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mlhpc.benchmarks.schema import Run
+from mlhpc.errors import UserError
+from mlhpc.perf.networks.layer import Kind, Layer, Network, Precision, activation_bytes
+from mlhpc.perf.networks.registry import network_of
+
+STATES = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
+"""Float32 numbers that an optimizer keeps of a weight: momentum, or means of gradients and of their squares."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes in one accelerator's memory for a local batch, and the most that is held at once.
+
+    ``parameters`` are the float32 weights and batch norm's running statistics; ``copies`` the 16-bit weights of
+    mixed precision. ``activations``: what the forward pass keeps for the backward pass. ``working``: gradients of
+    activations at the peak. ``gradients`` are complete only at the end of the backward pass, when the activations
+    are gone: so the peak is less than the sum. ``peak_at``: the layer in whose backward pass it is, or
+    "optimizer".
+    """
+
+    batch: int
+    parameters: int
+    copies: int
+    gradients: int
+    optimizer: int
+    input: int
+    activations: int
+    working: int
+    peak: int
+    peak_at: str
+
+
+def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
+    """Of a step of ``run`` with ``batch`` samples at once on one accelerator."""
+    optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
+    counts = run.benchmark == "cosmoflow"  # int16 goes to the device, its logarithm is the network's input
+    extra = 2 if counts else 0
+    return step_memory(network_of(run), batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu)
+
+
+def step_memory(
+    network: Network,
+    batch: int,
+    precision: Precision = "float32",
+    optimizer: str = "sgd",
+    *,
+    extra_input: int = 0,
+    gpu: bool = True,
+) -> Memory:
+    """Of one training step with ``batch`` samples. ``optimizer``: one of ``STATES``. ``extra_input``: bytes of an
+    input's element beside the float32 that the network gets. ``gpu``: LAMB updates all weights at once there, with
+    two copies of them; on a CPU in small parts.
+
+    Walks backward through the layers: in the backward pass of a layer there are the weights and the optimizer's
+    state, what this layer and those before it keep, the weights' gradients of this layer and those after it, and
+    the gradients of its output and inputs. Not in it: what libraries reserve (CUDA contexts, cuDNN's workspaces),
+    fragmentation, buckets of gradients for all-reduce beyond the gradients themselves.
+    """
+    width = activation_bytes(precision)
+    mixed = precision != "float32"
+    parameters = 4 * network.parameters + 4 * sum(_running_statistics(layer) for layer in network)
+    copies = 2 * sum(layer.parameters for layer in network if layer.forward_flops) if mixed else 0
+    state = 4 * STATES[optimizer] * network.parameters
+    given = batch * network.input_elements * (4 + extra_input + (2 if mixed else 0))
+    output = batch * network.layers[-1].input_elements * 4
+    static = parameters + copies + state + given + output
+
+    kept = network.saved_bytes(precision, batch)
+    peak, peak_at, working, gradients = 0, "", 0, 0
+    for layer in reversed(network.layers):
+        gradients += 4 * layer.parameters
+        moving = 0 if layer.kind in ("sum", "concatenation") else layer.input_elements
+        flowing = batch * width * (layer.output_elements + (moving if _reaches_weights(layer) else 0))
+        if static + kept + gradients + flowing > peak:
+            peak, peak_at, working = static + kept + gradients + flowing, layer.name, flowing
+        kept -= layer.saved_bytes(precision, batch)
+    copied = 2 if optimizer == "lamb" and gpu else 0
+    at_update = parameters + state + gradients + 4 * copied * network.parameters
+    if at_update > peak:
+        peak, peak_at, working = at_update, "optimizer", 0
+    activations = network.saved_bytes(precision, batch) + output
+    return Memory(batch, parameters, copies, gradients, state, given, activations, working, peak, peak_at)
+
+
+def largest_batch(needed: Callable[[int], float], capacity: float, what: str = "a sample") -> int:
+    """The largest batch whose ``needed(batch)`` bytes are at most ``capacity``; ``needed`` grows with the batch.
+    Raises UserError where not even one sample fits."""
+    if needed(1) > capacity:
+        raise UserError(
+            f"{what} does not fit: a batch of 1 needs {needed(1) / 2**30:.2f} GiB of {capacity / 2**30:.2f} GiB"
+        )
+    low, high = 1, 2
+    while needed(high) <= capacity:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needed(middle) <= capacity else (low, middle)
+    return low
+
+
+def power_of_two(batch: int) -> int:
+    """The largest power of two that is at most ``batch``."""
+    return 1 << (batch.bit_length() - 1)
+
+
+def _running_statistics(layer: Layer) -> int:
+    """Running mean and variance of a batch norm, as many as its weights; the count of its batches is nothing."""
+    return layer.parameters if layer.kind == "batch norm" else 0
+
+
+def _reaches_weights(layer: Layer) -> bool:
+    """Whether its input wants a gradient: all layers but the first."""
+    return any(part.name == "input gradient" for part in layer.passes)
+
+
+class CountingRule(NamedTuple):
+    """How one of paper 000's figures of activation memory can be counted: ``kinds`` of layers whose outputs are
+    counted, how many ``times``, and whether the ``input`` is."""
+
+    words: str
+    kinds: tuple[Kind, ...]
+    times: int
+    input: bool
+
+
+_CONVOLUTIONS: tuple[Kind, ...] = (
+    "convolution",
+    "pointwise convolution",
+    "depthwise convolution",
+    "transposed convolution",
+)
+PAPER_RULES: dict[str, CountingRule] = {
+    "cosmoflow": CountingRule(
+        "outputs of convolutions, leaky ReLUs and poolings and their gradients (twice each), and the input",
+        ("convolution", "activation", "pooling"),
+        2,
+        True,
+    ),
+    "deepcam": CountingRule(
+        "outputs of all layers once: convolutions, batch norms, ReLUs, sums and concatenations",
+        (*_CONVOLUTIONS, "batch norm", "activation", "sum", "concatenation"),
+        1,
+        False,
+    ),
+    "resnet50": CountingRule(
+        "outputs of convolutions and batch norms once (ReLUs in place)",
+        (*_CONVOLUTIONS, "batch norm"),
+        1,
+        False,
+    ),
+}
+"""By benchmark. CosmoFlow is counted in the reference's order of layers (``pool_first=False``)."""
+PAPER_ACTIVATIONS_GIB = {"cosmoflow": 0.72, "deepcam": 2.9, "resnet50": 0.042}
+"""GiB a sample in 16 bits: paper 000, section V-A."""
+
+
+def paper_activations(network: Network, rule: CountingRule) -> int:
+    """Bytes of activations a sample in 16 bits by ``rule``."""
+    counted = sum(layer.output_elements for layer in network if layer.kind in rule.kinds)
+    return 2 * (rule.times * counted + (network.input_elements if rule.input else 0))
+
+
+def paper_memory(
+    network: Network, batch: int, activations: float, *, sample_bytes: float | None = None
+) -> float:
+    """Bytes of model + batch · (input + activations), all in 16 bits (paper 000, section IV). ``activations`` and
+    ``sample_bytes`` (default: 2 an element) are of one sample."""
+    of_input = 2 * network.input_elements if sample_bytes is None else sample_bytes
+    return 2 * network.parameters + batch * (of_input + activations)

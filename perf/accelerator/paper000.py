@@ -1,0 +1,69 @@
+"""Table II of paper 000 (Ibrahim et al. 2021), as printed, and what follows from it.
+
+Cori GPU, one V100, mixed precision. The table divides binary GiF (2³⁰ FLOPs) and GiB by each other, and GiF by MiB
+as if the prefixes were a thousand apart, not 1024; so do the properties here, to give the printed figures.
+"""
+
+from dataclasses import dataclass
+
+PETAFLOP = 1e15
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of one training sample: ``sample_mib``, ``gif`` (measured), activation memory in 16 bits (section V-A) and
+    measured HBM traffic in GiB; ``sustained``: HBM bandwidth in bytes/s; ``largest_batch``: of figures 5 to 8.
+
+    ResNet-50's measured traffic is printed twice, as 0.68 GiB in the table and as 0.56 GiB in section V-A; only
+    0.56 gives the table's own 55.35 FLOPs a byte and the text's "13 times".
+    """
+
+    benchmark: str
+    sample_mib: float
+    gif: float
+    activations_gib: float
+    hbm_gib: float
+    sustained: float
+    largest_batch: int
+
+    @property
+    def hbm_limit_gib(self) -> float:
+        """Activations written once and read once."""
+        return 2 * self.activations_gib
+
+    @property
+    def flops_per_sample_byte(self) -> float:
+        return 1000 * self.gif / self.sample_mib
+
+    @property
+    def intensity_limit(self) -> float:
+        """FLOPs a byte of memory traffic at its limit."""
+        return self.gif / self.hbm_limit_gib
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte of measured memory traffic."""
+        return self.gif / self.hbm_gib
+
+    @property
+    def reuse(self) -> float:
+        """How many times a byte of activations is read or written."""
+        return self.hbm_gib / self.activations_gib
+
+    @property
+    def petaflop_demand(self) -> float:
+        """Bytes/s of samples that a node of one PFLOP/s takes (section VII)."""
+        return PETAFLOP / self.flops_per_sample_byte
+
+    @property
+    def seconds_per_sample(self) -> float:
+        """Measured traffic at the sustained bandwidth."""
+        return self.hbm_gib * 2**30 / self.sustained
+
+
+TABLE_II = {
+    "cosmoflow": Row("cosmoflow", 16, 247, 0.72, 6.4, 127e9, 16),
+    "deepcam": Row("deepcam", 27, 2887, 2.9, 52, 270e9, 4),
+    "resnet50": Row("resnet50", 0.14, 31, 0.042, 0.56, 145e9, 256),
+}
+RESNET50_HBM_PRINTED_GIB = 0.68

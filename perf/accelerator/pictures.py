@@ -1,0 +1,297 @@
+"""Pictures of a step on one accelerator: the roofline with every layer, and memory against the batch (paper 000,
+figures 1 and 2). Functions take plain data and return sections of a page (common/pages)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from mlhpc.common.pages import charts
+from mlhpc.common.pages.charts import BAD, CARD, INK, SOFT, Figure, data, figure, log_axis
+from mlhpc.common.pages.html import Cell, Section, Table
+from mlhpc.common.pages.plots import tooltips
+from mlhpc.perf.accelerator.memory import Memory
+from mlhpc.perf.accelerator.paper000 import Row
+from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds
+
+PRODUCT_KINDS = (
+    "convolution",
+    "pointwise convolution",
+    "depthwise convolution",
+    "transposed convolution",
+    "dense",
+)
+OTHERS = "no matrix product"
+_SHOWN = (
+    ("layer", "layer"),
+    ("kind", "kind"),
+    ("rate", "attainable"),
+    ("intensity", "intensity"),
+    ("share", "least time a sample"),
+    ("bound", "bound by"),
+)
+_SIZES = alt.Scale(domain=[0, 0.2], range=[30, 500], clamp=True)
+BOUNDS = {
+    "tensor": "tensor cores",
+    "float32": "float32 units",
+    "memory": "memory bandwidth",
+}
+
+
+def roofline_section(
+    title: str, points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None
+) -> Section:
+    """Every layer under the roofs of ``ceilings``; ``paper``: the two points of Table II beside them. The table
+    sums the layers by kind."""
+    seconds = least_seconds(points)
+    shares = {bound: sum(p.seconds for p in points if p.bound == bound) / seconds for bound in BOUNDS}
+    about = (
+        f"Lower limit of a training sample: {1e3 * seconds:.3g} ms, of which "
+        + ", ".join(f"{share:.0%} bound by {BOUNDS[bound]}" for bound, share in shares.items() if share)
+        + ". Every layer reads its inputs and writes its outputs once in each pass, and reaches the peaks: real "
+        "steps take longer."
+    )
+    return Section(title, about, (roofline(points, ceilings, paper), _kinds(points)))
+
+
+def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None) -> Figure:
+    """FLOP/s attainable against FLOPs a byte, both logarithmic; a mark a layer, larger with its share of the
+    least time."""
+    drawn = [point for point in points if point.flops and point.bytes]
+    whole = least_seconds(points)
+    rows = [_row(point, whole) for point in drawn] + _paper_rows(paper, ceilings)
+    names = [name for name in (*PRODUCT_KINDS, OTHERS, _PAPER) if any(row["kind"] == name for row in rows)]
+    x_axis = log_axis(
+        [*(row["x"] for row in rows), ceilings.balance], "FLOPs a byte of memory traffic", room=2
+    )
+    y_axis = log_axis([*(row["y"] for row in rows), ceilings.tensor / 1e12], "TFLOP/s attainable", room=1.7)
+    colour, shape, _ = charts.series_scales(names)
+    x = alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis)
+    y = alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis)
+    picked = alt.selection_point(fields=["kind"], bind="legend", toggle="true")
+    marks = (
+        alt.Chart(data(rows))
+        .mark_point(filled=True, clip=True)
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color("kind:N", scale=colour, legend=alt.Legend(columns=3)),
+            shape=alt.Shape("kind:N", scale=shape, legend=alt.Legend(columns=3)),
+            size=alt.Size("weight:Q", legend=None, scale=_SIZES),
+            opacity=alt.condition(picked, alt.value(0.7), alt.value(0.08)),
+            tooltip=tooltips(_SHOWN),
+        )
+        .add_params(picked)
+    )
+    roofs = _roofs(ceilings, x_axis.low, x_axis.high, y_axis.low)
+    lines = (
+        alt.Chart(data(roofs))
+        .mark_line(color=INK[0], strokeWidth=1.5, clip=True)
+        .encode(x=x, y=y, detail="roof:N")
+    )
+    labels = alt.Chart(data([row for row in roofs if row["label"]])).encode(
+        x=alt.X("at:Q", scale=x_axis.scale), y=y, text="roof:N"
+    )
+    # A halo of the page's colour keeps the text legible on marks and lines.
+    texts = [
+        labels.mark_text(align="right", dy=-8, stroke=CARD[0], strokeWidth=4),
+        labels.mark_text(align="right", dy=-8, color=SOFT[0]),
+    ]
+    alt_text = (
+        f"Roofline of {len(drawn)} layers on {ceilings.name}: memory {_giga(ceilings.bandwidth)}B/s, float32 "
+        f"{_tera(ceilings.float32)}, tensor cores {_tera(ceilings.tensor)}"
+    )
+    return figure(alt.layer(lines, marks, *texts), alt_text, title=f"Roofline, {ceilings.name}", height=360)
+
+
+def memory_section(
+    title: str,
+    by_batch: Sequence[Memory],
+    capacities: Sequence[tuple[str, float]],
+    paper: Row | None = None,
+    fits: int | None = None,
+) -> Section:
+    """Memory of a step against the local batch, and the ``capacities`` (name, bytes) it has to fit into.
+    ``paper``: its activation memory, and the largest batch it ran. ``fits``: the largest batch that fits."""
+    about = f"The largest local batch that fits is {fits}. " if fits else ""
+    about += "What libraries reserve (a CUDA context, workspaces of cuDNN) is not in it."
+    return Section(title, about, (memory(by_batch, capacities, paper), _memory_table(by_batch)))
+
+
+_MEMORY = {
+    "peak": "peak of a step",
+    "activations": "activations kept",
+    "weights": "weights, gradients, optimizer",
+    "input": "input",
+}
+_PAPER_ACTIVATIONS = "paper 000: activations (16 bits)"
+
+
+def memory(
+    by_batch: Sequence[Memory], capacities: Sequence[tuple[str, float]], paper: Row | None = None
+) -> Figure:
+    """GiB against batch, both logarithmic (paper 000, figure 1)."""
+    rows: list[dict[str, Any]] = []
+    for memory in by_batch:
+        sizes = {
+            "peak": memory.peak,
+            "activations": memory.activations,
+            "weights": memory.parameters + memory.copies + memory.gradients + memory.optimizer,
+            "input": memory.input,
+        }
+        rows += [_size(memory.batch, what, sizes[key]) for key, what in _MEMORY.items()]
+        if paper and memory.batch <= paper.largest_batch:
+            rows.append(_size(memory.batch, _PAPER_ACTIVATIONS, memory.batch * paper.activations_gib * 2**30))
+    names = [*_MEMORY.values(), *([_PAPER_ACTIVATIONS] if paper else [])]
+    sizes_gib = [row["y"] for row in rows] + [size / 2**30 for _, size in capacities]
+    x_axis = log_axis([memory.batch for memory in by_batch], "local batch, samples", base=2, room=1.2)
+    y_axis = log_axis(sizes_gib, "GiB", room=1.5)
+    colour, shape, dash = charts.series_scales(names)
+    legend = alt.Legend(columns=3)
+    x = alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis)
+    y = alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis)
+    base = alt.Chart(data(rows)).encode(x=x, y=y, color=alt.Color("series:N", scale=colour, legend=legend))
+    lines = base.mark_line(strokeWidth=2).encode(
+        strokeDash=alt.StrokeDash("series:N", scale=dash, legend=legend)
+    )
+    marks = base.mark_point(filled=True, size=60).encode(
+        shape=alt.Shape("series:N", scale=shape, legend=legend),
+        tooltip=tooltips([("series", "what"), ("batch", "batch"), ("size", "size")]),
+    )
+    limits = alt.Chart(data([{"y": size / 2**30, "name": name} for name, size in capacities])).encode(
+        y=alt.Y("y:Q", scale=y_axis.scale)
+    )
+    names_of_limits = limits.mark_text(color=BAD[0], align="left", dx=6, dy=-7).encode(
+        x=alt.value(0), text="name:N"
+    )
+    rules = limits.mark_rule(color=BAD[0], strokeDash=[6, 4])
+    alt_text = f"Memory of a training step for batches of {by_batch[0].batch} to {by_batch[-1].batch}, in GiB"
+    return figure(
+        alt.layer(rules, lines, marks, names_of_limits), alt_text, title="Memory by batch", height=320
+    )
+
+
+_PAPER = "paper 000, whole network"
+
+
+def _paper_rows(paper: Row | None, ceilings: Ceilings) -> list[dict[str, Any]]:
+    """The whole network of Table II: at its measured rate, and at its limit of traffic under the roofs."""
+    if paper is None:
+        return []
+    measured = paper.intensity * paper.sustained
+    attainable = ceilings.attainable(paper.intensity_limit, "convolution")
+    return [
+        _mark(_PAPER, "measured", paper.intensity, measured, "") | {"weight": 0.05},
+        _mark(_PAPER, "at the limit of traffic", paper.intensity_limit, attainable, "") | {"weight": 0.05},
+    ]
+
+
+def _row(point: Point, whole: float) -> dict[str, Any]:
+    kind = point.kind if point.kind in PRODUCT_KINDS else OTHERS
+    row = _mark(kind, point.layer, point.intensity, point.rate, BOUNDS[point.bound])
+    share = point.seconds / whole
+    return {**row, "share": f"{1e6 * point.seconds:.3g} µs, {share:.1%}", "weight": share}
+
+
+def _mark(kind: str, layer: str, intensity: float, rate: float, bound: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "layer": layer,
+        "x": intensity,
+        "y": rate / 1e12,
+        "rate": _tera(rate),
+        "intensity": f"{intensity:.3g} FLOPs a byte",
+        "share": "",
+        "bound": bound,
+    }
+
+
+def _roofs(ceilings: Ceilings, left: float, right: float, bottom: float) -> list[dict[str, Any]]:
+    """Two rows a roof; the first carries where its label stands."""
+    bandwidth = ceilings.bandwidth / 1e12
+    rows = []
+    flat = {f"tensor cores {_tera(ceilings.tensor)}": ceilings.tensor / 1e12}
+    if ceilings.float32 != ceilings.tensor:
+        flat[f"float32 {_tera(ceilings.float32)}"] = ceilings.float32 / 1e12
+    for name, height in flat.items():
+        knee = max(left, height / bandwidth)
+        rows += [
+            {"roof": name, "x": knee, "y": height, "at": right, "label": True},
+            {"roof": name, "x": right, "y": height, "at": right, "label": False},
+        ]
+    name = f"memory {_giga(ceilings.bandwidth)}B/s"
+    start = max(left, bottom / bandwidth)
+    rows += [
+        {"roof": name, "x": start, "y": start * bandwidth, "at": start, "label": False},
+        {
+            "roof": name,
+            "x": ceilings.balance,
+            "y": ceilings.tensor / 1e12,
+            "at": ceilings.balance,
+            "label": False,
+        },
+    ]
+    middle = (start * ceilings.balance) ** 0.5
+    rows.append({"roof": name, "x": middle, "y": middle * bandwidth, "at": middle, "label": True})
+    return rows
+
+
+def _kinds(points: Sequence[Point]) -> Table:
+    """The layers summed by kind."""
+    whole = least_seconds(points)
+    kinds: dict[str, list[Point]] = {}
+    for point in points:
+        kinds.setdefault(point.kind, []).append(point)
+    rows = []
+    for kind, these in sorted(kinds.items(), key=lambda item: -least_seconds(item[1])):
+        flops, moved, seconds = sum(p.flops for p in these), sum(p.bytes for p in these), least_seconds(these)
+        rows.append(
+            (
+                Cell(kind),
+                Cell(str(len(these)), value=len(these)),
+                Cell(f"{flops / 1e9:.3g}", value=flops),
+                Cell(f"{moved / 2**20:.3g}", value=moved),
+                Cell(f"{flops / moved:.3g}" if moved else "", value=flops / moved if moved else None),
+                Cell(f"{1e3 * seconds:.3g}", value=seconds),
+                Cell(f"{seconds / whole:.1%}", value=seconds / whole),
+            )
+        )
+    head = ("kind of layer", "layers", "GFLOP", "MiB moved", "FLOPs a byte", "least ms", "share")
+    return Table("layers-by-kind", head, tuple(rows))
+
+
+def _memory_table(by_batch: Sequence[Memory]) -> Table:
+    head = ("batch", "weights", "gradients", "optimizer", "input", "activations", "peak", "peak at")
+    rows = []
+    for memory in by_batch:
+        sizes = (
+            memory.parameters + memory.copies,
+            memory.gradients,
+            memory.optimizer,
+            memory.input,
+            memory.activations,
+            memory.peak,
+        )
+        cells = (Cell(f"{size / 2**30:.3f}", value=size) for size in sizes)
+        rows.append((Cell(str(memory.batch)), *cells, Cell(memory.peak_at)))
+    return Table(
+        "memory-by-batch", (head[0], *(f"{word}, GiB" for word in head[1:-1]), head[-1]), tuple(rows)
+    )
+
+
+def _size(batch: int, what: str, size: float) -> dict[str, Any]:
+    return {
+        "series": what,
+        "x": batch,
+        "y": size / 2**30,
+        "batch": str(batch),
+        "size": f"{size / 2**30:.3g} GiB",
+    }
+
+
+def _tera(rate: float) -> str:
+    return f"{rate / 1e12:.3g} TFLOP/s"
+
+
+def _giga(rate: float) -> str:
+    return f"{rate / 1e9:.4g} G"

@@ -1,0 +1,103 @@
+"""The roofline of a network: what limits each layer on an accelerator, and how fast it can be at most.
+
+Williams et al. 2009: a layer of ``intensity`` FLOPs a byte runs at no more than min(peak, intensity · bandwidth).
+Matrix products have the peak of the tensor cores in the run's precision, all else that of float32 (paper 000,
+section V). Traffic is its lower limit (``networks/layer.py``), so rates are upper limits.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from mlhpc.perf.networks.layer import PRODUCTS, Kind, Layer, Network, Precision
+
+Bound = Literal["tensor", "float32", "memory"]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Peaks of one accelerator: FLOP/s of matrix products (``tensor``) and of float32, bytes/s of its memory."""
+
+    name: str
+    tensor: float
+    float32: float
+    bandwidth: float
+
+    @property
+    def balance(self) -> float:
+        """FLOPs a byte from which on matrix products are limited by the tensor cores."""
+        return self.tensor / self.bandwidth
+
+    def peak(self, kind: Kind) -> float:
+        return self.tensor if kind in PRODUCTS else self.float32
+
+    def attainable(self, intensity: float, kind: Kind) -> float:
+        """FLOP/s at most."""
+        return min(self.peak(kind), intensity * self.bandwidth)
+
+
+V100 = Ceilings("NVIDIA V100", 125e12, 15.7e12, 900e9)
+"""Paper 000, section III-B; the tensor cores in float16."""
+
+
+class Point(NamedTuple):
+    """A layer under the roofline, of one training sample: FLOPs of products and operations on elements together,
+    bytes, what ``bound`` it, and the least seconds it takes."""
+
+    layer: str
+    kind: Kind
+    flops: int
+    bytes: float
+    bound: Bound
+    seconds: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Attainable FLOP/s."""
+        return self.flops / self.seconds if self.seconds else 0.0
+
+
+def points(
+    network: Network, ceilings: Ceilings, precision: Precision, batch: int | None = None
+) -> list[Point]:
+    """Every layer of ``network``; ``batch``: samples that share the traffic of the weights (None: without it)."""
+    return [_point(layer, ceilings, precision, batch) for layer in network]
+
+
+def _point(layer: Layer, ceilings: Ceilings, precision: Precision, batch: int | None) -> Point:
+    flops = sum(part.flops + part.operations for part in layer.passes)
+    moved = layer.traffic(precision, batch)
+    compute, memory = flops / ceilings.peak(layer.kind), moved / ceilings.bandwidth
+    bound: Bound = "memory" if memory >= compute else "tensor" if layer.kind in PRODUCTS else "float32"
+    return Point(layer.name, layer.kind, flops, moved, bound, max(compute, memory))
+
+
+def least_seconds(points: Iterable[Point]) -> float:
+    """Of a training sample, layer after layer: compute and memory overlap within a layer, not between layers."""
+    return sum(point.seconds for point in points)
+
+
+def hbm_limit(activations: float) -> float:
+    """Bytes of memory traffic a sample at the least: activations written once and read once, the model's traffic
+    ignored (paper 000, sections V-A and VII)."""
+    return 2 * activations
+
+
+def padded_training_flops(network: Network, multiple: int = 8) -> int:
+    """Training FLOPs with the channels of every matrix product filled up to a ``multiple``, as tensor cores want
+    them in 16 bits (NVIDIA, Mixed Precision Training guide)."""
+    return sum(_padded(layer, multiple) for layer in network if layer.kind in PRODUCTS)
+
+
+def _padded(layer: Layer, multiple: int) -> int:
+    if layer.kind == "depthwise convolution":  # no matrix product over channels
+        return layer.training_flops
+    inputs = layer.input_elements if layer.kind == "dense" else layer.inputs[0][-1]
+    outputs = layer.output[-1]
+    filled = (-(-inputs // multiple) * multiple) * (-(-outputs // multiple) * multiple)
+    return layer.training_flops * filled // (inputs * outputs)

@@ -1,0 +1,217 @@
+"""Efficiencies that published results show: how far from the roofline real training is.
+
+The bare roofline is 8 to 48 times too fast for CosmoFlow. One efficiency per accelerator family, framework
+generation and layer kind is fitted to the ``fit`` rows of ``published.csv``:
+
+    step = local batch · roofline / efficiency + layers · launch + all-reduce
+
+The roofline of a sample is the sum over layers and passes of the larger of FLOPs over the peak and bytes over the
+memory's bandwidth; ``launch`` is one constant for all, the time a layer costs a step whatever the batch (kernel
+launches, optimizer); all-reduce is that of ``collectives.py``, not overlapped. An efficiency is the median over
+the group's rows. All constants are computed from the file when they are needed, in milliseconds.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from mlhpc.benchmarks.load import load
+from mlhpc.errors import UserError
+from mlhpc.perf.collectives import all_reduce
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.networks.layer import Network, Precision
+from mlhpc.perf.networks.registry import network_of
+from mlhpc.perf.published import Published, machine_of, published
+
+SPEEDUP_OF_FOUR = 1.98
+"""Training throughput of 4 accelerators a sample against 1, at the same batch (paper 001, section 4.2.1: Fugaku,
+16 384 processors, against an extrapolation of 512 to batch 4096)."""
+_UNKNOWN_FACTOR = 3.0
+"""Where no set can be left out, because each is alone in its group."""
+_LAUNCHES = [0.0, *(1e-5 * 1.25**n for n in range(20))]
+
+Group = tuple[str, str, str]
+"""Accelerator family, framework generation and kind of layer."""
+Kind = str
+"""Layer kind that the efficiency is of: ``3-D convolution`` or ``2-D convolution``."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """``value``: of the roofline. ``group``: the family and generation that it is from. ``sets``: how many
+    published sets it is the median of, ``precision`` that of these. ``exact``: whether family and generation are
+    those asked for."""
+
+    value: float
+    group: tuple[str, str]
+    sets: int
+    precision: Precision
+    exact: bool
+
+    @property
+    def how(self) -> str:
+        family, generation = self.group
+        if not self.sets:
+            return f"{family}, {generation}"
+        count = f"{self.sets} published set{'s' * (self.sets != 1)}"
+        return f"{family}, {generation} ({count})" + ("" if self.exact else "; not this accelerator's own")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``efficiencies`` by group: the value, the number of sets and their precision. ``launch``: seconds a layer.
+    ``undivided``: share of a step that several accelerators on one sample do not divide. ``factor``: within which
+    measured and predicted step times lie for nine of ten of the ``left_out`` ``fit`` sets, each left out in turn.
+    """
+
+    efficiencies: dict[Group, tuple[float, int, Precision]]
+    launch: float
+    undivided: float
+    factor: float
+    left_out: int
+
+    def efficiency(self, family: str, kind: Kind, generation: str | None = None) -> Efficiency:
+        """Of this generation; else the family's generation of the nearest year, the newest if None is asked for;
+        of a family without sets the median of all families' newest. Raises UserError for an unknown kind."""
+        groups = {(f, g): e for (f, g, k), e in self.efficiencies.items() if k == kind}
+        if not groups:
+            raise UserError(f"no efficiency of layers of the kind {kind!r} is known")
+        own = [g for f, g in groups if f == family]
+        if own:
+            wanted = _year(generation) if generation else 9999
+            same = [
+                g for g in own if generation and g.rpartition(" ")[0] == generation.rpartition(" ")[0]
+            ] or own
+            best = min(same, key=lambda g: (g != generation, abs(_year(g) - wanted), "NGC" not in g))
+            return Efficiency(groups[family, best][0], (family, best), *groups[family, best][1:],
+                              exact=generation in (None, best))  # fmt: skip
+        newest = max(_year(g) for _, g in groups)
+        found = sorted(e for (_, g), e in groups.items() if _year(g) == newest)
+        value, _, precision = found[len(found) // 2]
+        return Efficiency(value, ("all families", f"{newest}"), len(found), precision, exact=False)
+
+
+def kind_of(network: Network) -> Kind:
+    """The kind that takes most of the roofline's FLOPs: convolutions over a space of so many axes."""
+    flops: dict[str, int] = {}
+    for layer in network:
+        if layer.training_flops:
+            axes = len(layer.output) - 1
+            kind = f"{axes}-D convolution" if "convolution" in layer.kind else layer.kind
+            flops[kind] = flops.get(kind, 0) + layer.training_flops
+    return max(flops, key=lambda kind: flops[kind])
+
+
+def roofline(network: Network, machine: Machine, precision: Precision) -> float:
+    """Seconds a training sample takes at least, without launches and communication."""
+    peak, _ = machine.peak(precision)
+    bandwidth = machine.figures["accelerator.bandwidth"]
+    return sum(
+        max(part.flops / peak, part.traffic(precision) / bandwidth)
+        for layer in network
+        for part in layer.passes
+    )
+
+
+@cache
+def network(benchmark: str, preset: str) -> Network:
+    return network_of(load(benchmark, preset))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the fit needs of a set, in seconds: its step, the roofline of its local batch, its all-reduce."""
+
+    group: Group
+    precision: Precision
+    step: float
+    bound: float
+    layers: int
+    reduce: float
+
+
+def communication(machine: Machine, size: float, accelerators: int) -> float:
+    """All-reduce of one instance; 0 where the machine file has no network."""
+    if "network.bandwidth" not in machine.figures:
+        return 0.0
+    nodes = math.ceil(accelerators / machine.per_node)
+    return all_reduce(machine, size, nodes, min(machine.per_node, accelerators)).seconds
+
+
+def _of(row: Published) -> _Row:
+    machine, net = machine_of(row), network(row.benchmark, row.preset)
+    kind = kind_of(net)
+    reduce = communication(machine, 4 * net.parameters, row.accelerators)
+    bound = roofline(net, machine, row.precision)
+    step = row.step_s
+    if row.spatial == 1:
+        bound *= row.local_batch
+    else:
+        # The batch's step on a quarter of the accelerators, by the speed-up; other divisions are not fitted to.
+        step = row.batch / (row.accelerators * row.samples_per_s) * SPEEDUP_OF_FOUR
+    return _Row((machine.family, row.generation, kind), row.precision, step, bound, len(net.layers), reduce)
+
+
+def step_seconds(bound: float, efficiency: float, layers: int, launch: float, reduce: float) -> float:
+    return bound / efficiency + layers * launch + reduce
+
+
+def _efficiencies(rows: Sequence[_Row], launch: float) -> dict[Group, tuple[float, int, Precision]]:
+    groups: dict[Group, list[float]] = {}
+    precision = {row.group: row.precision for row in rows}
+    for row in rows:
+        left = max(row.step - row.layers * launch - row.reduce, 0.1 * row.step)
+        groups.setdefault(row.group, []).append(min(1.0, row.bound / left))
+    return {
+        group: (statistics.median(found), len(found), precision[group]) for group, found in groups.items()
+    }
+
+
+def _error(rows: Sequence[_Row], launch: float) -> float:
+    """Mean |log| error, each row predicted from the others of its group."""
+    return statistics.fmean(abs(math.log(ratio)) for ratio in _left_out(rows, launch))
+
+
+def _left_out(rows: Sequence[_Row], launch: float) -> list[float]:
+    """Measured over predicted step time of each row of a group of several, from the others of it."""
+    ratios = []
+    for row in rows:
+        others = [other for other in rows if other is not row and other.group == row.group]
+        if others:
+            efficiency = _efficiencies(others, launch)[row.group][0]
+            ratios.append(row.step / step_seconds(row.bound, efficiency, row.layers, launch, row.reduce))
+    return ratios
+
+
+def fit(sets: Sequence[Published]) -> Calibration:
+    """Of the sets marked ``fit``. Raises UserError where there are none."""
+    used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
+    if not used:
+        raise UserError("no row is marked fit, so that nothing can be calibrated")
+    rows = [_of(row) for row in used]
+    launch = min(_LAUNCHES, key=lambda value: _error(rows, value)) if _left_out(rows, 0.0) else 0.0
+    off = sorted(abs(math.log(ratio)) for ratio in _left_out(rows, launch))
+    factor = math.exp(off[math.ceil(0.9 * len(off)) - 1]) if off else _UNKNOWN_FACTOR
+    return Calibration(_efficiencies(rows, launch), launch, _undivided(used, rows), factor, len(off))
+
+
+def _undivided(sets: Sequence[Published], rows: Sequence[_Row]) -> float:
+    """u of T(P) = C·((1−u)/P + u) + all-reduce, from a set with 4 accelerators a sample and its speed-up."""
+    for published_row, row in zip(sets, rows, strict=True):
+        if published_row.spatial == 4:
+            whole = row.step - row.reduce
+            four = row.step / SPEEDUP_OF_FOUR - row.reduce
+            return min(1.0, max(0.0, (four / whole - 0.25) / 0.75))
+    return 1.0
+
+
+def _year(generation: str | None) -> int:
+    return int(generation.rpartition(" ")[2]) if generation else 0
+
+
+@cache
+def calibration() -> Calibration:
+    """Of the published results that come with the suite."""
+    return fit(published())

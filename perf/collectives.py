@@ -1,0 +1,76 @@
+"""What communication costs: all-reduce by algorithm, parameter servers, halo exchange. Times in seconds.
+
+α-β model: a message of n bytes takes α + n/β. Symbols: M bytes of gradients, N ranks (or W workers), α the latency
+of a message between nodes, β the bandwidth of a rank or node. The bandwidth terms of ring and tree are those of
+Thakur, Rabenseifner and Gropp 2005 ("Optimization of Collective Communication Operations in MPICH").
+"""
+
+import math
+from dataclasses import dataclass
+
+from mlhpc.perf.machines import Machine
+
+
+def ring(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
+    """Reduce-scatter and all-gather around a ring: 2·(N−1) messages of M/N bytes."""
+    return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
+
+
+def tree(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
+    """Reduce to the root and broadcast, pipelined: every rank sends and receives M once each way, over log2(N)
+    levels each way."""
+    return 2 * (math.ceil(math.log2(ranks)) * latency + size / bandwidth) if ranks > 1 else 0.0
+
+
+def parameter_servers(size: float, workers: int, servers: int, bandwidth: float) -> float:
+    """W workers send M to P servers, which share it, and fetch it again: 2·M·W/(P·B), limited by the servers'
+    links, but not faster than a worker's own link lets it be, 2·M/B."""
+    return max(2 * size * workers / (servers * bandwidth), 2 * size / bandwidth)
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """``seconds`` by the fastest ``algorithm``, and of all of them. ``bound``: bandwidth, latency, or measured
+    where the machine file has a measured rate that is lower than the model's."""
+
+    seconds: float
+    algorithm: str
+    bound: str
+    by_algorithm: dict[str, float]
+
+
+def all_reduce(machine: Machine, size: float, nodes: int, per_node: int) -> AllReduce:
+    """Of ``size`` bytes over ``nodes`` with ``per_node`` ranks each, by the algorithm that is fastest, as
+    communication libraries choose it.
+
+    ring: one ring through all ranks. Within a node each hop is at the peers' bandwidth, between nodes at that of
+    all cards of a node, since NCCL runs a ring a card. tree: likewise. hierarchical: reduce-scatter within the
+    node, a ring over the nodes, all-gather within the node.
+
+    Raises UserError where the machine file has no network and there are several nodes.
+    """
+    ranks = nodes * per_node
+    if ranks == 1:
+        return AllReduce(0.0, "none", "one rank", {})
+    inside = (
+        machine.get("links.peers") or machine.get("links.host") or machine.get("accelerator.bandwidth") or 1.0
+    )
+    if nodes == 1:
+        seconds = ring(size, ranks, inside)
+        return AllReduce(seconds, "ring", "bandwidth", {"ring": seconds})
+    between, latency = machine.node_network, machine.latency
+    narrow = min(between, inside) if per_node > 1 else between
+    local = ring(size, per_node, inside)
+    times = {
+        "ring": ring(size, ranks, narrow, latency),
+        "tree": tree(size, nodes, narrow, latency),
+        "hierarchical": local + ring(size, nodes, between, latency),
+    }
+    algorithm = min(times, key=lambda name: times[name])
+    without = {"ring": ring(size, ranks, narrow), "tree": tree(size, nodes, narrow),
+               "hierarchical": local + ring(size, nodes, between)}[algorithm]  # fmt: skip
+    seconds, bound = times[algorithm], "bandwidth" if without >= 0.5 * times[algorithm] else "latency"
+    measured = machine.get("network.allreduce")
+    if measured and size / measured > seconds:
+        return AllReduce(size / measured, algorithm, "measured rate", times)
+    return AllReduce(seconds, algorithm, bound, times)

@@ -1,0 +1,97 @@
+"""``mlhpc predict``."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlhpc.benchmarks.load import load, presets
+from mlhpc.benchmarks.schema import Run
+from mlhpc.errors import UserError, did_you_mean
+from mlhpc.perf import against, tables
+from mlhpc.perf.machines import Machine, known, machine
+from mlhpc.perf.prediction import Prediction, best, over_nodes
+from mlhpc.perf.prediction import predict as predicted
+from mlhpc.perf.published import Published, published, read
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Prints a prediction, a table over node counts, or errors against measured sets. Raises UserError."""
+    given = machine(options.machine) if options.machine else None
+    if options.against is not None:
+        if options.out:
+            raise UserError("--out writes the page of a prediction: leave --against out")
+        _against(options, given)
+        return 0
+    if options.benchmark is None:
+        raise UserError("which benchmark? mlhpc predict BENCHMARK --machine NAME")
+    if given is None:
+        raise UserError(f"on which machine? --machine NAME, one of {', '.join(known())}, or a machine file")
+    run = _run(options)
+    if options.nodes is not None and options.nodes < 1:
+        raise UserError(f"--nodes {options.nodes}: give 1 or more")
+    many = [] if options.nodes else _table(given, run)
+    if options.out:
+        from mlhpc.perf.page import write
+
+        write(options.out, given, run, options.nodes)
+    if options.nodes:
+        found = predicted(given, run, options.nodes)
+        _print(options.json, tables.record(found), lambda: tables.one(found))
+    else:
+        _print(
+            options.json,
+            [tables.record(p) for p in many],
+            lambda: tables.scaling(given, run, many, best(given, _batches(options))),
+        )
+    if options.out:
+        sys.stderr.write(f"page: {options.out}\n")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> Run:
+    settings = list(options.set)
+    if options.batch is not None:
+        if options.batch < 1:
+            raise UserError(f"--batch {options.batch}: give 1 or more")
+        settings.append(f"hyperparameters.global_batch_size={options.batch}")
+    return load(options.benchmark, options.preset, settings)
+
+
+def _batches(options: argparse.Namespace) -> list[Run]:
+    """The closed presets, which are at the batch sizes of the reference convergence points."""
+    settings = [text for text in options.set if "global_batch_size" not in text]
+    names = [name for name in presets(options.benchmark) if name.startswith("closed")]
+    return [load(options.benchmark, name, settings) for name in names]
+
+
+def _table(given: Machine, run: Run) -> list[Prediction]:
+    found = list(over_nodes(given, run))
+    if not found:
+        predicted(given, run, 1)  # says why
+        raise UserError(f"{given.name}: no number of nodes suits a batch of "
+                        f"{run.hyperparameters.global_batch_size}; choose one with --nodes")  # fmt: skip
+    return found
+
+
+def _against(options: argparse.Namespace, given: Machine | None) -> None:
+    path: Path = options.against
+    sets: Sequence[Published] = published() if str(path) == "published" else read(path)
+    compared = against.compare(sets, given)
+    if options.benchmark:
+        names = sorted({c.row.benchmark for c in compared})
+        if options.benchmark not in names:
+            raise UserError(
+                f"{path}: no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}"
+            )
+        compared = [c for c in compared if c.row.benchmark == options.benchmark]
+    _print(options.json, tables.error_records(compared), lambda: tables.errors(compared))
+
+
+def _print(as_json: bool, record: Any, table: Any) -> None:
+    if as_json:
+        print(json.dumps(record, indent=1))
+    else:
+        table()

@@ -1,0 +1,118 @@
+"""How many epochs a training needs, and how far runs and implementations differ in that.
+
+The middle is the reference convergence points' mean for the batch size (mlperf-logging); between two points it is
+interpolated, straight in logarithms. Submissions differ from the reference by more than repeated runs differ among
+themselves: the interval comes from the ratios of the ``fit`` sets of published results to the points.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from mlhpc.errors import UserError
+from mlhpc.perf.published import Published, published
+from mlhpc.perf.scaling import Estimate, Point, carried
+
+_FILES = {
+    "cosmoflow": "hpc_2.0.0/rcps_cosmoflow.json",
+    "deepcam": "hpc_2.0.0/rcps_deepcam.json",
+    "resnet50": "training_4.0.0/rcps_resnet.json",
+}
+ROUND_07 = "the sets of round 0.7 that the model is fitted to; no reference convergence points exist"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of logarithms of a ratio, over ``sets`` sets."""
+
+    mean: float
+    deviation: float
+    sets: int
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """The 95% prediction interval of the ratio of one more set (Student's t)."""
+        half = student(self.sets - 1) * self.deviation * math.sqrt(1 + 1 / self.sets)
+        return math.exp(self.mean - half), math.exp(self.mean + half)
+
+
+def spread_of(ratios: Sequence[float]) -> Spread:
+    """Of at least two ratios."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return Spread(statistics.fmean(logs), statistics.stdev(logs), len(logs))
+
+
+def student(freedom: int) -> float:
+    """The 97.5% quantile of Student's t (Abramowitz and Stegun 26.7.5, to 0.3% from 4 degrees of freedom on)."""
+    z = 1.959964
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / float(freedom**n) for n, term in enumerate(terms, 1))
+
+
+@cache
+def convergence_points(benchmark: str) -> tuple[Point, ...]:
+    """Batch size, and epochs: the mean without the best and the worst run (mlperf-logging, rcp_checker), least and
+    most. Empty for a benchmark without any."""
+    spec = find_spec("mlperf_logging")  # found without importing it: that takes a second
+    if benchmark not in _FILES or spec is None or not spec.submodule_search_locations:
+        return ()
+    path = Path(next(iter(spec.submodule_search_locations))) / "rcp_checker" / _FILES[benchmark]
+    points = []
+    for record in json.loads(path.read_text("utf-8")).values():
+        epochs = sorted(map(float, record["Epochs to converge"]))
+        mean = statistics.fmean(epochs[1:-1])
+        points.append(Point(record["BS"], (mean, epochs[0], epochs[-1]), "reference"))
+    return tuple(sorted(points, key=lambda point: point.size))
+
+
+def epochs_to_target(benchmark: str, preset: str, batch: int) -> Estimate:
+    """Epochs with their interval. Raises UserError for a preset without published convergence."""
+    if preset == "v07":
+        return _round_07(batch)
+    points = convergence_points(benchmark)
+    if not points or not (preset.startswith("closed") or preset == "open"):
+        raise UserError(f"{benchmark}, preset {preset}: no convergence is published, so there is no number of "
+                        "epochs; take a closed preset")  # fmt: skip
+    middle = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
+    scatter = spread(benchmark)
+    down, up = scatter.factors
+    low, high = middle.value * min(1.0, down), middle.value * max(1.0, up)
+    if not points[0].size <= batch <= points[-1].size:
+        low, high = min(low, middle.low), max(high, middle.high)
+    return Estimate(middle.value, low, high, f"{middle.how}; interval from {scatter.sets} published sets")
+
+
+@cache
+def spread(benchmark: str) -> Spread:
+    """How ``fit`` sets of rounds 1.0 on differ from the points; of all benchmarks where one has no such sets."""
+    rows = [r for r in published() if r.use == "fit" and r.round != "v0.7"]
+    own = [r for r in rows if r.benchmark == benchmark] or rows
+    return spread_of([r.epochs[0] / _point(r) for r in own])
+
+
+def _point(row: Published) -> float:
+    return carried(convergence_points(row.benchmark), row.batch, "batch size", 0.5, (0.0, 1.0)).value
+
+
+def _round_07(batch: int) -> Estimate:
+    """CosmoFlow of round 0.7 (kernel 2, 262 144 samples), from its ``fit`` sets, with the range of their runs."""
+    rows = [r for r in published() if r.use == "fit" and r.round == "v0.7" and r.benchmark == "cosmoflow"]
+    points = [Point(r.batch, r.epochs, r.name) for r in rows]
+    estimate = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
+    # How far sets lie from the line through the others, as for the reference's points.
+    ratios = []
+    for left_out in points:
+        others = [p for p in points if p is not left_out]
+        ratios.append(left_out.value[0] / carried(others, left_out.size, "", 0.5, (0.0, 1.0)).value)
+    down, up = spread_of(ratios).factors
+    low, high = estimate.value * min(1.0, down), estimate.value * max(1.0, up)
+    return Estimate(estimate.value, low, high, f"{estimate.how}; {ROUND_07}")

@@ -1,0 +1,272 @@
+"""Machines as data: ``benchmarks/systems/NAME.toml``, or a file of the user's in the same format.
+
+Every figure stands with its source: ``bandwidth = { value = "900 GB/s", source = "data sheet, NVIDIA V100" }``.
+What is not known is left out. Bandwidths are of one direction. docs/performance_models.md describes the fields.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlhpc.errors import UserError, did_you_mean
+from mlhpc.perf.units import quantity, written
+
+SYSTEMS = "mlhpc.benchmarks"
+PRECISIONS = {"float32": ("tf32",), "mixed_bfloat16": ("bfloat16",), "mixed_float16": ("float16", "bfloat16")}
+"""By a run's ``training.precision``, the peaks of matrix products in this order, before float32's own. Both
+frameworks let convolutions of float32 use TF32 where there is one (torch.backends.cudnn.allow_tf32)."""
+
+
+class _Field(NamedTuple):
+    """``low`` and ``high``: what is possible, in the base unit; outside is a slip of the unit or of a zero."""
+
+    dimension: str
+    required: bool
+    low: float
+    high: float
+
+
+_FIGURES: dict[str, dict[str, _Field]] = {
+    "accelerator": {
+        "float32": _Field("FLOP/s", True, 1e9, 1e16),
+        "tf32": _Field("FLOP/s", False, 1e10, 1e17),
+        "bfloat16": _Field("FLOP/s", False, 1e9, 1e17),
+        "float16": _Field("FLOP/s", False, 1e9, 1e17),
+        "memory": _Field("bytes", True, 1e8, 1e13),
+        "bandwidth": _Field("bytes/s", True, 1e8, 1e14),
+    },
+    "host": {
+        "memory": _Field("bytes", False, 1e8, 1e15),
+        "memory_bandwidth": _Field("bytes/s", False, 1e8, 1e14),
+    },
+    "links": {
+        "host": _Field("bytes/s", False, 1e7, 1e13),
+        "peers": _Field("bytes/s", False, 1e7, 1e14),
+    },
+    "network": {
+        "bandwidth": _Field("bytes/s", False, 1e6, 1e12),
+        "latency": _Field("s", False, 1e-8, 1e-1),
+        "allreduce": _Field("bytes/s", False, 1e6, 1e13),
+    },
+    "efficiency": {
+        "convolution_2d": _Field("a share", False, 1e-4, 1.0),
+        "convolution_3d": _Field("a share", False, 1e-4, 1.0),
+    },
+    "storage": {
+        "local": _Field("bytes", False, 1e8, 1e16),
+        "local_read": _Field("bytes/s", False, 1e5, 1e13),
+        "local_write": _Field("bytes/s", False, 1e5, 1e13),
+        "shared": _Field("bytes", False, 1e8, 1e19),
+        "shared_read": _Field("bytes/s", False, 1e5, 1e15),
+        "shared_read_node": _Field("bytes/s", False, 1e5, 1e13),
+    },
+}
+_PLAIN: dict[str, dict[str, type]] = {
+    "": {"title": str, "nodes": int, "systems": list},
+    "accelerator": {"model": str, "family": str, "per_node": int},
+    "host": {"processor": str, "cores": int},
+    "links": {},
+    "network": {"nics": int},
+    "efficiency": {},
+    "storage": {},
+}
+_REQUIRED = {("", "title"), ("accelerator", "model"), ("accelerator", "family"), ("accelerator", "per_node")}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A system of like nodes. An accelerator is what computes one rank's step: a GPU, or a processor where there
+    is none.
+
+    ``figures`` (base units) and ``sources`` by ``table.key``; ``facts``: the plain values. ``where``: the file,
+    ``lines``: the line of each key in it.
+    """
+
+    name: str
+    where: str
+    facts: Mapping[str, Any]
+    figures: Mapping[str, float]
+    sources: Mapping[str, str]
+    lines: Mapping[str, int] = field(repr=False, default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return str(self.facts["title"])
+
+    @property
+    def family(self) -> str:
+        return str(self.facts["accelerator.family"])
+
+    @property
+    def per_node(self) -> int:
+        return int(self.facts["accelerator.per_node"])
+
+    @property
+    def nodes(self) -> int | None:
+        """How many nodes the system has, None if the file does not say."""
+        nodes = self.facts.get("nodes")
+        return None if nodes is None else int(nodes)
+
+    def get(self, key: str) -> float | None:
+        return self.figures.get(key)
+
+    def need(self, key: str, why: str) -> float:
+        """The figure ``key``. Raises UserError where the file leaves it out, with what it is needed for."""
+        if key not in self.figures:
+            raise UserError(f"{self.at(key)}: no {key}, which {why} needs")
+        return self.figures[key]
+
+    def at(self, key: str) -> str:
+        """Where ``key`` stands, ``FILE, line N``; of an absent one its table's line."""
+        line = self.lines.get(key) or self.lines.get(key.partition(".")[0])
+        return f"{self.where}, line {line}" if line else self.where
+
+    def peak(self, precision: str) -> tuple[float, str]:
+        """FLOP/s of matrix products in a run's ``training.precision``, and the key of the figure: that of float32
+        where the file has no other for it."""
+        for key in PRECISIONS[precision]:
+            if value := self.get(f"accelerator.{key}"):
+                return value, f"accelerator.{key}"
+        return self.figures["accelerator.float32"], "accelerator.float32"
+
+    @property
+    def node_network(self) -> float:
+        """Bytes/s of all network cards of a node, one direction."""
+        return self.need("network.bandwidth", "a run on several nodes") * int(
+            self.facts.get("network.nics", 1)
+        )
+
+    @property
+    def latency(self) -> float:
+        return self.need("network.latency", "a run on several nodes")
+
+
+def known() -> list[str]:
+    """The names of the machines that come with the suite."""
+    folder = resources.files(SYSTEMS).joinpath("systems")
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def machine(name: str) -> Machine:
+    """The machine called ``name``, or described by the file of that path.
+
+    Raises UserError, with the line of the file, where the file is not as it should be.
+    """
+    if name in (names := known()):
+        text = resources.files(SYSTEMS).joinpath(f"systems/{name}.toml").read_text("utf-8")
+        return parse(text, f"systems/{name}.toml", name)
+    path = Path(name)
+    if not (path.suffix == ".toml" or path.exists()):
+        raise UserError(
+            f"no machine {name!r}; {did_you_mean(name, names)}, or give the path of a machine file"
+        )
+    try:
+        return parse(path.read_text("utf-8"), str(path), path.stem)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"{path}: cannot be read ({reason}); give a machine or a machine file") from None
+
+
+def parse(text: str, where: str, name: str) -> Machine:
+    """The machine that the TOML ``text`` of the file ``where`` describes. Raises UserError."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{where}: invalid TOML ({error})") from None
+    lines = _lines(text)
+    facts: dict[str, Any] = {}
+    figures: dict[str, float] = {}
+    sources: dict[str, str] = {}
+
+    def wrong(key: str, problem: str) -> UserError:
+        line = lines.get(key) or lines.get(key.partition(".")[0])
+        return UserError(f"{where}{f', line {line}' if line else ''}: {problem}")
+
+    flat = {k: v for k, v in tables.items() if not isinstance(v, dict)}
+    for table, content in [("", flat), *((k, v) for k, v in tables.items() if isinstance(v, dict))]:
+        if table not in _PLAIN:
+            raise wrong(table, f"unknown table [{table}]; {did_you_mean(table, list(_FIGURES))}")
+        for key, value in content.items():
+            full = f"{table}.{key}" if table else key
+            if key in _PLAIN[table]:
+                facts[full] = _fact(
+                    value, _PLAIN[table][key], lambda problem, full=full: wrong(full, problem), full
+                )
+            elif key in _FIGURES.get(table, {}):
+                try:
+                    figures[full], sources[full] = _figure(value, _FIGURES[table][key])
+                except ValueError as error:
+                    raise wrong(full, f"{full}: {error}") from None
+            else:
+                options = [*_PLAIN[table], *_FIGURES.get(table, {})]
+                raise wrong(full, f"unknown key {full!r}; {did_you_mean(key, options)}")
+    wanted = {f"{t}.{k}" if t else k for t, k in _REQUIRED}
+    wanted |= {f"{t}.{k}" for t, keys in _FIGURES.items() for k, f in keys.items() if f.required}
+    for key in sorted(wanted - facts.keys() - figures.keys()):
+        raise wrong(key, f"{key} is missing")
+    found = Machine(name, where, facts, figures, sources, lines)
+    _consistent(found, wrong)
+    return found
+
+
+def _fact(value: Any, kind: type, wrong: Any, key: str) -> Any:
+    if kind is list:
+        good = isinstance(value, list) and all(isinstance(v, str) and v for v in value)
+        expected = "a list of texts"
+    elif kind is int:
+        good = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        expected = "a whole number above 0"
+    else:
+        good, expected = isinstance(value, str) and bool(value.strip()), "a text"
+    if not good:
+        raise wrong(f"{key}: {value!r} is not {expected}")
+    return value
+
+
+def _figure(value: Any, about: _Field) -> tuple[float, str]:
+    if not isinstance(value, dict) or not isinstance(value.get("value"), str):
+        raise ValueError('a figure is written as { value = "900 GB/s", source = "data sheet, NAME" }')
+    if extra := set(value) - {"value", "source"}:
+        raise ValueError(f"unknown key {sorted(extra)[0]!r} beside value and source")
+    source = value.get("source")
+    if not isinstance(source, str) or not source.strip():
+        raise ValueError("a source is missing; say where the figure is from, or 'measured'")
+    number = quantity(value["value"], about.dimension)
+    if not about.low <= number <= about.high:
+        low, high = written(about.low, about.dimension), written(about.high, about.dimension)
+        raise ValueError(f"{value['value']!r} is impossible: expected {low} to {high}; check the unit")
+    return number, source
+
+
+def _consistent(found: Machine, wrong: Any) -> None:
+    """Figures that rule each other out."""
+    for key in ("accelerator.bfloat16", "accelerator.float16", "accelerator.tf32"):
+        value = found.get(key)
+        if value is not None and value < 0.2 * found.figures["accelerator.float32"]:
+            raise wrong(key, f"{key} is far below accelerator.float32; check the unit")
+    if found.get("storage.local_read") is not None and found.get("storage.local") is None:
+        raise wrong("storage.local_read", "storage.local is missing: how much the node-local storage holds")
+    pairs = (("storage.shared_read_node", "storage.shared_read"), ("host.memory", "storage.shared"))
+    for small, large in pairs:
+        a, b = found.get(small), found.get(large)
+        if a is not None and b is not None and a > b:
+            raise wrong(small, f"{small} is above {large}, which is impossible")
+
+
+def _lines(text: str) -> dict[str, int]:
+    """The line of each table and key."""
+    lines: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
+            table = header[1]
+            lines[table] = number
+        elif key := re.match(r"\s*([\w-]+)\s*=", line):
+            lines[f"{table}.{key[1]}" if table else key[1]] = number
+    return lines

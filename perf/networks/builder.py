@@ -1,0 +1,245 @@
+"""Builds a list of layers the way a network is written: each method takes tensors and returns the layer's output.
+
+A tensor is a piece of memory: a layer that works in place returns the tensor it was given, so that what two layers
+keep for their backward passes counts once.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlhpc.perf.networks.layer import Kind, Layer, Network, Pass, Saved, Shape
+
+
+@dataclass(eq=False)
+class Tensor:
+    """``shape`` with channels last; ``source``: name of the layer that it comes from; ``wants_gradient``: whether
+    anything before it has weights."""
+
+    shape: Shape
+    source: str
+    wants_gradient: bool = True
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def channels(self) -> int:
+        return self.shape[-1]
+
+
+# Operations on single elements, per element of the output: forward and backward. Multiplications, additions and
+# comparisons count one each. Batch norm forward: sum, sum of squares (2), factor and summand; backward: normalised
+# input (2), sum of gradients, of their products with it (2), and the linear combination of both (4).
+_OPERATIONS: dict[Kind, tuple[int, int]] = {
+    "batch norm": (5, 9),
+    "activation": (1, 1),
+    "bias": (1, 1),
+    "sum": (1, 0),
+    "dropout": (2, 1),
+    "loss": (5, 3),
+}
+
+
+class Builder:
+    """Collects layers; :meth:`network` gives them."""
+
+    def __init__(self, name: str, sample_shape: Sequence[int]) -> None:
+        self.name, self.shape = name, tuple(sample_shape)
+        self.layers: list[Layer] = []
+        self.input = Tensor(self.shape, "input", wants_gradient=False)
+        self._kept: set[int] = set()
+        self._tensors: list[Tensor] = [self.input]  # kept alive, for their ids are what _kept holds
+
+    def network(self) -> Network:
+        return Network(self.name, self.shape, tuple(self.layers))
+
+    # Matrix products
+
+    def convolution(
+        self,
+        name: str,
+        x: Tensor,
+        filters: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
+        padding: int | None = None,
+        groups: int = 1,
+        bias: bool = False,
+    ) -> Tensor:
+        """Over all sides; ``padding`` None: as much as keeps them at stride 1 ("same")."""
+        sides = x.shape[:-1]
+        reach = dilation * (kernel - 1)
+        around = reach if padding is None else 2 * padding
+        out = *((side + around - reach - 1) // stride + 1 for side in sides), filters
+        weights = kernel ** len(sides) * x.channels // groups * filters
+        kind: Kind = "depthwise convolution" if groups == x.channels > 1 else "convolution"
+        if kernel == 1 and groups == 1:
+            kind = "pointwise convolution"
+        flops = 2 * math.prod(out[:-1]) * weights
+        return self._product(name, kind, x, out, flops, weights, filters if bias else 0)
+
+    def transposed(self, name: str, x: Tensor, filters: int, kernel: int, *, stride: int) -> Tensor:
+        """A transposed convolution to ``stride`` times the sides, without bias."""
+        out = *(side * stride for side in x.shape[:-1]), filters
+        weights = kernel ** len(x.shape[:-1]) * x.channels * filters
+        flops = 2 * math.prod(x.shape[:-1]) * weights
+        return self._product(name, "transposed convolution", x, out, flops, weights, 0)
+
+    def dense(self, name: str, x: Tensor, units: int) -> Tensor:
+        """Over the flattened ``x``, with bias."""
+        weights = x.elements * units
+        return self._product(name, "dense", x, (units,), 2 * weights, weights, units)
+
+    # Everything else
+
+    def batch_norm(self, name: str, x: Tensor, *, relu: bool = False) -> Tensor:
+        """In training, over the batch; keeps its input. ``relu`` in place after it."""
+        statistics = Saved(f"{name} statistics", 2 * x.channels, "float32", once=True)
+        out = Tensor(x.shape, name)
+        kept = (*self._keep(x), statistics)
+        self._add(
+            name, "batch norm", [x], out, parameters=2 * x.channels, saved=kept, backward_reads=x.elements
+        )
+        return self.relu(f"{name} ReLU", out) if relu else out
+
+    def relu(self, name: str, x: Tensor) -> Tensor:
+        """In place; keeps its output."""
+        saved = self._keep(x)
+        self._add(name, "activation", [x], x, saved=saved, backward_reads=x.elements, in_place=True)
+        return x
+
+    def activation(self, name: str, x: Tensor, *, keeps: str = "input") -> Tensor:
+        """Not in place; keeps its "input" (leaky ReLU in TensorFlow) or its "output" (tanh)."""
+        out = Tensor(x.shape, name)
+        saved = self._keep(x if keeps == "input" else out)
+        self._add(name, "activation", [x], out, saved=saved, backward_reads=x.elements)
+        return out
+
+    def max_pool(
+        self, name: str, x: Tensor, size: int, *, stride: int, padding: int = 0, keeps: str = "indices"
+    ) -> Tensor:
+        """Keeps its input, and the "indices" of the largest in 8 bytes (PyTorch) or its "output" (TensorFlow)."""
+        sides = ((side + 2 * padding - size) // stride + 1 for side in x.shape[:-1])
+        out = Tensor((*sides, x.channels), name)
+        saved = self._keep(x)
+        saved += (Saved(f"{name} indices", out.elements, "int64"),) if keeps == "indices" else self._keep(out)
+        operations = (size ** len(x.shape[:-1]) - 1) * out.elements, out.elements
+        read = x.elements + out.elements if keeps == "output" else out.elements
+        self._add(name, "pooling", [x], out, saved=saved, operations=operations, backward_reads=read)
+        return out
+
+    def mean_pool(self, name: str, x: Tensor, sides: Shape = ()) -> Tensor:
+        """Means over areas, of all by default. Over several areas PyTorch keeps the input, though only its shape
+        is needed; over one it keeps nothing."""
+        out = Tensor((*sides, x.channels), name)
+        saved = self._keep(x) if math.prod(sides) > 1 else ()
+        self._add(name, "pooling", [x], out, saved=saved, operations=(x.elements, x.elements))
+        return out
+
+    def bias(self, name: str, x: Tensor) -> Tensor:
+        out = Tensor(x.shape, name)
+        self._add(name, "bias", [x], out, parameters=x.channels)
+        return out
+
+    def affine(self, name: str, x: Tensor) -> Tensor:
+        """A factor and a summand for every channel."""
+        out = Tensor(x.shape, name)
+        self._add(name, "bias", [x], out, parameters=2 * x.channels, saved=self._keep(x))
+        return out
+
+    def add(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """``x += y``, in the memory of ``x``. Its backward pass hands the gradient on."""
+        self._add(name, "sum", [x, y], x, in_place=True)
+        return x
+
+    def concatenate(self, name: str, *tensors: Tensor) -> Tensor:
+        channels = sum(tensor.channels for tensor in tensors)
+        out = Tensor((*tensors[0].shape[:-1], channels), name)
+        self._add(name, "concatenation", tensors, out, operations=(0, 0))
+        return out
+
+    def expand(self, x: Tensor, shape: Shape) -> Tensor:
+        """``x`` repeated to the sides of ``shape``, as a view: no layer."""
+        return Tensor((*shape[:-1], x.channels), x.source)
+
+    def dropout(self, name: str, x: Tensor) -> Tensor:
+        """Keeps what it multiplied with (PyTorch on CPUs; on GPUs that is a byte an element)."""
+        out = Tensor(x.shape, name)
+        self._add(name, "dropout", [x], out, saved=(Saved(f"{name} mask", x.elements),))
+        return out
+
+    def pad(self, name: str, x: Tensor, around: int) -> Tensor:
+        """``around`` zeros at every side, copied (the DeepCAM reference's ``fixed_padding``)."""
+        out = Tensor((*(side + 2 * around for side in x.shape[:-1]), x.channels), name)
+        self._add(name, "padding", [x], out, operations=(0, 0))
+        return out
+
+    def cross_entropy(self, x: Tensor, *, labels: int) -> None:
+        """Of logits ``x`` in float32, with ``labels`` integer classes; keeps the logarithms of probabilities."""
+        saved = (Saved("log softmax", x.elements, "float32"), Saved("labels", labels, "int64"))
+        self._add(
+            "loss", "loss", [x], Tensor((), "loss"), saved=saved, operations=(5 * x.elements, 3 * x.elements)
+        )
+
+    def squared_error(self, x: Tensor) -> None:
+        saved = (Saved("differences", x.elements, "float32"),)
+        self._add(
+            "loss", "loss", [x], Tensor((), "loss"), saved=saved, operations=(3 * x.elements, 2 * x.elements)
+        )
+
+    # Bookkeeping
+
+    def _product(
+        self, name: str, kind: Kind, x: Tensor, out: Shape, flops: int, weights: int, biases: int
+    ) -> Tensor:
+        y = Tensor(out, name)
+        moved = x.elements + y.elements
+        biased = y.elements if biases else 0
+        passes = [Pass("forward", flops, biased, moved, weights + biases)]
+        if x.wants_gradient:
+            passes.append(Pass("input gradient", flops, 0, moved, weights))
+        passes.append(Pass("weight gradient", flops, biased, moved, weights + biases))
+        saved = self._keep(x)
+        self._tensors.append(y)
+        layer = Layer(name, kind, (x.shape,), out, tuple(passes), weights + biases, saved)
+        self.layers.append(layer)
+        return y
+
+    def _add(
+        self,
+        name: str,
+        kind: Kind,
+        inputs: Sequence[Tensor],
+        out: Tensor,
+        *,
+        parameters: int = 0,
+        saved: tuple[Saved, ...] = (),
+        backward_reads: int = 0,
+        operations: tuple[int, int] | None = None,
+        in_place: bool = False,
+    ) -> None:
+        """A layer without products. Its one backward pass reads the output's gradient and ``backward_reads``
+        elements and writes the inputs' gradients; sums, concatenations and padding hand the gradient on."""
+        if operations is None:
+            of_forward, of_backward = _OPERATIONS[kind]
+            operations = of_forward * out.elements, of_backward * out.elements
+        forward, backward = operations
+        read = sum(x.elements for x in inputs)
+        moved = 0 if kind in ("sum", "concatenation", "padding") else out.elements + read + backward_reads
+        passes = (
+            Pass("forward", 0, forward, read + out.elements, parameters),
+            Pass("input gradient", 0, backward, moved, parameters),
+        )
+        self._tensors.append(out)
+        shapes = tuple(x.shape for x in inputs)
+        self.layers.append(Layer(name, kind, shapes, out.shape, passes, parameters, saved, in_place))
+
+    def _keep(self, x: Tensor) -> tuple[Saved, ...]:
+        if id(x) in self._kept:
+            return ()
+        self._kept.add(id(x))
+        return (Saved(x.source, x.elements, is_input=x is self.input),)

@@ -1,0 +1,35 @@
+"""CosmoFlow (Mathuriya et al. 2018; the MLPerf HPC reference, rounds 0.7 to 3.0) as a list of layers."""
+
+from collections.abc import Sequence
+
+from mlhpc.benchmarks import cosmoflow
+from mlhpc.perf.networks.builder import Builder
+from mlhpc.perf.networks.layer import Network
+
+
+def layers(network: cosmoflow.Network, sample_shape: Sequence[int], *, pool_first: bool = True) -> Network:
+    """Samples [n, n, n, channels], whose sides can be halved once a block.
+
+    ``pool_first``: bias and activation after pooling, as the suite computes the same function with an eighth of
+    the work; False: before it, as the reference does, from which paper 000 counted.
+    """
+    net = Builder("CosmoFlow", sample_shape)
+    x = net.input
+    for block in range(network.conv_layers):
+        number, filters = block + 1, network.conv_filters * 2**block
+        x = net.convolution(f"conv {number}", x, filters, network.conv_kernel, bias=not pool_first)
+        if pool_first:
+            x = net.max_pool(f"pool {number}", x, 2, stride=2, keeps="output")
+            x = net.bias(f"bias {number}", x)
+            x = net.activation(f"conv {number} LeakyReLU", x)
+        else:
+            x = net.activation(f"conv {number} LeakyReLU", x)
+            x = net.max_pool(f"pool {number}", x, 2, stride=2, keeps="output")
+    for number, units in enumerate(network.dense_units, 1):
+        x = net.dense(f"dense {number}", x, units)
+        x = net.activation(f"dense {number} LeakyReLU", x)
+        x = net.dropout(f"dropout {number}", x)
+    x = net.dense(f"dense {len(network.dense_units) + 1}", x, network.targets)
+    x = net.activation("tanh", x, keeps="output")
+    net.squared_error(x)
+    return net.network()

@@ -1,0 +1,187 @@
+"""What a layer costs a sample: floating-point operations, data moved, what is kept for the backward pass.
+
+Shapes have no batch and have the channels last, as ``sample_shape`` of a run's configuration. All numbers are of
+one sample, except weights, which a batch reads and writes once.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+Shape = tuple[int, ...]
+Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "mixed_bfloat16", "mixed_float16")
+Kind = Literal[
+    "convolution",
+    "pointwise convolution",
+    "depthwise convolution",
+    "transposed convolution",
+    "dense",
+    "batch norm",
+    "activation",
+    "pooling",
+    "bias",
+    "sum",
+    "concatenation",
+    "dropout",
+    "padding",
+    "loss",
+]
+PRODUCTS: tuple[Kind, ...] = (
+    "convolution",
+    "pointwise convolution",
+    "depthwise convolution",
+    "transposed convolution",
+    "dense",
+)
+"""Kinds that are matrix products: what tensor cores can do, and what FLOP counters count."""
+PassName = Literal["forward", "input gradient", "weight gradient"]
+Type = Literal["activation", "float32", "int64"]
+"""Of saved elements; "activation": 4 bytes in float32, 2 in mixed precision."""
+
+
+def activation_bytes(precision: Precision) -> int:
+    """Bytes of an activation's element: matrix work and what lies between is done in ``precision``."""
+    return 4 if precision == "float32" else 2
+
+
+def type_bytes(kind: Type, precision: Precision) -> int:
+    sizes = {"float32": 4, "int64": 8}
+    return sizes.get(kind) or activation_bytes(precision)
+
+
+class Saved(NamedTuple):
+    """Elements that a layer keeps for its backward pass and that no earlier layer keeps already. ``name``: the
+    layer whose output they are, or what they are. ``is_input``: the network's input. ``once``: of a batch."""
+
+    name: str
+    elements: int
+    type: Type = "activation"
+    is_input: bool = False
+    once: bool = False
+
+    def size(self, precision: Precision, batch: int = 1) -> int:
+        """Bytes of ``batch`` samples."""
+        return self.elements * type_bytes(self.type, precision) * (1 if self.once else batch)
+
+
+class Pass(NamedTuple):
+    """A layer's forward pass or one of its gradients, of one sample.
+
+    ``flops`` of products (2 for a multiplication with its addition; padding counts as if it were data) and
+    ``operations`` on single elements; ``elements`` of activations read and written, each once (the lower limit of
+    memory traffic without caching between layers); ``weights`` read or written, once a batch.
+    """
+
+    name: PassName
+    flops: int
+    operations: int
+    elements: int
+    weights: int
+
+    def traffic(self, precision: Precision, batch: int | None = None) -> float:
+        """Bytes read and written a sample; the weights' share of a batch of ``batch`` samples (None: without, as
+        paper 000, section V-A, assumes). Gradients of weights are float32, as the weights that are updated."""
+        weight = 4 if self.name == "weight gradient" else activation_bytes(precision)
+        shared = self.weights * weight / batch if batch else 0.0
+        return self.elements * activation_bytes(precision) + shared
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer. ``saved`` is what it adds to what is kept for the backward pass. ``in_place``: its output takes
+    the memory of its (first) input."""
+
+    name: str
+    kind: Kind
+    inputs: tuple[Shape, ...]
+    output: Shape
+    passes: tuple[Pass, ...]
+    parameters: int = 0
+    saved: tuple[Saved, ...] = ()
+    in_place: bool = False
+
+    @property
+    def output_elements(self) -> int:
+        return math.prod(self.output)
+
+    @property
+    def input_elements(self) -> int:
+        return sum(math.prod(shape) for shape in self.inputs)
+
+    @property
+    def forward_flops(self) -> int:
+        return self._flops("forward")
+
+    @property
+    def input_gradient_flops(self) -> int:
+        """0 for a layer that gets the network's input, which needs no gradient."""
+        return self._flops("input gradient")
+
+    @property
+    def weight_gradient_flops(self) -> int:
+        return self._flops("weight gradient")
+
+    @property
+    def training_flops(self) -> int:
+        return sum(part.flops for part in self.passes)
+
+    def traffic(self, precision: Precision, batch: int | None = None) -> float:
+        """Bytes read and written a training sample: see :meth:`Pass.traffic`."""
+        return sum(part.traffic(precision, batch) for part in self.passes)
+
+    def saved_bytes(self, precision: Precision, batch: int = 1) -> int:
+        """Bytes that this layer adds to what is kept for the backward pass of ``batch`` samples, the network's
+        input aside."""
+        return sum(saved.size(precision, batch) for saved in self.saved if not saved.is_input)
+
+    def _flops(self, name: PassName) -> int:
+        return sum(part.flops for part in self.passes if part.name == name)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network as its layers in the order of the forward pass. ``input``: shape of a sample."""
+
+    name: str
+    input: Shape
+    layers: tuple[Layer, ...]
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in self.layers)
+
+    @cached_property
+    def forward_flops(self) -> int:
+        """FLOPs of products a sample, forward."""
+        return sum(layer.forward_flops for layer in self.layers)
+
+    @cached_property
+    def training_flops(self) -> int:
+        """FLOPs of products a training sample: three times the forward pass, less the gradient of the input."""
+        return sum(layer.training_flops for layer in self.layers)
+
+    @property
+    def input_elements(self) -> int:
+        return math.prod(self.input)
+
+    def saved_bytes(self, precision: Precision, batch: int = 1) -> int:
+        """Bytes kept for the backward pass of ``batch`` samples, the network's input aside: what
+        ``torch.autograd.graph.saved_tensors_hooks`` count, each memory once, without weights."""
+        return sum(layer.saved_bytes(precision, batch) for layer in self.layers)
+
+    def traffic(self, precision: Precision, batch: int | None = None) -> float:
+        """Lower limit of the memory traffic of a training sample, in bytes: every layer reads its inputs and
+        writes its output once in every pass (paper 000, section V-A, assumptions 1 and 2)."""
+        return sum(layer.traffic(precision, batch) for layer in self.layers)
+
+    def by_kind(self) -> dict[Kind, list[Layer]]:
+        kinds: dict[Kind, list[Layer]] = {}
+        for layer in self.layers:
+            kinds.setdefault(layer.kind, []).append(layer)
+        return kinds

@@ -1,0 +1,292 @@
+"""A prediction as one self-contained HTML page.
+
+Time to train against nodes with its parts, strong and weak scaling (paper 000, figures 8 and 9), cost against
+batch (figure 4), roofline and memory, and the figures that all of it is made from.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.files.atomic import write_bytes
+from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages.charts import Figure
+from mlhpc.common.pages.html import Banner, Cell, Grid, Section, Table, render
+from mlhpc.errors import UserError
+from mlhpc.perf.accelerator.memory import Memory, memory_of
+from mlhpc.perf.accelerator.paper000 import TABLE_II
+from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
+from mlhpc.perf.accelerator.roofline import Ceilings, points
+from mlhpc.perf.calibration import calibration
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.movement import GIB, MIB, costs
+from mlhpc.perf.networks.registry import network_of
+from mlhpc.perf.prediction import Prediction, over_nodes, predict, weak
+from mlhpc.perf.published import SOURCE, Published, machine_of, published
+from mlhpc.perf.samples import sample_bytes
+from mlhpc.perf.tables import configuration, facts_of, heading, seconds_text, terms
+from mlhpc.perf.units import written
+
+_BARS = 12
+_BATCHES = tuple(2**n for n in range(9))
+_PARTS = {"staging": "Staging", "data_wait": "Data wait", "step": "Training steps", "evaluation": "Evaluation",
+          "rest": "Rest"}  # fmt: skip
+
+
+def write(out: Path, machine: Machine, run: Run, nodes: int | None) -> None:
+    """Writes the page. Raises UserError where nothing can be predicted, or ``out`` exists and is no page."""
+    html = page(machine, run, nodes)
+    try:
+        if out.exists() and not out.read_bytes().startswith(html[:15].encode()):
+            raise UserError(f"{out}: exists and is not a page; choose another --out FILE.html")
+        write_bytes(out, html.encode())
+    except OSError as error:
+        raise UserError(
+            f"{out}: cannot be written ({error.strerror}); choose another --out FILE.html"
+        ) from None
+
+
+def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
+    """The whole HTML text; ``nodes`` None: the detailed prediction is that of the shortest time to train."""
+    found = list(over_nodes(machine, run))
+    whole = [p for p in found if p.parts == 1] or found
+    chosen = min(whole, key=_seconds) if whole and nodes is None else predict(machine, run, nodes or 1)
+    sections = [
+        _terms(chosen),
+        _time(found),
+        _scaling(machine, run, chosen, found),
+        _cost(machine, run),
+        *_accelerator(machine, run),
+        _figures(machine),
+    ]
+    total = chosen.total_s
+    rate, low, high = chosen.samples_per_s
+    hero = [("Training throughput", f"{rate:.3g}", f"samples/s an accelerator; {low:.3g} to {high:.3g}")]
+    if total and chosen.epochs:
+        also = f"{seconds_text(total[1])} to {seconds_text(total[2])}"
+        hero.insert(0, ("Time to train", seconds_text(total[0]), also))
+        _, few, many = chosen.epochs.ends
+        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{few:.1f} to {many:.1f}"))
+    banners = [Banner(f"{chosen.binding}.", "Predicted, not measured:"), *(Banner(n) for n in chosen.notes)]
+    return render(
+        "mlhpc.perf",
+        "prediction.html",
+        title=heading(machine, run),
+        blocks=[section for section in sections if section],
+        foot=f"Efficiencies and times from {SOURCE}; nine of ten sets lie within a factor of "
+        f"{calibration().factor:.2f} of the predicted step. Figures of the machine with their sources below.",
+        heading=registry.title(run.benchmark),
+        subtitle=f"preset {run.preset}, predicted for {machine.title}",
+        meta=configuration(chosen),
+        banners=banners,
+        hero=hero,
+    )
+
+
+def _seconds(p: Prediction) -> float:
+    return p.total_s[0] if p.total_s else p.step_s.value
+
+
+def _terms(p: Prediction) -> Section:
+    rows = [
+        (Cell(name.strip()), *(Cell(_term(name, value), value=value) for value in triple))
+        for name, triple in terms(p).items()
+    ]
+    parts = [
+        (Cell(f"step: {name}"), Cell(seconds_text(s), value=s), Cell(), Cell())
+        for name, s in p.step.named.items()
+    ]
+    facts = "; ".join(f"{key}: {value}" for key, value in facts_of(p).items() if not key.startswith("note"))
+    table = Table("prediction", ("term", "predicted", "low", "high"), (*parts, *rows))
+    return Section(f"{p.nodes} nodes", f"{facts}.", (table,))
+
+
+def _term(name: str, value: float) -> str:
+    return f"{value:.1f}" if name == "epochs" else seconds_text(value)
+
+
+def _time(found: Sequence[Prediction]) -> Section | None:
+    """Time to train against nodes with its parts; beside it the interval, and published sets of the family."""
+    timed = [p for p in found if p.total_s and p.epochs]
+    if not timed:
+        return None
+    rows = [row for p in timed[-_BARS:] for row in _bars(p)]
+    says = "; ".join(f"{p.nodes} nodes: {seconds_text(_seconds(p))}" for p in timed)
+    bars = plots.stacked_bars(
+        rows,
+        f"Predicted time to train: {says}",
+        parts={key: name for key, name in _PARTS.items() if any(row["key"] == key for row in rows)},
+        value_title="minutes",
+        tooltip=[("name", "configuration"), ("part", "part"), ("time", "time")],
+        title="Time to train by part",
+    )
+    return Section("Time to train against nodes", "", (bars, _against_published(timed)))
+
+
+def _bars(p: Prediction) -> list[dict[str, Any]]:
+    assert p.epochs is not None
+    waits = p.step.wait / p.step.seconds
+    trained = p.train_s[0] * p.epochs.value
+    seconds = {"staging": p.staging_s[0], "data_wait": trained * waits, "step": trained * (1 - waits),
+               "evaluation": p.eval_s[0] * p.epochs.value, "rest": p.extra_s[0]}  # fmt: skip
+    each = f"1/{p.parts}" if p.parts > 1 else str(p.local_batch)
+    name = f"{p.nodes} nodes, {p.accelerators} accelerators, local batch {each}"
+    return [
+        {"bar": f"{p.nodes:07}", "name": name, "key": key, "part": _PARTS[key], "value": value / 60, "label": "",
+         "time": seconds_text(value)}
+        for key, value in seconds.items() if value > 0
+    ]  # fmt: skip
+
+
+def _against_published(timed: Sequence[Prediction]) -> Figure:
+    rows = [
+        {"x": p.accelerators, "y": p.total_s[0] / 60, "low": p.total_s[1] / 60, "high": p.total_s[2] / 60,
+         "series": "predicted", "what": configuration(p)}
+        for p in timed if p.total_s
+    ]  # fmt: skip
+    rows += [
+        {"x": r.accelerators, "y": (r.total_s or 0) / 60, "low": None, "high": None, "series": "published",
+         "what": f"{r.name}, batch {r.batch}"}
+        for r in _like(timed[0]) if r.total_s
+    ]  # fmt: skip
+    title = "Time to train, with published sets of this accelerator family at any batch"
+    return _curves(rows, "accelerators", "time to train, minutes", title)
+
+
+def _like(p: Prediction) -> list[Published]:
+    """Published sets of this benchmark on this accelerator family, with its network."""
+    old = p.run.preset == "v07"
+    sets = [r for r in published() if r.benchmark == p.run.benchmark and (r.preset == "v07") == old]
+    return [r for r in sets if machine_of(r).family == p.machine.family]
+
+
+def _scaling(machine: Machine, run: Run, chosen: Prediction, found: Sequence[Prediction]) -> Section:
+    strong = [
+        {"x": p.nodes, "y": 1e3 / p.samples_per_s[0], "low": None, "high": None, "series": series,
+         "what": f"{p.nodes} nodes, data in {p.tier.name}"}
+        for series, staged in (("staged", True), ("not staged", False))
+        for p in (found if staged else over_nodes(machine, run, staged=False))
+    ]  # fmt: skip
+    figures = []
+    if strong:
+        title = "Strong scaling: accelerator time of a sample (paper 000, figures 8 and 9)"
+        figures.append(_curves(strong, "nodes", "ms of an accelerator a sample", title))
+    counts = [2**n for n in range(18) if machine.nodes is None or 2**n <= machine.nodes]
+    rows = [
+        {"x": p.accelerators, "y": p.samples_per_s[0], "low": p.samples_per_s[1], "high": p.samples_per_s[2],
+         "series": "predicted", "what": configuration(p)}
+        for p in weak(machine, run, chosen.local_batch, counts)
+    ]  # fmt: skip
+    rows += [
+        {"x": r.accelerators, "y": r.samples_per_s, "low": None, "high": None, "series": "published",
+         "what": f"{r.name}, local batch {r.local_batch:g}"}
+        for r in _like(chosen)
+    ]  # fmt: skip
+    title = f"Weak scaling, local batch {chosen.local_batch}; published sets at any local batch"
+    figures.append(_curves(rows, "accelerators", "samples/s an accelerator", title))
+    about = (
+        "Where a node's part of the data set fits memory, staging stops to matter and scaling is superlinear."
+    )
+    return Section("Scaling", about, (Grid(tuple(figures)),))
+
+
+def _cost(machine: Machine, run: Run) -> Section | None:
+    """Figure 4; paper 000's own points where the machine is its."""
+    network = network_of(run)
+    moved = network.traffic(run.training.precision)
+    received = sample_bytes(run).received
+    rows = []
+    for batch in _BATCHES:
+        found = costs(
+            machine, moved=moved, sample=received, gradients=4 * network.parameters, local_batch=batch
+        )
+        named = {
+            "model and activations": found.activations,
+            "all-reduce": found.all_reduce,
+            "sample over the host's link": found.sample[0],
+            "sample from local storage": found.sample[1],
+        }
+        rows += [_cost_row(batch, name, value) for name, value in named.items() if value]
+    about = (
+        "Bytes of a sample times the gap of the link that limits them, relative to the accelerator's memory: a "
+        "lower bound of the time. What is highest binds."
+    )
+    if (paper := TABLE_II.get(run.benchmark)) and machine.name == "cori-gpu":
+        rows += [_cost_row(b, "paper 000: activations", paper.hbm_limit_gib * GIB) for b in _BATCHES]
+        rows += [_cost_row(b, "paper 000: sample from NVMe", paper.sample_mib * MIB * 2250) for b in _BATCHES]
+        about += " Paper 000's: its activations written and read once, and its 16-bit samples."
+    if not rows:
+        return None
+    chart = _curves(
+        rows, "local batch, samples", "cost of a sample, GB of accelerator memory", "Cost of data movement"
+    )
+    return Section("Cost against batch", about, (chart,))
+
+
+def _cost_row(batch: int, series: str, value: float) -> dict[str, Any]:
+    return {
+        "x": batch,
+        "y": value / 1e9,
+        "low": None,
+        "high": None,
+        "series": series,
+        "what": f"batch {batch}",
+    }
+
+
+def _accelerator(machine: Machine, run: Run) -> list[Section]:
+    network, precision = network_of(run), run.training.precision
+    peak, _ = machine.peak(precision)
+    figures = machine.figures
+    ceilings = Ceilings(str(machine.facts["accelerator.model"]), peak, figures["accelerator.float32"],
+                        figures["accelerator.bandwidth"])  # fmt: skip
+    paper = TABLE_II.get(run.benchmark)
+    capacity = figures["accelerator.memory"]
+    by_batch: list[Memory] = []
+    for batch in _BATCHES:
+        by_batch.append(memory_of(run, batch))
+        if by_batch[-1].peak > 2 * capacity:
+            break
+    fits = None
+    with suppress(StopIteration):
+        fits = next(m.batch for m in reversed(by_batch) if m.peak <= capacity)
+    memory = written(capacity, "bytes")
+    about = memory_section("Memory", by_batch, [(f"{ceilings.name}, {memory}", capacity)], paper)
+    text = f"The largest power of two that fits is {fits}. " if fits else "Not even one sample fits. "
+    return [
+        roofline_section("Roofline", points(network, ceilings, precision), ceilings, paper),
+        Section(about.title, text + about.about, about.blocks),
+    ]
+
+
+def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figure:
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    ends = [row[key] for row in rows for key in ("y", "low", "high") if row[key]]
+    says = "; ".join(f"{row['series']}, {row['what']}: {row['y']:.3g}" for row in rows[:40])
+    shown = [{**row, "value": f"{row['y']:.3g}"} for row in rows]
+    return plots.curves(
+        shown,
+        f"{title}. {says}",
+        x_axis=charts.log_axis([row["x"] for row in rows], x, base=2, room=1.2),
+        y_axis=charts.log_axis(ends, y, room=1.3),
+        series=names,
+        loose=["published"],
+        tooltip=[("series", "series"), ("what", "what"), ("value", y)],
+        title=title,
+    )
+
+
+def _figures(machine: Machine) -> Section:
+    dimensions = {"memory": "bytes", "local": "bytes", "shared": "bytes", "latency": "s"}
+    peaks = ("float32", "tf32", "bfloat16", "float16")
+    rows = []
+    for key, value in machine.figures.items():
+        last = key.partition(".")[2]
+        dimension = "FLOP/s" if last in peaks else dimensions.get(last, "bytes/s")
+        dimension = "a share" if key.startswith("efficiency.") else dimension
+        rows.append((Cell(key), Cell(written(value, dimension), value=value), Cell(machine.sources[key])))
+    table = Table("machine", ("figure", "value", "source"), tuple(rows), prose=(2,))
+    return Section("The machine's figures", f"{machine.title}, file {machine.where}.", (table,))

@@ -1,0 +1,58 @@
+"""What published runs spend beside training steps: staging, evaluation, and the rest inside the clock.
+
+Medians over the strong-scaling ``fit`` sets, with their least and most: submissions differ in how they stage and
+evaluate far more than machines explain.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from mlhpc.benchmarks.load import load
+from mlhpc.perf.published import Published, machine_of, published
+from mlhpc.perf.samples import sample_bytes
+from mlhpc.perf.scaling import Triple
+
+_NOTHING_STAGED_S = 1.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """(median, least, most) over sets.
+
+    ``staging_rate``: bytes/s of a node that copies its share of the data set out of the shared file system.
+    ``evaluation``: accelerator seconds of an evaluated sample over those of a trained one. ``rest``: share of the
+    time to train that is neither staging nor a median epoch; the first epoch's excess is in it.
+    """
+
+    staging_rate: Triple
+    evaluation: Triple
+    rest: Triple
+
+
+def of_sets(sets: Sequence[Published]) -> Parts:
+    rows = [row for row in sets if row.use == "fit" and row.metric == "strong" and row.total_s]
+    rates, evaluation, rest = [], [], []
+    for row in rows:
+        run = load(row.benchmark, row.preset)
+        total, share = row.total_s or 0.0, row.eval_fraction or 0.0
+        if row.staging_s and row.staging_s > _NOTHING_STAGED_S:
+            size = sample_bytes(run).stored * (run.data.train_samples + run.data.eval_samples)
+            nodes = row.accelerators / machine_of(row).per_node
+            rates.append(size * row.spatial / row.staging_s / nodes)
+        if share:
+            evaluated = total * share / row.epochs[0] / run.data.eval_samples
+            evaluation.append(evaluated / (row.epoch_s / row.train_samples))
+        left = total * (1 - share) - (row.staging_s or 0.0) - row.epochs[0] * row.epoch_s
+        rest.append(max(0.0, left / total))
+    return Parts(_triple(rates), _triple(evaluation), _triple(rest))
+
+
+def _triple(values: Sequence[float]) -> Triple:
+    return statistics.median(values), min(values), max(values)
+
+
+@cache
+def parts() -> Parts:
+    return of_sets(published())

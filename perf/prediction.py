@@ -1,0 +1,401 @@
+"""What a run should cost on a machine: T = T_staging + T_epoch · epochs + T_extra (paper 001, equation 1).
+
+Each term has a value and the ends of its interval; deviations add in quadrature. A step is the roofline over the
+calibrated efficiency, launches, and the all-reduce; where the input path is slower than that, the step waits for
+it. Each node keeps its share of the training set, in the fastest tier that holds it.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+from mlhpc.benchmarks.schema import Run
+from mlhpc.errors import UserError
+from mlhpc.perf.accelerator.memory import memory_of
+from mlhpc.perf.calibration import (
+    Calibration,
+    Efficiency,
+    calibration,
+    kind_of,
+    roofline,
+)
+from mlhpc.perf.collectives import AllReduce, all_reduce
+from mlhpc.perf.epochs import epochs_to_target
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.movement import Tier, tier_of
+from mlhpc.perf.networks.layer import Network
+from mlhpc.perf.networks.registry import network_of
+from mlhpc.perf.parts import parts
+from mlhpc.perf.samples import SampleBytes, sample_bytes
+from mlhpc.perf.scaling import Estimate, Triple
+from mlhpc.perf.spatial import halo, splits_of
+from mlhpc.perf.units import written
+
+_MOST_PARTS = 16
+"""Accelerators on one sample beyond which nothing is published (paper 001: 4 and 16)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step, in seconds. ``compute``: products and memory traffic, calibrated; ``launch``: what layers
+    cost whatever the batch; ``reduce``: all-reduce; ``halo``: exchange within a sample; ``input``: what the input
+    path takes for a step, of which ``wait`` is not hidden."""
+
+    compute: float
+    launch: float
+    reduce: AllReduce
+    halo: float
+    input: float
+
+    @property
+    def busy(self) -> float:
+        return self.compute + self.launch + self.reduce.seconds + self.halo
+
+    @property
+    def wait(self) -> float:
+        return max(0.0, self.input - self.busy)
+
+    @property
+    def seconds(self) -> float:
+        return max(self.busy, self.input)
+
+    @property
+    def named(self) -> dict[str, float]:
+        found = {"computing": self.compute, "launching and updating": self.launch,
+                 "all-reduce": self.reduce.seconds, "waiting for input": self.wait}  # fmt: skip
+        return {**found, "halo exchange": self.halo} if self.halo else found
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One run of ``run`` on ``nodes`` of ``machine``. Times in seconds; each estimate is a value with its ends.
+
+    ``parts``: accelerators on one sample; ``local_batch``: samples of such a group in a step. ``epochs`` and all
+    that needs them is None where no convergence is published. ``notes``: what the figures rest on.
+    """
+
+    machine: Machine
+    run: Run
+    nodes: int
+    accelerators: int
+    parts: int
+    local_batch: int
+    step: Step
+    step_s: Estimate
+    efficiency: Efficiency
+    tier: Tier
+    staging_s: Triple
+    train_s: Triple
+    eval_s: Triple
+    epochs: Estimate | None
+    extra_s: Triple
+    input_rate: float | None
+    notes: tuple[str, ...]
+
+    @property
+    def batch(self) -> int:
+        return self.run.hyperparameters.global_batch_size
+
+    @property
+    def samples_per_s(self) -> Triple:
+        """Training samples of one accelerator; the low end is that of the slow end of the step."""
+        share = self.batch / self.accelerators
+        return share / self.step_s.value, share / self.step_s.high, share / self.step_s.low
+
+    @property
+    def epoch_s(self) -> Triple:
+        return _sum(self.train_s, self.eval_s)
+
+    @property
+    def total_s(self) -> Triple | None:
+        if self.epochs is None:
+            return None
+        trained = _times(self.epoch_s, self.epochs.ends)
+        return _sum(self.staging_s, trained, self.extra_s)
+
+    @property
+    def bound(self) -> str:
+        """The longest part of a training step; "waiting for input" whenever there is any such wait."""
+        if self.step.wait > 0:
+            return "waiting for input"
+        return max(self.step.named, key=lambda name: self.step.named[name])
+
+    @property
+    def binding(self) -> str:
+        """What limits a training step, in words."""
+        if self.step.wait > 0 and self.input_rate is not None:
+            fed, wanted = self.batch / self.step.seconds, self.batch / self.step.busy
+            return f"the input path limits: {_rate(fed)} of {_rate(wanted)} samples/s, read from {self.tier.name}"
+        share = self.step.named[self.bound] / self.step.seconds
+        return f"{self.bound} limits: {share:.0%} of a step"
+
+
+def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
+    """``run`` staged to ``nodes`` of ``machine``. Raises UserError where it cannot be there: too many nodes, a
+    batch that cannot be divided or does not fit, a data set larger than every tier, a figure that the file lacks.
+    """
+    return Model(machine, run).at(nodes)
+
+
+class Model:
+    """What predictions of one run on one machine share. ``staged`` False: training data that memory does not hold
+    is read from the shared file system in every epoch. ``generation``: of the framework, the newest if None."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        run: Run,
+        *,
+        staged: bool = True,
+        generation: str | None = None,
+        calibrated: Calibration | None = None,
+    ) -> None:
+        calibrated = calibrated or calibration()
+        self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
+        self.network: Network = network_of(run)
+        self.bytes: SampleBytes = sample_bytes(run)
+        self.kind = kind_of(self.network)
+        self.efficiency = self.own_efficiency() or calibrated.efficiency(
+            machine.family, self.kind, generation
+        )
+        self.roofline = roofline(self.network, machine, run.training.precision)
+        self.published_roofline = roofline(self.network, machine, self.efficiency.precision)
+        self.epochs = _epochs(run)
+        self._memory = cache(lambda local: memory_of(run, local))
+
+    def own_efficiency(self) -> Efficiency | None:
+        """What the machine file says of this kind of layer, in the run's precision."""
+        key = f"efficiency.convolution_{self.kind[0]}d"
+        if (share := self.machine.get(key)) is None:
+            return None
+        group = self.machine.name, self.machine.sources[key]
+        return Efficiency(share, group, 0, self.run.training.precision, exact=True)
+
+    def at(self, nodes: int) -> Prediction:
+        """Raises UserError as :func:`predict`."""
+        machine, run = self.machine, self.run
+        if machine.nodes is not None and nodes > machine.nodes:
+            raise UserError(
+                f"{machine.at('nodes')}: {nodes} nodes asked for, {machine.name} has {machine.nodes}"
+            )
+        accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
+        together, local = divide(batch, accelerators)
+        self.require_fits(local, together)
+        size = self.bytes.stored * run.data.train_samples
+        tier = tier_of(machine, size * together, nodes, staged=self.staged)
+        step = self.step(nodes, together, local, tier)
+        step_s, notes = self.interval(step)
+        if together > 1:
+            notes.append(
+                "several accelerators on one sample: what they do not divide is Fugaku's share of a step; the "
+                "suite's own benchmarks keep a sample on one accelerator"
+            )
+        steps = max(1, run.data.train_samples // batch)
+        train_s = _scaled(step_s.ends, steps)
+        spent = parts()
+        per_eval = run.data.eval_samples / run.data.train_samples
+        eval_s = _scaled(_times(train_s, spent.evaluation), per_eval)
+        staging_s = self.staging(nodes, together, tier, notes)
+        trained = _times(_sum(train_s, eval_s), self.epochs.ends if self.epochs else (1.0, 1.0, 1.0))
+        extra = _times(trained, spent.rest)
+        rate = None if step.input == 0 else batch / step.input
+        return Prediction(machine, run, nodes, accelerators, together, local, step, step_s, self.efficiency, tier,
+                          staging_s, train_s, eval_s, self.epochs, extra, rate,
+                          tuple(notes))  # fmt: skip
+
+    def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
+        machine, net = self.machine, self.network
+        compute = local * self.roofline / self.efficiency.value
+        # An efficiency measured on the machine itself has its launches in it.
+        launch = len(net.layers) * self.calibrated.launch if self.efficiency.sets else 0.0
+        if together > 1:
+            divided = (1 - self.calibrated.undivided) / together + self.calibrated.undivided
+            compute, launch = compute * divided, launch * divided
+        reduce = all_reduce(machine, 4.0 * net.parameters, nodes, machine.per_node)
+        return Step(
+            compute,
+            launch,
+            reduce,
+            self.halo(together, local, nodes),
+            self.input(local, tier),
+        )
+
+    def halo(self, together: int, local: int, nodes: int) -> float:
+        if together == 1:
+            return 0.0
+        machine, run = self.machine, self.run
+        size = 4 if run.training.precision == "float32" else 2
+        kernel = int(getattr(run.network, "conv_kernel", 3))
+        sent = halo(self.network, splits_of(together, len(run.data.sample_shape) - 1), kernel)
+        inside = together <= machine.per_node or nodes == 1
+        rate = machine.get("links.peers") if inside else None
+        rate = rate or machine.need("network.bandwidth", "an exchange of halos between nodes")
+        delay = machine.get("network.latency") or 0.0
+        elements = sent.elements + sent.backward_elements
+        return local * (elements * size / rate + (sent.messages + sent.backward_messages) * delay)
+
+    def input(self, local: int, tier: Tier) -> float:
+        """Seconds that the input path takes for a step of a node; 0 where no rate is known. Every accelerator of a
+        group reads the whole sample (paper 001, section 4.2.1)."""
+        times = [0.0]
+        if tier.read:
+            times.append(local * self.machine.per_node * self.bytes.stored / tier.read)
+        if link := self.machine.get("links.host"):
+            times.append(local * self.bytes.received / link)
+        return max(times)
+
+    def staging(self, nodes: int, together: int, tier: Tier, notes: list[str]) -> Triple:
+        if tier.name == "shared file system" or not self.staged:
+            if self.staged:
+                notes.append(
+                    "the data set fits neither memory nor node-local storage: every epoch reads it anew"
+                )
+            return 0.0, 0.0, 0.0
+        run = self.run
+        size = self.bytes.stored * (run.data.train_samples + run.data.eval_samples) * together / nodes
+        return self.copying(size, nodes, tier)
+
+    def copying(self, size: float, nodes: int, tier: Tier) -> Triple:
+        """Seconds in which each of ``nodes`` copies ``size`` bytes out of the shared file system: at what
+        published sets reached a node, within what the machine's figures allow."""
+        shared = self.machine.get("storage.shared_read")
+        if shared is None and self.machine.nodes == 1:
+            return 0.0, 0.0, 0.0  # the data set lies there already
+        limits = [self.machine.get("storage.shared_read_node"), shared and shared / nodes]
+        if tier.name == "node-local storage":
+            limits.append(self.machine.get("storage.local_write"))
+        limit = min((rate for rate in limits if rate), default=math.inf)
+        middle, slow, fast = parts().staging_rate
+        return size / min(middle, limit), size / min(fast, limit), size / min(slow, limit)
+
+    def interval(self, step: Step) -> tuple[Estimate, list[str]]:
+        """From how far the published sets lie from each other: nine of ten are within it."""
+        half = self.calibrated.factor
+        notes: list[str] = []
+        if not self.efficiency.exact:
+            half = half**2
+            notes.append(f"no published set on {self.machine.family}: the efficiency is that of all families, and "
+                         "the interval is wider")  # fmt: skip
+        low, high = max(step.busy / half, self.roofline_step(step)), step.busy * half
+        change = self.published_roofline / self.roofline
+        if abs(change - 1) > 0.05:
+            mine, theirs = self.run.training.precision, self.efficiency.precision
+            notes.append(f"{mine} is extrapolated by the roofline: those published sets ran {theirs}")
+            low = max(min(low, step.busy * change / half), self.roofline_step(step))
+            high = max(high, step.busy * change * half)
+        if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
+            notes.append(
+                "no published set of ResNet-50 at hand: the efficiency of 2-D convolutions is DeepCAM's"
+            )
+        floor = step.input
+        value = Estimate(max(step.busy, floor), max(low, floor), max(high, floor), self.efficiency.how)
+        return value, notes
+
+    def roofline_step(self, step: Step) -> float:
+        return step.compute * self.efficiency.value
+
+    def require_fits(self, local: int, together: int) -> None:
+        """Raises UserError where a local batch needs more than the accelerator's memory."""
+        capacity = self.machine.figures["accelerator.memory"]
+        if self.memory(local, together) <= capacity:
+            return
+        needs = range(1, local)  # a larger batch never needs less, so the first that is too large is bisected
+        fits = bisect_right(needs, capacity, key=lambda n: self.memory(n, together))
+        largest = f"the largest that fits is {fits}" if fits else "not even one sample fits"
+        raise UserError(
+            f"{self.machine.at('accelerator.memory')}: a local batch of {local} needs "
+            f"{written(self.memory(local, together), 'bytes')} of the accelerator's {written(capacity, 'bytes')}; "
+            f"{largest}; use more nodes or a smaller batch"
+        )
+
+    def memory(self, local: int, together: int) -> float:
+        """Peak bytes of a step. Accelerators that share a sample share all but weights and optimizer state."""
+        needed = self._memory(local)
+        weights = needed.parameters + needed.copies + needed.optimizer
+        return weights + (needed.peak - weights) / together
+
+
+def divide(batch: int, accelerators: int) -> tuple[int, int]:
+    """(accelerators on one sample, samples of such a group). Raises UserError where it does not come out even."""
+    if batch >= accelerators:
+        if batch % accelerators:
+            raise UserError(
+                f"a global batch of {batch} cannot be shared equally by {accelerators} accelerators; use a "
+                f"multiple of {accelerators}, or another number of nodes"
+            )
+        return 1, batch // accelerators
+    together = accelerators // batch
+    if accelerators % batch or together > _MOST_PARTS or together & (together - 1):
+        raise UserError(
+            f"a global batch of {batch} on {accelerators} accelerators: a sample can be divided among 2, 4, 8 or "
+            f"{_MOST_PARTS} of them; use fewer nodes or a larger batch"
+        )
+    return together, 1
+
+
+def over_nodes(
+    machine: Machine, run: Run, *, most: int | None = None, staged: bool = True
+) -> Iterator[Prediction]:
+    """Predictions at 1, 2, 4, … nodes, as far as the machine goes and the batch can be divided; those that cannot
+    be are left out."""
+    model = Model(machine, run, staged=staged)
+    nodes, last = 1, most or machine.nodes or 2**17
+    while nodes <= last:
+        with suppress(UserError):
+            yield model.at(nodes)
+        nodes *= 2
+
+
+def weak(machine: Machine, run: Run, local_batch: int, nodes: Iterable[int]) -> Iterator[Prediction]:
+    """Weak scaling: the same local batch on more and more nodes, so that the global batch grows."""
+    for count in nodes:
+        with suppress(UserError):
+            yield predict(machine, with_batch(run, local_batch * count * machine.per_node), count)
+
+
+def with_batch(run: Run, batch: int) -> Run:
+    """``run`` with another global batch size."""
+    hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
+    return run.model_copy(update={"hyperparameters": hyperparameters})
+
+
+def best(machine: Machine, runs: Iterable[Run]) -> Prediction | None:
+    """The shortest time to train over ``runs`` (batch sizes) and node counts in powers of two, one accelerator a
+    sample at most. None where none of them can be."""
+    found = (p for run in runs for p in over_nodes(machine, run) if p.total_s and p.parts == 1)
+    return min(found, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)
+
+
+def _epochs(run: Run) -> Estimate | None:
+    try:
+        return epochs_to_target(run.benchmark, run.preset, run.hyperparameters.global_batch_size)
+    except UserError:
+        return None
+
+
+def _sum(*terms: Triple) -> Triple:
+    """The terms are independent, so their deviations add in quadrature."""
+    value = sum(t[0] for t in terms)
+    below = math.hypot(*(t[0] - t[1] for t in terms))
+    return value, max(0.0, value - below), value + math.hypot(*(t[2] - t[0] for t in terms))
+
+
+def _times(a: Triple, b: Triple) -> Triple:
+    """The same for factors, by their logarithms."""
+    value = a[0] * b[0]
+    if min(*a, *b) <= 0:
+        return value, a[1] * b[1], a[2] * b[2]
+    below = math.hypot(math.log(a[0] / a[1]), math.log(b[0] / b[1]))
+    above = math.hypot(math.log(a[2] / a[0]), math.log(b[2] / b[0]))
+    return value, value * math.exp(-below), value * math.exp(above)
+
+
+def _scaled(a: Triple, factor: float) -> Triple:
+    return a[0] * factor, a[1] * factor, a[2] * factor
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}".replace(",", " ") if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,176 @@
+"""What was measured of a step, by layers of the network instead of modules of a framework."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Literal, NamedTuple
+
+from mlhpc.common.timing.profile import Part, Profile
+from mlhpc.errors import UserError
+from mlhpc.perf.accelerator.roofline import Ceilings
+from mlhpc.perf.networks.layer import PRODUCTS, Layer, Network, Precision
+
+Direction = Literal["forward", "backward"]
+
+
+class LayerTime(NamedTuple):
+    """Seconds a step of one direction of some layers, which a framework may compute together. FLOPs and ``bytes``
+    (lower limit) are those of the batch: 0 where no layer is known for the module."""
+
+    name: str
+    kind: str
+    direction: Direction
+    seconds: float
+    product_flops: int
+    other_flops: int
+    bytes: float
+
+    def efficiency(self, ceilings: Ceilings) -> float:
+        """The largest share of tensor cores, float32 units and memory bandwidth that it used (paper 000, section
+        V-B), from what it has to compute and move at the least. At most 1, though caches can save traffic."""
+        if not self.seconds:
+            return 0.0
+        used = (
+            self.product_flops / ceilings.tensor,
+            self.other_flops / ceilings.float32,
+            self.bytes / ceilings.bandwidth,
+        )
+        return min(1.0, max(used) / self.seconds)
+
+
+class Bin(NamedTuple):
+    """Layers of a hardware efficiency of at least ``low``, below ``high``: their seconds, and those left if each
+    used all of what it used most (time · efficiency)."""
+
+    low: float
+    high: float
+    seconds: float
+    potential: float
+    layers: int
+
+
+def by_part(profile: Profile) -> dict[str, float]:
+    """Seconds of a step by what they went into; their sum is the step where nothing overlaps."""
+    parts: dict[Part, float] = defaultdict(float)
+    for work in profile.work:
+        parts[work.part] += work.seconds
+    order: Sequence[Part] = ("forward", "backward", "optimizer", "communication", "input", "other")
+    return {**{part: parts[part] for part in order if parts[part]}, "wait": profile.wait}
+
+
+def by_operation(profile: Profile) -> list[tuple[str, float, float]]:
+    """(name, seconds, calls) of each operation or kernel, the slowest first."""
+    found: dict[str, tuple[float, float]] = {}
+    for work in profile.work:
+        seconds, calls = found.get(work.name, (0.0, 0.0))
+        found[work.name] = seconds + work.seconds, calls + work.calls
+    return sorted(((name, *both) for name, both in found.items()), key=lambda row: -row[1])
+
+
+def by_layer(profile: Profile, network: Network, precision: Precision) -> list[LayerTime]:
+    """Forward and backward seconds of the layers of ``network``, in its order, and of modules without weights.
+
+    The framework's modules with weights and the network's layers with parameters are the same, in the same order
+    (tests/numeric/perf/networks). Layers that work in place on what one of them puts out go with it.
+    """
+    layers = _with_followers(network)
+    if len(layers) != len(profile.modules):
+        raise UserError(
+            f"the profiled model calls {len(profile.modules)} modules with weights, its description has "
+            f"{len(layers)} layers with parameters; the performance model of {network.name} is out of date"
+        )
+    known = dict(zip(profile.modules, layers, strict=True))
+    seconds: dict[tuple[str, Direction], float] = defaultdict(float)
+    for work in profile.work:
+        if work.part in ("forward", "backward") and work.module:
+            seconds[work.module, work.part] += work.seconds
+    measured = {module for module, _ in seconds}
+    found = []
+    for (module, direction), total in seconds.items():
+        inside = _layers_of(module, known, measured)
+        found.append(
+            (_rank(module, known), _layer_time(module, inside, direction, total, precision, profile.batch))
+        )
+    return [time for _, time in sorted(found, key=lambda item: item[0])]
+
+
+def histogram(times: Iterable[LayerTime], ceilings: Ceilings, bins: int = 10) -> list[Bin]:
+    """Paper 000, figure 3, with layers in the place of kernels."""
+    counted = [(time, time.efficiency(ceilings)) for time in times]
+    made = []
+    for number in range(bins):
+        low, high = number / bins, (number + 1) / bins
+        these = [(t, e) for t, e in counted if low <= e < high or (e == 1 and number == bins - 1)]
+        made.append(
+            Bin(low, high, sum(t.seconds for t, _ in these), sum(t.seconds * e for t, e in these), len(these))
+        )
+    return made
+
+
+def _with_followers(network: Network) -> list[list[Layer]]:
+    """The layers with parameters, each with the layers in place that follow it before any other."""
+    groups: list[list[Layer]] = []
+    open_ = False
+    for layer in network:
+        if layer.parameters:
+            groups.append([layer])
+            open_ = True
+        elif open_ and layer.kind == "activation" and layer.in_place:
+            groups[-1].append(layer)
+        else:
+            open_ = False
+    return groups
+
+
+def _layers_of(module: str, known: dict[str, list[Layer]], measured: set[str]) -> list[Layer]:
+    """Its own layers; of a module around others, those of the modules inside that were never called, because it
+    computes them itself."""
+    if module in known:
+        return known[module]
+    uncalled = (name for name in known if name not in measured)
+    return [layer for name in uncalled if _innermost(name, measured) == module for layer in known[name]]
+
+
+def _innermost(name: str, measured: set[str]) -> str:
+    """The closest module around ``name`` that was measured; empty for none."""
+    while name and name not in measured:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _common_start(names: list[str]) -> str:
+    """``entry 1.2`` of ``entry 1.2 depthwise`` and ``entry 1.2 pointwise``; the first where nothing is common."""
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return "".join(letters[0] for letters in alike).strip(" .") or names[0]
+
+
+def _kind(products: list[Layer]) -> str:
+    kinds = list(dict.fromkeys(layer.kind for layer in products))
+    if kinds == ["depthwise convolution", "pointwise convolution"]:
+        return "separable convolution"
+    return " + ".join(kinds)
+
+
+def _rank(module: str, known: dict[str, list[Layer]]) -> int:
+    order = list(known)
+    inside = [n for n, name in enumerate(order) if name == module or name.startswith(f"{module}.")]
+    return inside[0] if inside else len(order)
+
+
+def _layer_time(
+    module: str, layers: list[Layer], direction: Direction, seconds: float, precision: Precision, batch: int
+) -> LayerTime:
+    if not layers:
+        return LayerTime(module, "other", direction, seconds, 0, 0, 0.0)
+    forward = direction == "forward"
+    passes = [part for layer in layers for part in layer.passes if (part.name == "forward") == forward]
+    products = [layer for layer in layers if layer.kind in PRODUCTS]
+    return LayerTime(
+        layers[0].name if len(products) < 2 else _common_start([layer.name for layer in layers]),
+        _kind(products) or layers[0].kind,
+        direction,
+        seconds,
+        batch * sum(part.flops for part in passes),
+        batch * sum(part.operations for part in passes),
+        batch * sum(part.traffic(precision, batch) for part in passes),
+    )

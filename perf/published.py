@@ -1,0 +1,184 @@
+"""Published results as rows: MLPerf HPC 0.7, 1.0 and 2.0, ``published.csv``, or a file with the same columns.
+
+Each row is a set of runs of one configuration: throughput, epochs and times, computed from the logs that the
+submitters published at github.com/mlcommons (hpc_results_v0.7, _v1.0, _v2.0), republished copies left out. ``use``
+is ``fit`` where the model may be fitted to the row and ``test`` where it is only tested on it.
+"""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from mlhpc.errors import UserError
+from mlhpc.perf.machines import Machine, known, machine
+from mlhpc.perf.networks.layer import Precision
+
+SOURCE = "MLPerf HPC 0.7, 1.0 and 2.0, computed from the published logs"
+_FRAMEWORKS = {"torch": "PyTorch", "mxnet": "MXNet", "tensorflow": "TensorFlow"}
+_WANTED = {"use", "round", "benchmark", "framework", "accelerators_per_instance", "global_batch_size",
+           "train_samples", "train_samples_per_s_per_accel", "epochs_to_converge_mean"}  # fmt: skip
+_YEARS = {"v0.7": 2020, "v1.0": 2021, "v2.0": 2022, "v3.0": 2023}
+
+
+@dataclass(frozen=True)
+class Published:
+    """One set. Times in seconds; None where the logs lack it. ``local_batch`` below 1: several accelerators work
+    on a sample. ``samples_per_s``: training, of one accelerator. ``epochs``: mean, least and most."""
+
+    use: str
+    round: str
+    submitter: str
+    system: str
+    division: str
+    benchmark: str
+    metric: str
+    nodes: int
+    accelerators: int
+    model: str
+    software: str
+    batch: int
+    local_batch: float
+    train_samples: int
+    epochs: tuple[float, float, float]
+    epoch_s: float
+    excess_s: float
+    samples_per_s: float
+    total_s: float | None
+    staging_s: float | None
+    eval_fraction: float | None
+    where: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.round} {self.submitter} {self.system}"
+
+    @property
+    def framework(self) -> str:
+        return next(
+            (name for key, name in _FRAMEWORKS.items() if key in self.software.lower()), self.software
+        )
+
+    @property
+    def generation(self) -> str:
+        """Framework, kind of build and year: what decides how fast the same network runs on the same hardware."""
+        build = " NGC" if "NVIDIA Release" in self.software else " Mesh" if "Mesh" in self.software else ""
+        return f"{self.framework}{build} {self.year}"
+
+    @property
+    def precision(self) -> Precision:
+        """The logs do not say. The TensorFlow reference trains CosmoFlow in float32 unless it is asked otherwise,
+        and the submissions' scripts do not ask; MXNet and PyTorch submissions use automatic mixed precision."""
+        return "float32" if self.framework == "TensorFlow" else "mixed_float16"
+
+    @property
+    def year(self) -> int:
+        return _YEARS.get(self.round, max(_YEARS.values()))
+
+    @property
+    def spatial(self) -> int:
+        """Accelerators that work on one sample."""
+        return max(1, round(1 / self.local_batch))
+
+    @property
+    def step_s(self) -> float:
+        return self.local_batch / self.samples_per_s
+
+    @property
+    def preset(self) -> str:
+        """A preset with this set's network and data."""
+        return "v07" if self.benchmark == "cosmoflow" and self.round == "v0.7" else "closed"
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    text = resources.files("mlhpc.perf").joinpath("published.csv").read_text("utf-8")
+    return tuple(parse(text, "published.csv"))
+
+
+def read(path: Path) -> list[Published]:
+    """The rows of a file with the columns of ``published.csv``. Raises UserError with the line that is wrong."""
+    try:
+        return list(parse(path.read_text("utf-8"), str(path)))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"{path}: cannot be read ({reason}); give a CSV file of measured sets") from None
+
+
+def parse(text: str, where: str) -> Iterable[Published]:
+    """Raises UserError with the line that is wrong."""
+    reader = csv.DictReader(io.StringIO(text))
+    if missing := sorted(_WANTED - set(reader.fieldnames or ())):
+        raise UserError(f"{where}, line 1: the column {missing[0]!r} is missing; --against takes the columns of "
+                        "published results")  # fmt: skip
+    rows = [_row(row, f"{where}, line {reader.line_num}") for row in reader]
+    if not rows:
+        raise UserError(f"{where}: no rows below the head; give one a measured set")
+    return rows
+
+
+def _row(row: dict[str, Any], where: str) -> Published:
+    def number(key: str, *, optional: bool = False) -> float:
+        text = (row.get(key) or "").strip()
+        if not text and optional:
+            return math.nan
+        try:
+            value = float(text)
+        except ValueError:
+            raise UserError(f"{where}: {key} is {text!r}, not a number") from None
+        if not (math.isfinite(value) and value >= 0) or (value == 0 and not optional):
+            raise UserError(f"{where}: {key} is {text}; expected a number above 0")
+        return value
+
+    def maybe(key: str, factor: float = 1.0) -> float | None:
+        value = number(key, optional=True) * factor
+        return None if math.isnan(value) else value
+
+    if row.get("use") not in ("fit", "test"):
+        raise UserError(f"{where}: use is {row.get('use')!r}; expected fit or test")
+    mean, rate = number("epochs_to_converge_mean"), number("train_samples_per_s_per_accel")
+    accelerators = number("accelerators_per_instance")
+    return Published(
+        use=row["use"],
+        round=row["round"],
+        submitter=row.get("submitter") or "",
+        system=row.get("system_desc_id") or "",
+        division=row.get("division") or "",
+        benchmark=row["benchmark"],
+        metric=row.get("metric") or "strong",
+        nodes=int(maybe("number_of_nodes") or 0),
+        accelerators=int(accelerators),
+        model=row.get("accelerator_model_name") or "",
+        software=row["framework"],
+        batch=int(number("global_batch_size")),
+        local_batch=number("global_batch_size") / accelerators,
+        train_samples=int(number("train_samples")),
+        epochs=(mean, maybe("epochs_min") or mean, maybe("epochs_max") or mean),
+        epoch_s=number("train_samples") / rate / accelerators,
+        excess_s=maybe("epoch1_excess_min", 60.0) or 0.0,
+        samples_per_s=rate,
+        total_s=maybe("score_min", 60.0),
+        staging_s=maybe("staging_min", 60.0),
+        eval_fraction=maybe("eval_fraction"),
+        where=where,
+    )
+
+
+@cache
+def _machines() -> tuple[Machine, ...]:
+    return tuple(machine(name) for name in known())
+
+
+def machine_of(row: Published) -> Machine:
+    """The machine whose ``systems`` the set's system_desc_id begins with. Raises UserError if there is none."""
+    named = re.sub(r"\W", "", row.system.lower())
+    for found in _machines():
+        if any(named.startswith(re.sub(r"\W", "", name.lower())) for name in found.facts.get("systems", ())):
+            return found
+    raise UserError(f"{row.where}: no machine file is for the system {row.system!r}; give --machine")

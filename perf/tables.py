@@ -1,0 +1,242 @@
+"""Predictions in the terminal and as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mlhpc.benchmarks.schema import Run
+from mlhpc.errors import count
+from mlhpc.perf.against import Compared, Summary, summary
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.prediction import Prediction
+from mlhpc.perf.scaling import Triple
+
+PREDICTED = "Predicted, not measured"
+_WIDE = 125
+_SHORT = {
+    "waiting for input": "input",
+    "launching and updating": "launching",
+    "shared file system": "file system",
+    "node-local storage": "local storage",
+    "host memory": "memory",
+}
+
+
+def one(p: Prediction) -> None:
+    """Step, epoch and time to train with their parts."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{heading(p.machine, p.run)}[/]", soft_wrap=True)
+    console.print(f"{PREDICTED}. {configuration(p)}", soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("", "predicted", "low", "high"):
+        table.add_column(title, justify="right" if title else "left")
+    for name, seconds in p.step.named.items():
+        table.add_row(f"  {name}", seconds_text(seconds), "", "")
+    for name, triple in terms(p).items():
+        if name in ("  training", "T_staging", "time to train"):
+            table.add_section()
+        text = (lambda value: f"{value:.1f}") if name == "epochs" else seconds_text
+        table.add_row(name, *map(text, triple))
+    console.print(table)
+    facts = Table.grid(padding=(0, 2))
+    for key, value in facts_of(p).items():
+        facts.add_row(f"[dim]{key}[/]", value)
+    console.print(facts)
+
+
+def terms(p: Prediction) -> dict[str, Triple]:
+    """The terms of the time to train in the order in which they are printed: seconds, and epochs."""
+    found = {"training step": p.step_s.ends, "  training": p.train_s, "  evaluation": p.eval_s}
+    found |= {"T_epoch": p.epoch_s, "T_staging": p.staging_s}
+    if p.epochs and p.total_s:
+        found |= {"epochs": p.epochs.ends, "T_extra": p.extra_s, "time to train": p.total_s}
+    return found
+
+
+def configuration(p: Prediction) -> str:
+    each = f"a sample on {p.parts} accelerators" if p.parts > 1 else f"local batch {p.local_batch}"
+    return (
+        f"{count(p.nodes, 'node')}, {count(p.accelerators, 'accelerator')}, global batch {p.batch}, {each}, "
+        f"{p.run.training.precision}"
+    )
+
+
+def facts_of(p: Prediction) -> dict[str, str]:
+    value, low, high = p.samples_per_s
+    whole = f"{value * p.accelerators:,.0f}".replace(",", " ")
+    unknown = "" if p.tier.read else ", whose bandwidth the machine file leaves out"
+    facts = {
+        "throughput": f"{value:.3g} samples/s an accelerator ({low:.3g} to {high:.3g}), {whole} in all",
+        "binding": p.binding,
+        "training data": f"in {p.tier.name}{unknown}",
+        "all-reduce": f"{p.step.reduce.algorithm}, bound by {p.step.reduce.bound}",
+        "efficiency": f"{p.efficiency.value:.3g} of the roofline, {p.efficiency.how}",
+        "epochs": p.epochs.how if p.epochs else "none published for this preset, so no time to train",
+    }
+    return facts | {f"note {n}": note for n, note in enumerate(p.notes, 1)}
+
+
+def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: Prediction | None) -> None:
+    """``shortest``: the best of all batch sizes with published convergence."""
+    console = Console(highlight=False)
+    console.print(f"[bold]{heading(machine, run)}[/]", soft_wrap=True)
+    console.width = max(console.width, _WIDE)
+    batch = run.hyperparameters.global_batch_size
+    console.print(f"{PREDICTED}. Global batch {batch}, {run.training.precision}", soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in ("nodes", "batch", "samples/s", "T_stag.", "T_epoch", "time", "low", "high"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in ("longest part", "data in"):
+        table.add_column(title, no_wrap=True)
+    totals = [p.total_s[0] for p in found if p.total_s and p.parts == 1]
+    for p in found:
+        total = p.total_s
+        fastest = total is not None and p.parts == 1 and total[0] == min(totals)
+        table.add_row(
+            str(p.nodes),
+            f"1/{p.parts}" if p.parts > 1 else str(p.local_batch),
+            f"{p.samples_per_s[0] * p.accelerators:,.0f}".replace(",", " "),
+            seconds_text(p.staging_s[0]),
+            seconds_text(p.epoch_s[0]),
+            *(map(seconds_text, total) if total else ("", "", "")),
+            _SHORT.get(p.bound, p.bound),
+            _SHORT.get(p.tier.name, p.tier.name),
+            style="bold" if fastest else "",
+        )
+    console.print(table)
+    console.print(
+        "batch: samples of an accelerator in a step; time: to train, with its interval", soft_wrap=True
+    )
+    if shortest and shortest.total_s:
+        where = f"batch {shortest.batch} on {shortest.nodes} nodes"
+        took = seconds_text(shortest.total_s[0])
+        console.print(
+            f"shortest of all batch sizes with published convergence: {took}, {where}", soft_wrap=True
+        )
+    for note in dict.fromkeys(note for p in found for note in p.notes):
+        console.print(f"note: {note}", soft_wrap=True)
+
+
+def errors(compared: Sequence[Compared]) -> None:
+    console = Console(highlight=False)
+    console.width = max(console.width, _WIDE)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    head = ("use", "set", "batch", "samples/s", "model", "error", "base", "epochs", "interval", "time")
+    for title in head:
+        table.add_column(
+            title, justify="left" if title in ("use", "set") else "right", no_wrap=title != "set"
+        )
+    for c in sorted(compared, key=lambda c: (c.row.benchmark, c.row.use)):
+        row = c.row
+        table.add_row(
+            row.use,
+            f"{row.benchmark} {row.round} {row.system}",
+            f"{row.local_batch:g}" if row.local_batch >= 1 else f"1/{row.spatial}",
+            f"{row.samples_per_s:.3g}",
+            f"{c.rate:.3g}",
+            percent(c.error),
+            percent(c.baseline_error),
+            f"{row.epochs[0]:.1f}{'' if c.epochs_inside else ' !'}",
+            f"{c.epochs.low:.0f}–{c.epochs.high:.0f}",
+            percent(c.total_error),
+        )
+    console.print(table)
+    console.print("error of samples/s an accelerator; base: of the baseline; time: error of the time to train, "
+                  "T_staging as logged; !: outside the interval", soft_wrap=True)  # fmt: skip
+    for use in ("fit", "test"):
+        for line in summaries([c for c in compared if c.row.use == use]):
+            console.print(f"{use}: {line}", soft_wrap=True)
+
+
+def summaries(compared: Sequence[Compared]) -> list[str]:
+    """What the errors come to, in sentences; of the baseline over the sets that it speaks of."""
+    if not compared:
+        return []
+    both = [c for c in compared if c.baseline is not None]
+    found = {
+        "throughput": summary([c.error for c in compared]),
+        "throughput of sets with a baseline": summary([c.error for c in both]),
+        "baseline": summary([c.baseline_error for c in both]),
+        "time to train, T_staging as logged": summary([c.total_error for c in compared]),
+    }
+    inside = sum(c.epochs_inside for c in compared)
+    lines = [f"{name}: {_summary(figures)}" for name, figures in found.items() if figures]
+    return [*lines, f"epochs inside the interval: {inside} of {len(compared)} sets"]
+
+
+def _summary(found: Summary) -> str:
+    return f"median error {found.median:.1%}, {found.within:.0%} within 35%, {found.sets} sets"
+
+
+def record(p: Prediction) -> dict[str, Any]:
+    """One prediction as JSON. Intervals are [value, low, high]; times in seconds."""
+    return {
+        "benchmark": p.run.benchmark,
+        "preset": p.run.preset,
+        "machine": p.machine.name,
+        "nodes": p.nodes,
+        "accelerators": p.accelerators,
+        "global_batch_size": p.batch,
+        "local_batch": p.local_batch,
+        "accelerators_per_sample": p.parts,
+        "precision": p.run.training.precision,
+        "step_s": list(p.step_s.ends),
+        "step_parts_s": p.step.named,
+        "samples_per_s_per_accelerator": list(p.samples_per_s),
+        "staging_s": list(p.staging_s),
+        "train_s": list(p.train_s),
+        "eval_s": list(p.eval_s),
+        "epoch_s": list(p.epoch_s),
+        "epochs": list(p.epochs.ends) if p.epochs else None,
+        "extra_s": list(p.extra_s),
+        "time_to_train_s": list(p.total_s) if p.total_s else None,
+        "tier": p.tier.name,
+        "binding": p.binding,
+        "efficiency": p.efficiency.value,
+        "efficiency_of": p.efficiency.how,
+        "notes": list(p.notes),
+    }
+
+
+def error_records(compared: Sequence[Compared]) -> dict[str, Any]:
+    sets = [
+        {
+            "use": c.row.use,
+            "set": c.row.name,
+            "benchmark": c.row.benchmark,
+            "samples_per_s": c.row.samples_per_s,
+            "predicted": c.rate,
+            "error": c.error,
+            "baseline_error": c.baseline_error,
+            "epochs": c.row.epochs[0],
+            "epochs_interval": [c.epochs.low, c.epochs.high],
+            "epochs_inside": c.epochs_inside,
+            "time_to_train_error": c.total_error,
+            "efficiency_of": c.how,
+        }
+        for c in compared
+    ]
+    of_use = {use: summaries([c for c in compared if c.row.use == use]) for use in ("fit", "test")}
+    return {"sets": sets, "summary": of_use}
+
+
+def heading(machine: Machine, run: Run) -> str:
+    return f"{run.benchmark}, preset {run.preset}, on {machine.title}"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:+.0%}"
+
+
+def seconds_text(seconds: float) -> str:
+    """``8.62 ms``, ``46.8 s``, ``12.3 min``, ``5.1 h``."""
+    if seconds == 0:
+        return "0 s"
+    units = (("d", 86400, 172800), ("h", 3600, 7200), ("min", 60, 300), ("s", 1, 1), ("ms", 1e-3, 1e-3))
+    for unit, factor, least in units:
+        if seconds >= least:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

@@ -1,0 +1,64 @@
+"""Quantities with units, as machine files write them: ``900 GB/s``, ``1.6 TB``, ``125 TFLOP/s``, ``1.5 us``."""
+
+import math
+import re
+
+_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_BYTES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
+
+UNITS = {
+    "bytes": _BYTES,
+    "bytes/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()},
+    "FLOP/s": {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()},
+    "a share": {"": 1.0},
+    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9},
+}
+"""By dimension, the units of it and what one is in bytes, bytes/s, FLOP/s, seconds or nothing. Prefixes are
+decimal, those with an i binary."""
+_EXAMPLE = {
+    "bytes": "16 GB",
+    "bytes/s": "900 GB/s",
+    "FLOP/s": "125 TFLOP/s",
+    "s": "1.5 us",
+    "a share": "0.31",
+}
+
+
+def quantity(text: str, dimension: str) -> float:
+    """``text`` in the base unit of ``dimension`` (a key of ``UNITS``). Raises ValueError that says what is wrong:
+    no number and unit, a unit of another dimension, or a number that is not positive and finite."""
+    match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*", text)
+    units = UNITS[dimension]
+    if not match:
+        raise ValueError(f"{text!r} is no number with a unit, such as {_EXAMPLE[dimension]!r}")
+    unit = match[2] or ""
+    if not unit and unit not in units:
+        raise ValueError(f"{text!r} is no number with a unit, such as {_EXAMPLE[dimension]!r}")
+    if unit not in units:
+        raise ValueError(f"{text!r} has the unit {unit!r}, which is none of {dimension}; "
+                         f"write it as {_EXAMPLE[dimension]!r}")  # fmt: skip
+    try:
+        value = float(match[1]) * units[unit]
+    except ValueError:
+        raise ValueError(f"{text!r} is no number with a unit, such as {_EXAMPLE[dimension]!r}") from None
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{text!r} must be positive")
+    return value
+
+
+def written(value: float, dimension: str) -> str:
+    """Three digits and the unit that suits: the inverse of :func:`quantity` for people."""
+    if dimension == "s":
+        for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+            if value >= factor:
+                return f"{value / factor:.3g} {unit}"
+        return f"{value * 1e9:.3g} ns"
+    if dimension == "a share":
+        return f"{value:.3g}"
+    base = {"bytes": "B", "bytes/s": "B/s", "FLOP/s": "FLOP/s"}[dimension]
+    for prefix, factor in reversed(_DECIMAL.items()):
+        if value >= factor * 0.9995 or not prefix:
+            shown = value / factor
+            return f"{shown:.3g} {prefix}{base}" if shown < 999.5 else f"{shown:.0f} {prefix}{base}"
+    raise AssertionError

@@ -1,0 +1,131 @@
+"""Predicted beside measured: each part of a run, the ratio, and what limits it in words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mlhpc.common.pages.html import Banner, Cell, Section, Table
+from mlhpc.errors import UserError
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.prediction import Model, Prediction
+from mlhpc.perf.scaling import Triple
+from mlhpc.submission.logs.run_directory import Result, RunDirectory
+from mlhpc.submission.report.summary import duration, parts, rate
+
+_SLOWED = 0.05
+"""Share of the training time that the loop waits for data from which on the input path is said to limit it."""
+
+
+@dataclass(frozen=True)
+class PredictedPart:
+    """Seconds of one part of a run: measured (None where it is not known), and predicted with its interval (None
+    where no model speaks of it)."""
+
+    label: str
+    measured: float | None
+    predicted: Triple | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted; None where either is missing or zero."""
+        if not self.predicted or not self.measured or self.predicted[0] <= 0:
+            return None
+        return self.measured / self.predicted[0]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """``measured`` and ``predicted``: sentences on what limits training. ``machine``: whose file it is."""
+
+    parts: tuple[PredictedPart, ...]
+    measured: str
+    predicted: str
+    machine: str
+    notes: tuple[str, ...]
+
+
+def beside(run: RunDirectory, machine: Machine) -> Beside:
+    """The run's parts beside those predicted for it on ``machine``, with as many accelerators a node as it had
+    ranks, for the epochs and samples that it trained.
+
+    Raises UserError where the run has no result and configuration, or cannot be on that machine.
+    """
+    result, config = run.result, run.config
+    if result is None or config is None or not result.epochs or not result.ranks:
+        raise UserError(f"{run.path}: --machine needs a run with epochs in result.json and its config.toml")
+    nodes = result.nodes or 1
+    facts = {**machine.facts, "accelerator.per_node": max(1, result.ranks // nodes)}
+    model = Model(replace(machine, facts=facts), config, staged=result.staging is not None)
+    found = model.at(nodes)
+    predicted = _predicted(model, found, result)
+    rows = [PredictedPart(part.label, part.seconds, predicted.get(part.key)) for part in parts(run)]
+    names = (*found.notes, f"efficiency: {found.efficiency.how}")
+    return Beside(tuple(rows), _measured_words(run), found.binding, machine.title, names)
+
+
+def _predicted(model: Model, found: Prediction, result: Result) -> dict[str, Triple]:
+    """By part, for the epochs that were trained."""
+    trained = sum(e.samples or model.run.data.train_samples for e in result.epochs) / found.batch
+    spread = [end / found.step_s.value for end in found.step_s.ends]
+    evaluations = sum(1 for e in result.epochs if e.eval_s)
+    predicted = {
+        "step": _times(found.step.busy * trained, spread),
+        "data_wait": _times(found.step.wait * trained, (1, 1, 1)),
+        "training": _times(
+            found.step_s.value * trained, spread
+        ),  # of an aborted run: steps and waits together
+        "evaluation": _times(1.0, [evaluations * end for end in found.eval_s]),
+    }
+    if result.staging:
+        size = result.staging.bytes / found.nodes
+        predicted["staging"] = model.copying(size, found.nodes, found.tier)
+        rates = [model.machine.get(f"storage.local_{way}") for way in ("read", "write")]
+        if predicted["staging"][0] == 0 and (
+            known := [r for r in rates if r]
+        ):  # from one local folder to another
+            predicted["staging"] = _times(size / min(known), (1, 1, 1))
+    return predicted
+
+
+def _times(value: float, ends: Sequence[float]) -> Triple:
+    return value * ends[0], value * ends[1], value * ends[2]
+
+
+def _measured_words(run: RunDirectory) -> str:
+    seconds = {part.key: part.seconds or 0.0 for part in parts(run)}
+    step, wait = seconds.get("step", 0.0), seconds.get("data_wait", 0.0)
+    samples = sum(e.samples or 0 for e in run.result.epochs) if run.result else 0
+    if not step:
+        return "not known: the run has no times of steps and waits"
+    if samples and step > 0 and wait / (step + wait) >= _SLOWED:
+        return f"the input path limits: {rate(samples / (step + wait))} of {rate(samples / step)} samples/s"
+    return "the training step limits: the input path keeps up"
+
+
+def lines(found: Beside) -> list[tuple[str, str, str, str, str]]:
+    """(part, measured, predicted, interval, ratio) as text."""
+    rows = []
+    for part in found.parts:
+        low_high = f"{duration(part.predicted[1])} – {duration(part.predicted[2])}" if part.predicted else ""
+        rows.append(
+            (
+                part.label,
+                "" if part.measured is None else duration(part.measured),
+                duration(part.predicted[0]) if part.predicted else "no model",
+                low_high,
+                f"{part.ratio:.2f}" if part.ratio else "",
+            )
+        )
+    return rows
+
+
+def section(found: Beside) -> Section:
+    head = ("part", "measured", "predicted", "interval", "measured / predicted")
+    rows = []
+    for part, texts in zip(found.parts, lines(found), strict=True):
+        values = (None, part.measured, part.predicted and part.predicted[0], None, part.ratio)
+        cells = (Cell(text, value=value) for text, value in zip(texts, values, strict=True))
+        rows.append(tuple(cells))
+    table = Table("predicted", head, tuple(rows))
+    about = f"Predicted for {found.machine} from its figures; {'; '.join(found.notes)}."
+    words = Banner(f"Measured: {found.measured}. Predicted: {found.predicted}.")
+    return Section("Predicted beside measured", about, (words, table))

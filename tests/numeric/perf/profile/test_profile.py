@@ -1,0 +1,84 @@
+"""``mlhpc profile`` with the frameworks' own profilers, on the smallest presets."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlhpc.benchmarks.load import load
+from mlhpc.perf.networks.registry import network_of
+
+SMALL = {
+    "cosmoflow": ["--set", "data.sample_shape=[16,16,16,4]", "--set", "training.cpu_kernels=false"],
+    "deepcam": ["--set", "data.sample_shape=[32,32,16]"],
+    "resnet50": [],
+}
+
+
+def profile(benchmark: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mlhpc", "profile", benchmark, "--batch", "2", "--steps", "2"]
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    return subprocess.run(
+        [*command, *SMALL[benchmark], *options], capture_output=True, text=True, check=True, env=env
+    )
+
+
+@pytest.fixture(
+    scope="module", params=["cosmoflow", "deepcam", pytest.param("resnet50", marks=pytest.mark.slow)]
+)
+def measured(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile")
+    done = profile(
+        request.param,
+        "--json",
+        "--machine",
+        "cori-gpu",
+        "--out",
+        str(folder / "p.html"),
+        "--trace",
+        str(folder / "t"),
+    )
+    run = load(request.param, "smoke", SMALL[request.param][1::2])
+    return run, json.loads(done.stdout), folder
+
+
+def test_every_layers_flops_are_measured_once(measured):
+    """Each forward and backward product of the batch belongs to one measured layer: none is lost, none counts
+    twice, whichever modules the kernels of this machine call."""
+    run, found, _ = measured
+    network = network_of(run)
+    by_direction = {"forward": 0, "backward": 0}
+    for layer in found["layers"]:
+        by_direction[layer["direction"]] += layer["product_flops"]
+    forward = 2 * network.forward_flops
+    assert by_direction == {"forward": forward, "backward": 2 * network.training_flops - forward}
+
+
+def test_parts_add_up_to_the_steps_time(measured):
+    _, found, _ = measured
+    parts = found["parts_s"]
+    assert {"forward", "backward", "optimizer", "wait"} <= parts.keys()
+    # Operations of several threads may overlap, which makes the sum more, never less.
+    assert sum(parts.values()) >= found["step_s"] * 0.999
+    inside = sum(layer["seconds"] for layer in found["layers"])
+    assert inside <= (parts["forward"] + parts["backward"]) * 1.001
+
+
+def test_histogram_holds_the_layers_time(measured):
+    _, found, _ = measured
+    bins = found["efficiency_histogram"]
+    assert len(bins) == 10
+    assert sum(b["seconds"] for b in bins) == pytest.approx(
+        sum(layer["seconds"] for layer in found["layers"])
+    )
+    assert all(b["potential"] <= b["seconds"] for b in bins)
+
+
+def test_page_and_trace_are_written(measured):
+    _, _, folder = measured
+    assert "Hardware efficiency" in (folder / "p.html").read_text()
+    trace = folder / "t"
+    assert trace.is_file() or any(Path(trace).rglob("*.xplane.pb"))

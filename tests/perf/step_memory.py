@@ -1,0 +1,57 @@
+"""The memory model beside what a process really takes on a CPU: python tests/perf/step_memory.py [BENCHMARK PRESET
+BATCH]. Two steps; the growth of the process from before the model to its highest point."""
+
+import resource
+import sys
+
+import torch
+
+from mlhpc.benchmarks.load import load
+from mlhpc.common.host.malloc import keep_memory
+from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
+from mlhpc.deepcam.metric import weighted_cross_entropy
+from mlhpc.deepcam.model import build_model as build_deepcam
+from mlhpc.deepcam.optim.optimizer import make_optimizer as deepcam_optimizer
+from mlhpc.perf.accelerator.memory import memory_of
+from mlhpc.resnet50.metric import cross_entropy
+from mlhpc.resnet50.model import build_model as build_resnet50
+from mlhpc.resnet50.optim.optimizer import make_optimizer as resnet50_optimizer
+
+
+def main(benchmark: str = "deepcam", preset: str = "mini", batch: str = "2", kernels: str = "plain") -> None:
+    run, samples = load(benchmark, preset), int(batch)
+    rows, columns, channels = run.data.sample_shape
+    x = torch.randn(samples, channels, rows, columns)
+    keep_memory()
+    before = highest()
+    if benchmark == "deepcam":
+        model, loss_of = build_deepcam(run.network, channels), weighted_cross_entropy
+        if kernels == "own":
+            use_cpu_kernels(model)
+        optimizer = deepcam_optimizer(run.hyperparameters, model.parameters())
+        y = torch.zeros(samples, rows, columns, dtype=torch.uint8)
+    else:
+        model, loss_of = build_resnet50(run.network), cross_entropy
+        optimizer = resnet50_optimizer(run.hyperparameters, model, run.training.sgd)
+        y = torch.zeros(samples, dtype=torch.int64)
+    model.to(memory_format=torch.channels_last)
+    x = x.contiguous(memory_format=torch.channels_last)
+    for _ in range(2):
+        logits = model(x)
+        loss_of(logits, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model_mb = memory_of(run, samples, gpu=False).peak / 1e6
+    print(
+        f"{benchmark} {preset}, {samples} samples, {kernels} kernels: model {model_mb:.0f} MB, "
+        f"process {(highest() - before) / 1e3:.0f} MB"
+    )
+
+
+def highest() -> int:
+    """KB that the process has had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,58 @@
+"""mlhpc doctor --calibrate: what it writes is a machine file of this machine."""
+
+import os
+
+import pytest
+
+from mlhpc import cli
+from mlhpc.common.host import speed
+from mlhpc.perf.machines import machine
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Smaller measurements: what is tested here is not how fast this machine is."""
+    for name, size in (("_SIDE", 128), ("_COPIED", 2**22), ("_FILE", 2**22), ("_SENT", 2**22)):
+        monkeypatch.setattr(speed, name, size)
+    monkeypatch.setattr("mlhpc.doctor.calibrate._gpu", lambda: None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_file_is_a_machine_that_can_be_predicted_for(tmp_path, capsys):
+    out = tmp_path / "mine.toml"
+    assert cli.main(["doctor", "--calibrate", "--stage", str(tmp_path), "--out", str(out)]) == 0
+    found = machine(str(out))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert found.figures["accelerator.memory"] == pytest.approx(memory, rel=5e-3)
+    assert all(source.startswith("measured") for source in found.sources.values())
+    assert {"storage.local_read", "storage.local_write", "network.latency"} <= found.figures.keys()
+    assert list(tmp_path.iterdir()) == [out]
+    assert cli.main(["predict", "cosmoflow", "--preset", "smoke", "--machine", str(out), "--nodes", "1"]) == 0
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("words", "says"), [([], "add --out"), (["--out", "old.toml"], "exists")])
+def test_mistakes_are_one_line_and_nothing_is_written(tmp_path, capsys, monkeypatch, words, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.toml").write_text("x")
+    assert cli.main(["doctor", "--calibrate", *words]) == 2
+    assert says in capsys.readouterr().err
+    assert (tmp_path / "old.toml").read_text() == "x"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, capsys):
+    out = tmp_path / "mine.toml"
+    words = ["doctor", "--calibrate", "--stage", str(tmp_path / "absent"), "--out", str(out)]
+    assert cli.main(words) == 2
+    assert "absent" in capsys.readouterr().err and not out.exists()
+
+
+def test_rates_have_the_size_of_what_was_moved(monkeypatch):
+    """With a clock that stands still but for one second a measurement."""
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(speed, "_SIDE", 64)
+    monkeypatch.setattr(speed, "_COPIED", 2**20)
+    assert speed.matrix_product() == 2 * 64**3
+    assert speed.memory_copy() == 2 * 2**20

@@ -1,0 +1,119 @@
+"""The model against the published sets that it was not fitted to."""
+
+import csv
+import io
+from importlib import resources
+
+import pytest
+
+from mlhpc.errors import UserError
+from mlhpc.perf.against import compare, summary
+from mlhpc.perf.calibration import calibration, kind_of, network, roofline
+from mlhpc.perf.published import machine_of, parse, published
+
+TEXT = resources.files("mlhpc.perf").joinpath("published.csv").read_text()
+COMPARED = compare(published())
+TEST = [c for c in COMPARED if c.row.use == "test"]
+
+
+def test_there_are_44_sets_with_a_machine_each():
+    assert len(published()) == 44
+    assert len(TEST) == 20
+    assert {machine_of(row).family for row in published()} == {
+        "A100",
+        "V100",
+        "P100",
+        "A64FX",
+        "RTX 5000",
+        "Xeon Phi",
+    }
+
+
+def test_the_median_error_of_test_sets_is_within_a_quarter_and_not_above_the_baseline():
+    own = summary([c.error for c in TEST])
+    assert own.median <= 0.25
+    both = [c for c in TEST if c.baseline is not None]
+    assert len(both) >= 19
+    model, guess = summary([c.error for c in both]), summary([c.baseline_error for c in both])
+    assert model.median <= guess.median
+    assert model.within >= guess.within
+
+
+def test_the_baseline_is_the_median_of_the_others():
+    row = next(c for c in COMPARED if c.row.system == "dgxa100_n256_pytorch")
+    # PyTorch, DeepCAM, local batch 1, A100-SXM4-80GB: only the round before, 18.440
+    assert row.baseline == pytest.approx(18.440)
+
+
+def test_nothing_of_a_test_set_is_in_the_calibration():
+    """Other rates in the test rows change no prediction."""
+    rows = list(csv.DictReader(io.StringIO(TEXT)))
+    for row in rows:
+        if row["use"] == "test":
+            row["train_samples_per_s_per_accel"] = str(float(row["train_samples_per_s_per_accel"]) * 7)
+            row["epochs_to_converge_mean"] = "1"
+    out = io.StringIO()
+    writer = csv.DictWriter(out, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    for changed, original in zip(compare(list(parse(out.getvalue(), "x.csv"))), COMPARED, strict=True):
+        assert changed.rate == pytest.approx(original.rate)
+        assert changed.epochs.ends == original.epochs.ends
+
+
+def test_the_bare_roofline_is_far_too_fast_for_cosmoflow():
+    ratios = [
+        1 / roofline(network(r.benchmark, r.preset), machine_of(r), "mixed_float16") / r.samples_per_s
+        for r in published()
+        if r.benchmark == "cosmoflow" and "A100" in r.model
+    ]
+    assert 6 < min(ratios) < 10 and 12 < max(ratios) < 48
+
+
+def test_fit_sets_alone_in_their_group_are_met_exactly():
+    alone = [
+        c for c in COMPARED if c.row.use == "fit" and "(1 published set)" in c.how and c.row.spatial == 1
+    ]
+    assert len(alone) >= 8
+    for c in alone:
+        assert c.error == pytest.approx(0, abs=0.02)
+
+
+def test_efficiencies_are_shares_of_a_limit():
+    for value, sets, _ in calibration().efficiencies.values():
+        assert 0 < value <= 1 and sets >= 1
+    assert 1 < calibration().factor < 3
+
+
+def test_layer_kinds():
+    assert kind_of(network("cosmoflow", "closed")) == "3-D convolution"
+    assert kind_of(network("deepcam", "closed")) == "2-D convolution"
+
+
+def test_a_family_without_sets_is_said_to_be_one():
+    unknown = calibration().efficiency("H100", "3-D convolution")
+    assert not unknown.exact and "all families" in unknown.how
+    assert calibration().efficiency("A100", "3-D convolution").exact
+    with pytest.raises(UserError, match="attention"):
+        calibration().efficiency("A100", "attention")
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "says"),
+    [
+        (lambda t: t.replace("train_samples_per_s_per_accel", "rate", 1), 1, "train_samples_per_s_per_accel"),
+        (lambda t: t.replace(",48.336,", ",fast,"), 2, "not a number"),
+        (lambda t: t.replace(",48.336,", ",-1,"), 2, "above 0"),
+        (lambda t: t.replace("\ntest,", "\ntried,", 1), 3, "fit or test"),
+        (lambda t: t.replace("juwelsbooster_gpu_n512_mxnet", "nowhere", 1), 3, "no machine file"),
+    ],
+)
+def test_a_wrong_csv_is_one_line_that_names_its_line(change, line, says):
+    with pytest.raises(UserError, match=rf"mine.csv, line {line}: .*{says}") as refused:
+        compare(list(parse(change(TEXT), "mine.csv")))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_csv_without_rows():
+    with pytest.raises(UserError, match="no rows"):
+        parse(TEXT.splitlines()[0] + "\n", "mine.csv")

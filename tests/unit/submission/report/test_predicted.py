@@ -1,0 +1,93 @@
+"""Predicted beside measured, in the terminal and on the page."""
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from golden.make_run import make_run
+from helpers.page import Page
+from rich.console import Console
+
+from mlhpc.errors import UserError
+from mlhpc.perf.machines import machine, parse
+from mlhpc.submission.logs.run_directory import read
+from mlhpc.submission.report.predicted import beside
+from mlhpc.submission.report.report import report, report_on
+
+
+def test_every_part_stands_beside_its_prediction_with_the_ratio(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    out = StringIO()
+    path = report(run, Console(file=out, width=200), machine="dgx-a100")
+    page, terminal = Page(path.read_text("utf-8")), " ".join(out.getvalue().split())
+    for text in (page.text, terminal):
+        assert "DGX A100 80 GB" in text
+        assert "Training steps" in text and "no model" in text
+        assert "limits" in text
+    found = beside(read(run), machine("dgx-a100"))
+    assert found.parts[0].label == "Staging"
+    measured = sum(part.measured or 0 for part in found.parts)
+    assert measured == pytest.approx(93.246, abs=0.01)
+    step = next(part for part in found.parts if part.label == "Training steps")
+    assert step.ratio == pytest.approx(step.measured / step.predicted[0])
+    assert step.predicted[1] < step.predicted[0] < step.predicted[2]
+
+
+def test_a_run_that_waits_for_its_data_says_so_in_samples_per_second(tmp_path: Path) -> None:
+    def slow(result):
+        parts = result["breakdown_s"]
+        parts["data_wait"], parts["step"] = 10.0, 60.0
+
+    run = read(make_run(tmp_path / "run", result=slow))
+    samples = sum(e.samples for e in run.result.epochs)
+    says = beside(run, machine("dgx-a100")).measured
+    assert says == f"the input path limits: {samples / 70:.0f} of {samples / 60:.0f} samples/s"
+
+
+def test_without_a_machine_nothing_is_predicted(tmp_path: Path) -> None:
+    out = StringIO()
+    path = report(make_run(tmp_path / "run"), Console(file=out, width=200))
+    assert "predicted" not in (path.read_text("utf-8") + out.getvalue()).lower()
+
+
+def test_a_machine_is_for_one_run(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_run(tmp_path / name)
+    with pytest.raises(UserError, match="--machine is for the report of one run"):
+        report_on([tmp_path], Console(file=StringIO()), machine="dgx-a100")
+
+
+def test_a_run_that_did_not_end_has_no_prediction_and_leaves_no_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "result.json").unlink()
+    with pytest.raises(UserError, match=r"--machine needs a run with epochs"):
+        report(run, Console(file=StringIO()), machine="dgx-a100")
+    assert not (run / "report.html").exists()
+
+
+def test_an_aborted_run_has_its_training_beside_it_and_no_word_on_what_limited_it(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path / "run", status="aborted", result=lambda r: r.update(breakdown_s=None)))
+    found = beside(run, machine("dgx-a100"))
+    training = next(part for part in found.parts if part.label == "Training")
+    assert training.ratio and training.ratio > 0
+    assert found.measured.startswith("not known")
+
+
+def test_staging_on_one_machine_is_predicted_by_its_disk(tmp_path: Path) -> None:
+    figures = "\n".join(f'{key} = {{ value = "{value}", source = "x" }}' for key, value in (
+        ("local", "1 TB"), ("local_read", "2 GB/s"), ("local_write", "1 GB/s")))  # fmt: skip
+    text = f"""title = "mine"
+nodes = 1
+[accelerator]
+model = "X"
+family = "X"
+per_node = 1
+float32 = {{ value = "1 TFLOP/s", source = "x" }}
+memory = {{ value = "64 GB", source = "x" }}
+bandwidth = {{ value = "50 GB/s", source = "x" }}
+[storage]
+{figures}
+"""
+    run = read(make_run(tmp_path / "run"))
+    staging = beside(run, parse(text, "mine.toml", "mine")).parts[0]
+    assert staging.predicted[0] == pytest.approx(run.result.staging.bytes / 1e9)
