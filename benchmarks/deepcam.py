@@ -14,10 +14,15 @@ class Simulation(schema.FrozenModel):
 
     seed: NonNegativeInt = 2021
     test_samples: NonNegativeInt = Field(0, description="samples of test/, which no run reads")
-    cyclones: float = Field(2.7, ge=0, description="tropical cyclones planted in a sample, on average")
-    rivers: float = Field(6.5, ge=0, description="atmospheric rivers planted in a sample, on average")
+    cyclones: float = Field(2.5, ge=0, description="tropical cyclones planted in a sample, on average")
+    rivers: float = Field(5.0, ge=0, description="atmospheric rivers planted in a sample, on average")
+    decoys: float = Field(
+        6.0,
+        ge=0,
+        description="planted near misses of each kind of storm, on average: the masks leave them out",
+    )
     storm_size: PositiveFloat = Field(
-        1.0, description="factor on the sizes of storms, so that small grids resolve them"
+        1.0, description="factor on the storms' sizes, for grids too coarse for real ones"
     )
 
 

@@ -21,7 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.data import manifest
-from mlhpc.common.formats.tfrecord import GZIP_MAGIC, RECORD_OVERHEAD, encode_example, write_records
+from mlhpc.common.formats.tfrecord import (
+    GZIP_MAGIC,
+    RECORD_OVERHEAD,
+    Packer,
+    encode_example,
+    packer_of,
+    write_records,
+)
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
@@ -47,19 +54,22 @@ def convert(
     *,
     sample: int = 128,
     plain: bool = False,
+    packer: Packer = "zlib",
     validation: float = 1 / 9,
 ) -> None:
     """Cut the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a manifest.
 
-    Slabs of ``sample`` planes are divided among the ranks; ``workers`` threads of each compress and write. The
-    resulting files do not depend on the number of ranks and workers. Complete files are kept, so that an
-    interrupted conversion can be resumed. A rank holds two slabs in memory, 0.5 GiB at the published sizes.
+    ``plain`` files are not compressed; the others are compressed by ``packer`` (``tfrecord.compress``).
+
+    The ranks share the slabs of ``sample`` planes; ``workers`` threads of each compress and write. The same
+    files come out for any number of ranks and workers. What is complete is kept, so that an interrupted
+    conversion can be started again. A rank holds two slabs in memory, 0.5 GiB at the published sizes.
 
     Called by all ranks. Raises UserError, the same on all ranks, when there is no universe, one is not as
     expected, does not divide into samples or is missing although the manifest of ``source`` lists it, or
     ``out`` cannot be written or holds samples of another kind.
     """
-    gzip = not plain
+    compression = None if plain else packer
     manifest.require(source, world, workers, lambda name: name.endswith(_SUFFIXES))
     universes = on_rank0(world, lambda: find_universes(source, validation))
     shapes = on_all_ranks(world, lambda: [_shape(u, sample) for u in universes[world.rank :: world.size]])
@@ -70,11 +80,12 @@ def convert(
     slabs = [(universe, k) for universe in universes for k in range(cuts)]
     own_slabs = slabs[world.rank :: world.size]
 
-    zeros = np.zeros((sample, sample, sample, redshifts), np.int16)
-    content = RECORD_OVERHEAD + len(encode_example(zeros, np.zeros(parameters, np.float32)))
+    blank = np.zeros((sample, sample, sample, redshifts), np.int16)
+    content = RECORD_OVERHEAD + len(encode_example(blank, np.zeros(parameters, np.float32)))
     with progress(len(own_slabs) * cuts**2, "convert", "samples", show=world.rank == 0) as advance:
         on_all_ranks(
-            world, lambda: _convert_slabs(own_slabs, out, sample, cuts, gzip, content, workers, advance)
+            world,
+            lambda: _convert_slabs(own_slabs, out, sample, cuts, compression, content, workers, advance),
         )
 
     samples = {f: cuts**3 * sum(u.folder == f for u in universes) for f in ("train", "validation")}
@@ -83,7 +94,8 @@ def convert(
         "samples": samples,
         "sample_shape": [sample, sample, sample, redshifts],
         "dtype": "int16",
-        "gzip": gzip,
+        "gzip": not plain,
+        **({} if plain else {"packer": packer}),
         "made": f"converted from {count(len(universes), 'universe')} of {size}³ voxels in {source.name}",
     }
     expected = len(slabs) * cuts**2
@@ -165,7 +177,7 @@ def _convert_slabs(
     out: Path,
     sample: int,
     cuts: int,
-    gzip: bool,
+    compression: Packer | None,
     content: int,
     workers: int,
     advance: Callable[[int], None],
@@ -185,7 +197,7 @@ def _convert_slabs(
                 for i in range(cuts**2):
                     path = out / universe.folder / f"{universe.name}_{first_number + i:03d}.tfrecord"
                     if path.exists():
-                        _require_alike(path, gzip, content)
+                        _require_alike(path, compression, content)
                         advance(1)
                     else:
                         missing.append((i, path))
@@ -197,7 +209,7 @@ def _convert_slabs(
                     assert slab is not None
                     y, z = divmod(i, cuts)
                     cube = slab[0][:, y * sample : (y + 1) * sample, z * sample : (z + 1) * sample]
-                    writing.append(pool.submit(_write, path, cube, slab[1], gzip, advance))
+                    writing.append(pool.submit(_write, path, cube, slab[1], compression, advance))
             for future in writing:
                 future.result()
         except BaseException:
@@ -214,23 +226,24 @@ def _write(
     path: Path,
     x: npt.NDArray[np.int16],
     y: npt.NDArray[np.float32],
-    gzip: bool,
+    compression: Packer | None,
     advance: Callable[[int], None],
 ) -> None:
-    write_records(path, [encode_example(x, y)], gzip)
+    write_records(path, [encode_example(x, y)], compression is not None, compression or "zlib")
     advance(1)
 
 
-def _require_alike(path: Path, gzip: bool, content: int) -> None:
-    """Raise UserError unless an existing file is of the same kind; only its ends are read."""
+def _require_alike(path: Path, compression: Packer | None, content: int) -> None:
+    """A file kept from before must be of the same kind; only its ends are read."""
     with path.open("rb") as file:
-        zipped = file.read(2) == GZIP_MAGIC
+        header = file.read(10)
+        zipped = header[:2] == GZIP_MAGIC
         # A gzip file ends with the length of its content (RFC 1952).
         size = path.stat().st_size
         if zipped and size >= 18:
             file.seek(-4, os.SEEK_END)
             (size,) = struct.unpack("<I", file.read(4))
-    if zipped != gzip or size != content:
+    if zipped != bool(compression) or packer_of(header) != compression or size != content:
         raise UserError(f"{path}: made with another --sample or compression; convert into an empty folder")
 
 

@@ -1,4 +1,4 @@
-"""What is known of the universes that ``simulate`` makes: ``python -m mlhpc.cosmoflow.synthetic.evidence``.
+"""Evidence for the universes that ``simulate`` makes: ``python -m mlhpc.cosmoflow.synthetic.evidence``.
 
 ``spectra`` holds the power spectra of a few universes against linear theory, ``statistics`` counts what
 paper 002 (figure 5) counted in the published samples, and ``regression DATA`` says how well the parameters
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from isal import igzip
 from scipy import fft
 
 from mlhpc.benchmarks.cosmoflow import Simulation
@@ -177,7 +176,7 @@ class Statistics:
     """What paper 002, figure 5, counts in one sample ``[n, n, n, 4]``.
 
     ``slope`` is that of log frequency against log value over the values above the mean that more than ten
-    voxels hold; ``gzip`` is the size of the sample over its size in a GZIP TFRecord.
+    voxels hold; ``gzip`` is the size of the sample over its size as the official preparation compresses it.
     """
 
     values: int
@@ -194,7 +193,7 @@ def statistics(counts: Counts) -> Statistics:
     tail = (values > max(1.0, counts.mean())) & (frequency > 10)
     slope = float(np.polyfit(np.log(values[tail]), np.log(frequency[tail]), 1)[0])
     record = tfrecord.encode_example(counts, np.zeros(len(PARAMETERS), np.float32))
-    packed = len(igzip.compress(record, compresslevel=tfrecord.GZIP_LEVEL))
+    packed = len(tfrecord.compress(record, "zlib"))
     return Statistics(values.size, groups, int(values[-1]), slope, len(record) / packed)
 
 

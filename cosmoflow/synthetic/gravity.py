@@ -94,7 +94,7 @@ def displacements(modes: Modes) -> tuple[list[Field], list[Field]]:
 
 
 def paths(cosmology: Cosmology, modes: Modes, scales: Sequence[float], steps: int) -> Iterator[list[Field]]:
-    """How far the particles of a lattice have come at each of the ``scales``: three ``[n, n, n]``, in cells.
+    """Displacements of the particles from their lattice at each of the ``scales``: three ``[n, n, n]``, in cells.
 
     ``scales`` are expansion factors in rising order. Without ``steps`` this is 2LPT. With them COLA adds what
     2LPT misses: that many particle-mesh steps from a = 0.1 to the last scale, equal in a.
@@ -148,7 +148,7 @@ def attraction(moved: list[Field]) -> list[Field]:
 
 
 def counts(moved: list[Field], grid: int) -> npt.NDArray[np.int64]:
-    """How many particles stand in each voxel ``[grid, grid, grid]``, once ``moved`` from their lattice."""
+    """Particles per voxel ``[grid, grid, grid]`` once ``moved`` from their lattice."""
     per_cell = np.float32(grid / moved[0].shape[0])
     index = np.zeros((), np.int64)
     for axis, path in enumerate(moved):
@@ -158,18 +158,22 @@ def counts(moved: list[Field], grid: int) -> npt.NDArray[np.int64]:
     return np.bincount(index.ravel(), minlength=grid**3).reshape(grid, grid, grid)
 
 
-def cloud_counts(moved: list[Field], total: int, start: float) -> npt.NDArray[np.int64]:
+def cloud_counts(moved: list[Field], total: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Counts ``[n, n, n]`` of ``total`` particles that travel in ``n``³ clouds, each as large as a voxel.
 
     The clouds ``moved`` from their lattice and share the particles equally. Cloud-in-cell gives a voxel's
-    expected count; whole particles are dealt by systematic sampling (one ``start`` in [0, 1), then every
-    whole expected particle along the voxels), so the total is exact and each count less than one off.
+    expected count; systematic sampling (one random start, then every whole expected particle) rounds it, so the
+    total is exact and each count is less than one off. The voxels are visited in random order: in the order of
+    the array the rounding of neighbours along the last axis would depend on each other and add power there.
     """
     n = moved[0].shape[0]
-    expected = np.cumsum(_deposit(*_clouds(moved, n), n))
-    dealt = np.floor(expected * (total / n**3) + start)
-    dealt[-1] = total
-    return np.diff(dealt, prepend=0).astype(np.int64).reshape(n, n, n)
+    expected = _deposit(*_clouds(moved, n), n).ravel()
+    order = rng.permutation(expected.size)
+    reached = np.floor(np.cumsum(expected[order]) * (total / expected.size) + rng.uniform())
+    reached[-1] = total
+    counts = np.empty(expected.size, np.int64)
+    counts[order] = np.diff(reached, prepend=0)
+    return counts.reshape(n, n, n)
 
 
 def _inverse(modes: Modes) -> Field:

@@ -23,6 +23,9 @@ from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN, OMEGA_B_H2, PARAMETERS, Cosmology
 from mlhpc.errors import UserError, count
 
+GENERATOR = 2
+"""Version of the generated universes: it rises whenever a seed gives other bytes."""
+
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
 """The channels of a sample, early to late. The published set has four redshifts and does not state them."""
 
@@ -30,11 +33,11 @@ REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
 def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
     """Counts ``[grid, grid, grid, 4]`` at ``REDSHIFTS`` and the normalised parameters ``[4]`` of a universe.
 
-    All randomness comes from ``(simulation.seed, universe)``, so a universe is the same on any rank. Each
-    redshift has ``particles``³ counts in all. Up to a particle a voxel, each particle is followed and counted
-    where it stands, as in the published data. Beyond, ``grid``³ clouds of particles are followed
-    (``gravity.cloud_counts``): for voxels that are larger than the way particles go, as those of the small
-    presets are, where counting a lattice of single particles would see no structure at z = 3.
+    The random numbers depend only on ``(simulation.seed, universe)``, so a universe is the same on any rank. Each
+    redshift has ``particles``³ counts in all. With up to one particle per voxel, each particle is followed and
+    counted in its voxel, as in the published data. With more, ``grid``³ clouds of particles are followed
+    (``gravity.cloud_counts``). That is for voxels larger than particle displacements, as in the small presets,
+    where counting a lattice of single particles would show no structure at z = 3.
 
     Raises UserError when a voxel holds more particles than an int16 can.
     """
@@ -49,7 +52,7 @@ def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int1
         if simulation.particles <= grid:
             count = gravity.counts(moved, grid)
         else:
-            count = gravity.cloud_counts(moved, simulation.particles**3, rng.uniform())
+            count = gravity.cloud_counts(moved, simulation.particles**3, rng)
         if count.max() > np.iinfo(np.int16).max:
             raise UserError(
                 f"universe {universe} has {count.max()} particles in a voxel, more than an int16 holds; "
@@ -76,9 +79,8 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
     ``mlhpc data convert`` cuts into the same sub-volumes. Training takes the first universes and validation
     the next, so none is in both.
 
-    The ranks share the universes, ``workers`` processes in each. Files appear complete or not at all, and
-    those that are there are kept, so the same call goes on where one was cut off. The bytes do not depend on
-    ranks or workers.
+    The ranks share the universes, each with ``workers`` processes. Files appear complete or not at all; existing
+    ones are kept, so the same call resumes an interrupted one. The content does not depend on ranks or workers.
 
     Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings,
     a full disk, a worker that was killed.
@@ -105,12 +107,12 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
     work = partial(_write_raw if raw else _write_samples, data, out)
 
     def prepare() -> list[tuple[int, list[str]]]:
-        generate.claim_folder(out, {"raw": raw, **data.model_dump(mode="json")})
+        generate.claim_folder(out, {"raw": raw, "generator": GENERATOR, **data.model_dump(mode="json")})
         names = set(generate.missing(out, [name for _, names in tasks for name in names]))
         left = ((universe, [name for name in wanted if name in names]) for universe, wanted in tasks)
         return [(universe, wanted) for universe, wanted in left if wanted]
 
-    # One rank looks what is there, before any writes: the others would see files of a moment later.
+    # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
     missing = on_rank0(world, prepare)
     todo = missing[world.rank :: world.size]
 
@@ -149,15 +151,20 @@ def _facts(data: Data, raw: bool) -> dict[str, object]:
         "benchmark": "cosmoflow",
         "sample_shape": list(data.sample_shape),
         "simulation": data.simulation.model_dump() if data.simulation else None,
+        "generator": GENERATOR,
         "redshifts": list(REDSHIFTS),
         "parameters": list(PARAMETERS),
         "mean_parameters": list(MEAN),
         "omega_b_h2": OMEGA_B_H2,
         "made_by": "mlhpc data make cosmoflow" + (" --raw" if raw else ""),
     }
-    return (
-        facts if raw else facts | {"samples": {"train": data.train_samples, "validation": data.eval_samples}}
-    )
+    if raw:
+        return facts
+    return facts | {
+        "gzip": data.gzip,
+        **({"packer": data.packer} if data.gzip else {}),
+        "samples": {"train": data.train_samples, "validation": data.eval_samples},
+    }
 
 
 def _write_samples(data: Data, out: Path, task: tuple[int, list[str]]) -> None:
@@ -167,7 +174,8 @@ def _write_samples(data: Data, out: Path, task: tuple[int, list[str]]) -> None:
     wanted = {int(name.removesuffix(".tfrecord").rpartition("_")[2]): out / name for name in names}
     for number, sample in enumerate(cut(counts, data.sample_shape[0])):
         if number in wanted:
-            tfrecord.write_records(wanted[number], [tfrecord.encode_example(sample, unit)], data.gzip)
+            record = tfrecord.encode_example(sample, unit)
+            tfrecord.write_records(wanted[number], [record], data.gzip, data.packer)
 
 
 def _write_raw(data: Data, out: Path, task: tuple[int, list[str]]) -> None:

@@ -24,6 +24,8 @@ MIN_RISE = 400.0
 """Of sea-level pressure from the centre to CORE_REACH, Pa."""
 MIN_WARM_CORE = 0.8
 """Of the mean of T200 and T500, centre above surroundings, K."""
+MIN_WARMER_THAN_SIDES = 0.0
+"""Of the same, above the mean to the east, west, north and south, K."""
 MIN_WIND = 17.0
 """Mean tangential wind at 850 hPa that a cyclone has somewhere and at the edge of its mask, m/s: a gale."""
 WINDOW = np.deg2rad(7.75)
@@ -48,6 +50,7 @@ MIN_ELONGATION = 2.0
 """Length over width, width being area over length."""
 RIVER_LATITUDES = np.deg2rad((18.0, 65.0))
 
+_SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1))
 _COLUMN = {name: number for number, name in enumerate(CHANNELS)}
 
 
@@ -95,7 +98,13 @@ def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple
         middle = distance <= max(0.2 * reach, 0.75 * grid.spacing)
         if pressure[rows][around].mean() - pressure[row, column] < MIN_RISE:
             continue
-        if core[rows][middle].max() - core[rows][around].mean() < MIN_WARM_CORE:
+        # Warmer than the mean around it and, unlike a low on a front, than the air on every side.
+        east, north = grid.offsets(float(grid.latitude[row, 0]), float(grid.longitude[0, column]), rows)
+        sides = [core[rows][around & (east * x + north * y > 0.7 * distance)] for x, y in _SIDES]
+        warmth = core[rows][middle].max()
+        if warmth - core[rows][around].mean() < MIN_WARM_CORE or any(
+            warmth - side.mean() < MIN_WARMER_THAN_SIDES for side in sides
+        ):
             continue
         radius = _gales(grid, row, column, u, v, 1.5 * reach)
         if radius:
@@ -144,7 +153,7 @@ def _distance(grid: Grid, row: int, column: int, rows: slice) -> Field:
 
 def _gales(grid: Grid, row: int, column: int, u: Field, v: Field, farthest: float) -> float:
     """The radius within which the tangential wind, averaged around the centre, reaches MIN_WIND; 0 if it
-    never does nearer than ``farthest``, metres."""
+    never does nearer than ``farthest``, metres, or does all the way to there: gales of an extratropical low."""
     latitude = float(grid.latitude[row, 0])
     rows = grid.reach(latitude, farthest)
     east, north = grid.offsets(latitude, float(grid.longitude[0, column]), rows)
@@ -161,7 +170,7 @@ def _gales(grid: Grid, row: int, column: int, u: Field, v: Field, farthest: floa
     # From the first strong ring outward to the last before a weak one.
     weak = np.flatnonzero(wind[strong[0] :] < MIN_WIND)
     if not weak.size:
-        return farthest
+        return 0.0
     last = int(strong[0] + weak[0] - 1)
     return float((last + (wind[last] - MIN_WIND) / (wind[last] - wind[last + 1])) * grid.spacing)
 

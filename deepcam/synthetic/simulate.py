@@ -26,13 +26,16 @@ from mlhpc.errors import UserError, count
 
 STATISTICS = "stats.h5"
 
+GENERATOR = 2
+"""Version of the generated weather: it rises whenever a seed gives other samples."""
+
 
 def simulate(
     simulation: Simulation, rows: int, columns: int, sample: int
 ) -> tuple[Field, npt.NDArray[np.uint8]]:
     """The channels ``[rows, columns, 16]`` of a sample in physical units and its mask ``[rows, columns]``.
 
-    All randomness comes from ``(simulation.seed, sample)``, so a sample is the same on any rank.
+    The random numbers depend only on ``(simulation.seed, sample)``, so a sample is the same on any rank.
     """
     channels = weather(simulation, rows, columns, sample)
     return channels, label(channels, simulation.storm_size)
@@ -44,9 +47,8 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     Sample n is ``data-<n>.h5``: the first are ``train/``, the next ``validation/``, the last ``test/``.
     ``stats.h5`` has the smallest and largest value of each channel over ``train/``.
 
-    The ranks share the samples, ``workers`` processes in each. Files appear complete or not at all, and those
-    that are there are kept, so the same call goes on where one was cut off. The bytes do not depend on ranks
-    or workers.
+    The ranks share the samples, each with ``workers`` processes. Files appear complete or not at all; existing
+    ones are kept, so the same call resumes an interrupted one. The bytes do not depend on ranks or workers.
 
     Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings,
     a full disk, a worker that was killed.
@@ -58,10 +60,10 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     names = [f"{folder}/data-{sample:06d}.h5" for sample, folder in enumerate(folders)]
 
     def prepare() -> list[str]:
-        generate.claim_folder(out, data.model_dump(mode="json"))
+        generate.claim_folder(out, {"generator": GENERATOR, **data.model_dump(mode="json")})
         return generate.missing(out, names)
 
-    # One rank looks what is there, before any writes: the others would see files of a moment later.
+    # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
     missing = on_rank0(world, prepare)
     todo = missing[world.rank :: world.size]
 
@@ -81,6 +83,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
             "channels": list(CHANNELS),
             "classes": list(CLASSES),
             "simulation": simulation.model_dump(),
+            "generator": GENERATOR,
             "made_by": "mlhpc data make deepcam",
             "samples": counts,
         }

@@ -1,4 +1,4 @@
-"""The planet's grid: places, distances, derivatives, and random fields that know no pole.
+"""The planet's grid: positions, distances, derivatives, and random fields without a seam or a pole.
 
 Rows are latitudes from south to north, columns longitudes eastward from 0; a cell is known by its centre, so
 no row lies on a pole. All fields are float32 ``[rows, columns]``, lengths metres, angles radians.
@@ -101,21 +101,21 @@ def grid(rows: int, columns: int) -> Grid:
 
 @lru_cache(maxsize=4)
 def legendre(rows: int, degree: int) -> tuple[Field, ...]:
-    """Associated Legendre functions at the grid's latitudes: for each order m, ``[degree + 1 - m, rows]``.
+    """Associated Legendre functions at northern latitudes: for each order m, ``[degree + 1 - m, rows / 2]``.
 
     Geodesy's normalisation: the mean over the sphere of (P cos mλ)² is 1. Recurrence in the degree after
     Holmes and Featherstone 2002 (J. Geodesy 76, 279), equations 11 to 13.
     """
-    latitude = ((np.arange(rows) + 0.5) / rows - 0.5) * np.pi
+    latitude = ((np.arange(rows // 2, rows) + 0.5) / rows - 0.5) * np.pi
     sine, cosine = np.sin(latitude), np.cos(latitude)
-    sectoral = np.ones(rows)
+    sectoral = np.ones(latitude.size)
     orders = []
     for m in range(degree + 1):
         if m:
             sectoral = sectoral * cosine * np.sqrt((2 * m + 1) / (2 * m) if m > 1 else 3.0)
-        functions = np.empty((degree + 1 - m, rows))
+        functions = np.empty((degree + 1 - m, latitude.size))
         functions[0] = sectoral
-        before = np.zeros(rows)
+        before = np.zeros(latitude.size)
         for n in range(m + 1, degree + 1):
             a = np.sqrt((4 * n * n - 1) / (n * n - m * m))
             b = np.sqrt(((n - 1) ** 2 - m * m) / (4 * (n - 1) ** 2 - 1))
@@ -128,16 +128,15 @@ def legendre(rows: int, degree: int) -> tuple[Field, ...]:
 def random_fields(
     rows: int, columns: int, spectra: npt.NDArray[np.float64], rng: np.random.Generator
 ) -> Field:
-    """Gaussian fields ``[fields, rows, columns]``, the same in every direction at every place of the sphere.
+    """Gaussian fields ``[fields, rows, columns]``, statistically homogeneous and isotropic on the sphere.
 
-    ``spectra[field, n]`` is the variance that the waves of degree n (2π·RADIUS/n long) have together; degrees
-    that the grid cannot hold are left out.
+    ``rows`` is even. ``spectra[field, n]`` is the variance that the waves of degree n (2π·RADIUS/n long) have
+    together; degrees that the grid cannot resolve are left out.
     """
     degree = min(spectra.shape[1], rows // 2, columns // 2) - 1
     fields = len(spectra)
     n = np.arange(degree + 1)
     size = np.sqrt(spectra[:, : degree + 1] / (2 * n + 1)).astype(np.float32)
-    half = rows // 2
     waves = np.zeros((fields, rows, columns // 2 + 1), np.complex64)
     for m, functions in enumerate(legendre(rows, degree)):
         drawn = rng.standard_normal((2, fields, degree + 1 - m), np.float32) * size[:, m:]
@@ -145,8 +144,8 @@ def random_fields(
             drawn[1] = 0
         # P(-φ) = (-1)^(n-m) P(φ): the south comes with the north. einsum, not BLAS: a matrix product may
         # round otherwise with another number of threads.
-        even = np.einsum("cfn,nr->cfr", drawn[..., ::2], functions[::2, half:])
-        odd = np.einsum("cfn,nr->cfr", drawn[..., 1::2], functions[1::2, half:])
+        even = np.einsum("cfn,nr->cfr", drawn[..., ::2], functions[::2])
+        odd = np.einsum("cfn,nr->cfr", drawn[..., 1::2], functions[1::2])
         north, south = even + odd, (even - odd)[..., ::-1]
         both = np.concatenate((south, north), axis=-1)
         waves[..., m] = (both[0] - 1j * both[1]) * (1 if m == 0 else 0.5)

@@ -1,4 +1,4 @@
-"""Storms planted in the weather: tropical cyclones and atmospheric rivers, drawn at random."""
+"""Storms drawn at random and planted in the weather: cyclones, atmospheric rivers, near misses of both."""
 
 from dataclasses import dataclass, fields
 
@@ -45,6 +45,10 @@ class Cyclone:
     """Of the largest wind, metres."""
     shape: float
     """Holland's B."""
+    core: float = 1.0
+    """Factor on the warming that such a wind goes with; below 0 the core is cold."""
+    low: float = 1.0
+    """Share of the low pressure that balances the wind."""
 
     def drop(self) -> float:
         """By how much the centre's pressure is below that outside, Pa: V² = B Δp / (ρ e) (equation 8)."""
@@ -70,11 +74,11 @@ class Cyclone:
         near = distance / self.radius
         # Holland's tails have no end; these have.
         edge = np.exp(-((near / 8) ** 4))
-        into.depression[rows] += edge * self.pressure(distance)
+        into.depression[rows] += self.low * edge * self.pressure(distance)
         spin = np.sign(self.latitude) * edge * self.speed(distance, coriolis(self.latitude)) / distance
         into.u[rows] -= spin * north
         into.v[rows] += spin * east
-        into.warming[rows] += (1.2 + 0.075 * self.wind) * np.exp(-((near / 2.5) ** 2))
+        into.warming[rows] += self.core * (1.2 + 0.075 * self.wind) * np.exp(-((near / 2.5) ** 2))
         into.moisture[rows] = np.maximum(into.moisture[rows], np.exp(-((near / 4.5) ** 2)))
         # Rain in the wall of the eye and in two arms that spiral inward with the wind.
         arms = 0.5 + 0.5 * np.cos(2 * (np.arctan2(north, east) * np.sign(self.latitude) + 1.8 * np.log(near)))
@@ -152,11 +156,13 @@ def plant(
             wind=rng.uniform(12, 30),
             moisture=rng.uniform(0.6, 1),
         ).plant(grid, ruffle, into)
+    for _ in range(rng.poisson(simulation.decoys)):
+        _near_river(grid, simulation, rng).plant(grid, ruffle, into)
     degrees = np.abs(np.rad2deg(grid.latitude))
     warm = np.clip((sea - (WARM_SEA - 1)) / 2, 0, 1) * (land < 0.5) * np.cos(grid.latitude)
     likely = np.cumsum(warm * ((degrees > 8) & (degrees < 32)), dtype=np.float64)
     for _ in range(_number(simulation.cyclones, rng)):
-        wind, shape = rng.uniform(17, 62), rng.uniform(1.2, 1.8)
+        wind, shape = rng.uniform(15, 62), rng.uniform(1.2, 1.8)
         radius = simulation.storm_size * rng.uniform(28e3, 60e3)
         cell = int(np.searchsorted(likely, rng.uniform() * likely[-1]))
         if likely[-1] == 0:
@@ -168,7 +174,45 @@ def plant(
             radius=float(np.hypot(radius, 0.35 * grid.spacing)),
             shape=shape,
         ).plant(grid, into)
+    for _ in range(rng.poisson(simulation.decoys)):
+        _near_cyclone(grid, simulation, rng).plant(grid, into)
     return into
+
+
+def _near_cyclone(grid: Grid, simulation: Simulation, rng: np.random.Generator) -> Cyclone:
+    """A vortex that lacks one property of a tropical cyclone: strength, the warm core, or a closed low."""
+    side = 1 if rng.uniform() < 0.5 else -1
+    kind = rng.integers(3)
+    weak, cold, open_wave = kind == 0, kind == 1, kind == 2
+    radius = simulation.storm_size * rng.uniform(28e3, 90e3)
+    return Cyclone(
+        latitude=side * np.deg2rad(rng.uniform(22, 45) if cold else rng.uniform(8, 30)),
+        longitude=rng.uniform(0, 2 * np.pi),
+        wind=rng.uniform(8, 17) if weak else rng.uniform(17, 40),
+        radius=float(np.hypot(radius, 0.35 * grid.spacing)),
+        shape=rng.uniform(1.2, 1.8),
+        core=rng.uniform(-1.2, -0.1) if cold else rng.uniform(0.3, 1.0),
+        low=rng.uniform(0.0, 0.2) if open_wave else 1.0,
+    )
+
+
+def _near_river(grid: Grid, simulation: Simulation, rng: np.random.Generator) -> River:
+    """A filament that lacks one property of an atmospheric river: wind, moisture, or length."""
+    side = 1 if rng.uniform() < 0.5 else -1
+    kind = rng.integers(3)
+    slow, dry, short = kind == 0, kind == 1, kind == 2
+    start = rng.uniform(18, 40) if short else rng.uniform(15, 25)
+    end = start + rng.uniform(8, 13) if short else rng.uniform(42, 60)
+    return River(
+        start=side * np.deg2rad(start),
+        end=side * np.deg2rad(end),
+        longitude=rng.uniform(0, 2 * np.pi),
+        eastward=np.deg2rad(rng.uniform(3, 10) if short else rng.uniform(20, 65)),
+        bow=np.deg2rad(rng.uniform(-2, 3) if short else rng.uniform(-8, 14)),
+        width=float(np.hypot(simulation.storm_size * rng.uniform(160e3, 260e3), 0.6 * grid.spacing)),
+        wind=rng.uniform(0, 5) if slow else rng.uniform(12, 30),
+        moisture=rng.uniform(0.05, 0.3) if dry else rng.uniform(0.6, 1),
+    )
 
 
 def _number(mean: float, rng: np.random.Generator) -> int:

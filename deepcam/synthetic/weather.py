@@ -1,10 +1,9 @@
-"""A moment of weather on a whole planet: sixteen channels that belong together, in physical units.
+"""Global weather at one moment: sixteen physically consistent channels in physical units.
 
-Nothing is integrated in time. The zonal structure is prescribed; Gaussian waves on the sphere disturb
-sea-level pressure and the thickness of the troposphere; the rest follows by what ties an atmosphere
-together in one moment: hydrostatic heights, geostrophic wind, saturation. Storms are planted in pressure,
-wind, temperature and moisture (``storms``). A seed has a planet of its own, whose continents are the same
-in all samples.
+Nothing is integrated in time. The zonal structure is prescribed; Gaussian waves on the sphere perturb sea-level
+pressure, temperature, moisture and the thickness of the troposphere; hydrostatic and geostrophic balance and
+saturation determine the rest. Storms are planted in pressure, wind, temperature and moisture (``storms``). A
+seed has its own planet, whose continents are the same in all samples.
 """
 
 import math
@@ -47,10 +46,36 @@ GAS = 287.05
 SCALE = GAS / GRAVITY
 """Metres that a layer is thick per kelvin, where pressure falls by a factor e (hypsometric equation)."""
 
-# Degrees of the random waves: (degree of the largest variance, exponent of the tail). A height's n^-5 is the
-# n^-3 of kinetic energy that weather has from 1000 km down (Nastrom and Gage 1985).
-_WAVES = {"pressure": (8, 5), "aloft": (7, 5), "moisture": (12, 2.5), "rain": (40, 2), "sea": (10, 4)}
-_DEGREE = 110
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Variance by degree: rises to ``peak``, falls with the exponent ``tail``, from ``bend`` on with ``fine``."""
+
+    peak: float
+    tail: float
+    bend: float = math.inf
+    fine: float = 0
+
+    def shares(self, degrees: int) -> npt.NDArray[np.float64]:
+        """Variances of the degrees below ``degrees``; 1 in all."""
+        n = np.arange(degrees)
+        shares: npt.NDArray[np.float64] = n / self.peak / (1 + (n / self.peak) ** (self.tail + 1))
+        if math.isfinite(self.bend):
+            shares *= (1 + (n / self.bend) ** 2) ** ((self.tail - self.fine) / 2)
+        shares /= shares.sum()
+        return shares
+
+
+# Kinetic energy and temperature have n^-3 below 1000 km and n^-5/3 below some 400 km (Nastrom and Gage 1985). The
+# wind is the gradient of a height, whose exponents are therefore larger by 2. Rain is red noise.
+_WAVES = {
+    "pressure": Spectrum(8, 5, 70, 11 / 3),
+    "aloft": Spectrum(7, 5, 70, 11 / 3),
+    "heat": Spectrum(12, 3, 70, 5 / 3),
+    "moisture": Spectrum(12, 2.5, 70, 5 / 3),
+    "rain": Spectrum(25, 1.5),
+    "sea": Spectrum(10, 4),
+}
 
 
 @dataclass(frozen=True)
@@ -65,31 +90,25 @@ class Planet:
 def planet(seed: int, rows: int, columns: int) -> Planet:
     """The continents of a seed, about three tenths of the surface, and their mountains."""
     rng = np.random.default_rng([seed, 0])
-    shape, relief = sphere.random_fields(rows, columns, _spectra(((3, 3.2), (16, 2.4))), rng)
+    shape, relief = _random_fields(rows, columns, (Spectrum(3, 3.2), Spectrum(16, 2.4)), rng)
     weight = np.broadcast_to(sphere.grid(rows, columns).weight, shape.shape).ravel()
     order = np.argsort(shape, axis=None)
     coast = shape.ravel()[order[np.searchsorted(np.cumsum(weight[order]), 0.7 * weight.sum())]]
     inland = shape - coast
     land = 1 / (1 + np.exp(-np.clip(inland / np.float32(0.03), -30, 30)))
-    height = np.clip(inland * (500 + 1100 * np.exp(0.6 * relief)), 0, 5500)
+    height = np.clip(inland * (550 + 1300 * np.exp(0.6 * relief)), 0, 5500)
     return Planet(land.astype(np.float32), height.astype(np.float32))
 
 
 def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Field:
     """The channels ``[rows, columns, 16]`` of a sample, in the order of ``CHANNELS``.
 
-    All randomness comes from ``(simulation.seed, sample)``.
+    The random numbers depend only on ``(simulation.seed, sample)``.
     """
     grid, ground = sphere.grid(rows, columns), planet(simulation.seed, rows, columns)
     rng = np.random.default_rng([simulation.seed, 1, sample])
     season, noon = math.sin(rng.uniform(0, 2 * math.pi)), rng.uniform(0, 2 * math.pi)
-    waves = dict(
-        zip(
-            _WAVES,
-            sphere.random_fields(rows, columns, _spectra(tuple(_WAVES.values())), rng),
-            strict=True,
-        )
-    )
+    waves = dict(zip(_WAVES, _random_fields(rows, columns, tuple(_WAVES.values()), rng), strict=True))
     waves["pressure"] -= 0.1 * (waves["pressure"] ** 2 - 1)  # lows are deeper than highs are high
     degrees = np.rad2deg(grid.latitude)
     thermal = np.deg2rad(degrees - 6 * season)  # latitude from the thermal equator
@@ -101,23 +120,26 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
         return bell
 
     tracks = (0.15 + belt(50, 18) + belt(-52, 18)) * winter
-    pressure = 101_050 + 850 * (belt(33, 12) + belt(-33, 12)) - 2300 * belt(-64, 12) - 500 * belt(60, 12)
-    pressure = pressure + 900 * tracks * waves["pressure"]
+    pressure = 101_050 + 850 * (belt(33, 12) + belt(-33, 12)) - 3600 * belt(-64, 14) - 500 * belt(60, 12)
+    pressure = pressure + 1150 * tracks * waves["pressure"]
     # Waves that grow lean westward with height: a quarter of a wave of degree 8 is 11°.
     leaning = np.roll(waves["pressure"], -columns // 32, axis=1)
     cold = np.sin(thermal) ** 2
-    column = 259 - 27 * cold**1.15 * winter  # mean temperature between 1000 and 200 hPa
+    column = 259 - 32 * cold**1.15 * winter  # mean temperature between 1000 and 200 hPa
     thickness = SCALE * np.log(5) * column + np.zeros_like(pressure)
-    disturbed = tracks * (105 * leaning + 95 * waves["aloft"])
+    disturbed = tracks * (120 * leaning + 105 * waves["aloft"])
 
     # The surface without its weather: sea, land.
     sea = np.maximum(301 - 31 * cold**1.3 + 0.9 * waves["sea"], 271.4)
-    land = 303 - 48 * cold**1.3 + 14 * season * np.sin(grid.latitude)
-    level = sea + ground.land * (land - sea)  # as if at sea level
+    # Sea ice insulates: above it the air is far colder than water can be, most of all in winter.
+    ice = np.clip((np.abs(np.rad2deg(thermal)) - 58) / 22, 0, 1)
+    surface_of_sea = sea - ice * (25 - 14 * season * np.sin(grid.latitude))
+    land = 304 - 62 * cold**1.3 + 15 * season * np.sin(grid.latitude)
+    level = surface_of_sea + ground.land * (land - surface_of_sea)  # reduced to sea level
 
     storm = storms.plant(grid, simulation, season, sea, ground.land, 0.5 * waves["moisture"], rng)
     pressure = pressure + storm.pressure
-    warmer = disturbed / (SCALE * np.log(5))
+    warmer = disturbed / (SCALE * np.log(5)) + 0.9 * (0.4 + tracks) * waves["heat"]
     air = level + (0.4 + 0.7 * ground.land) * warmer - 0.0065 * ground.height
 
     # Heights, and the wind that balances them: at 850 hPa, a tenth of the way up to 200 in log pressure.
@@ -133,12 +155,12 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     east, north = grid.gradient(low)
     u_free, v_free = -turning * north + trades + storm.u, turning * east + hadley + storm.v
     angle = np.deg2rad(15 + 15 * ground.land) * np.tanh(degrees / 8)
-    slow = 0.78 - 0.25 * ground.land
+    slow = 0.82 - 0.25 * ground.land
     u_low = slow * (u_free * np.cos(angle) - v_free * np.sin(angle))
     v_low = slow * (u_free * np.sin(angle) + v_free * np.cos(angle))
 
-    stratosphere = 219 - 5 * cold + 7 * season * np.sin(grid.latitude) ** 3
-    t200 = stratosphere - 0.6 * warmer + 0.25 * waves["aloft"] + 0.7 * storm.warming
+    stratosphere = 218 - 13 * cold**2 + 9 * season * np.sin(grid.latitude) ** 3
+    t200 = stratosphere - 0.9 * warmer + 0.25 * waves["aloft"] + 0.7 * storm.warming
     t500 = column + 9.5 + 1.3 * warmer + 0.3 * waves["moisture"] + 0.9 * storm.warming
 
     # What follows from all that.
@@ -147,7 +169,7 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     high = low + thickness + disturbed + SCALE * np.log(5) * storm.warming
     surface = pressure * np.exp(-ground.height / (SCALE * (level - 0.00325 * ground.height)))
     day = np.cos(grid.latitude) * np.cos(grid.longitude - np.float32(noon))
-    skin = sea + ground.land * (air + 7 * day - sea)
+    skin = surface_of_sea + ground.land * (air + 7 * day - surface_of_sea)
     saturated = saturation(air, surface)
     humid = 0.80 - 0.22 * ground.land + 0.05 * waves["moisture"]
     near = saturated * np.clip(humid + 0.3 * storm.moisture * (1 - humid), 0.1, 1)
@@ -159,7 +181,13 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     humidity = np.minimum(humidity + storm.moisture * np.maximum(1.05 - humidity, 0), 1.1)
     vapour = full * humidity
     wet = np.maximum((humidity - 0.6) / 0.2, 0) ** 1.5 * (vapour / 30)
-    rain = 7e-8 * wet * np.exp(0.55 * waves["rain"]) + storm.rain
+    # Most of the rain falls in little of the area; a climate model drizzles on nearly all the rest.
+    drizzle = 1.5e-9 * np.minimum(humidity, 1) ** 3 * (vapour / 20)
+    rain = (1.2e-7 * wet + drizzle) * np.exp(0.85 * waves["rain"] - 0.4) + storm.rain * np.exp(
+        0.4 * waves["rain"]
+    )
+
+    lowest = SCALE * np.log(1 / 0.9926) * air  # of CAM5's 30 levels, at 0.9926 of the surface pressure
 
     fields = {
         "TMQ": vapour,
@@ -175,10 +203,10 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
         "PRECT": rain,
         "TS": skin,
         "TREFHT": air,
-        "Z1000": low,
+        # Where 1000 hPa is below the ground, the height of the lowest level stands in.
+        "Z1000": np.where(ground.height > 0, np.maximum(low, ground.height + lowest), low),
         "Z200": high,
-        # The lowest of CAM5's 30 levels is at 0.9926 of the surface pressure.
-        "ZBOT": SCALE * np.log(1 / 0.9926) * air,
+        "ZBOT": lowest,
     }
     channels = np.empty((rows, columns, len(CHANNELS)), np.float32)
     for number, name in enumerate(CHANNELS):
@@ -193,9 +221,7 @@ def saturation(temperature: Field, pressure: Field) -> Field:
     return (0.622 * vapour / (pressure - 0.378 * vapour)).astype(np.float32)
 
 
-def _spectra(shapes: tuple[tuple[float, float], ...]) -> npt.NDArray[np.float64]:
-    """Variances by degree, 1 in all: rising to a degree, then a power law."""
-    n = np.arange(_DEGREE + 1)
-    spectra = np.array([n / peak / (1 + (n / peak) ** (tail + 1)) for peak, tail in shapes])
-    shares: npt.NDArray[np.float64] = spectra / spectra.sum(axis=1, keepdims=True)
-    return shares
+def _random_fields(rows: int, columns: int, spectra: tuple[Spectrum, ...], rng: np.random.Generator) -> Field:
+    """A field ``[rows, columns]`` of unit variance for each spectrum, up to the degree that the grid resolves."""
+    degrees = min(rows, columns) // 2
+    return sphere.random_fields(rows, columns, np.array([s.shares(degrees) for s in spectra]), rng)

@@ -1,10 +1,9 @@
-"""Pictures of classes that differ as things in photographs do: by shape, texture and colour, in clutter.
+"""Images of classes that differ in shape and texture and, weakly, in colour; on cluttered backgrounds.
 
 A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks,
 dots, rings or blotches at some scale) and two colours. An image shows one object of its class, turned,
-scaled, recoloured and lit at random, on a mottled ground among smaller objects of looks that belong to no
-class. No single cue decides: colours stray far enough to meet those of other classes, and sometimes are
-another's.
+scaled, recoloured and lit at random, on a mottled background among smaller objects that belong to no class.
+No single cue decides: the outline varies with the view, and three objects in ten have hues of any kind.
 """
 
 import colorsys
@@ -17,17 +16,17 @@ from PIL import Image
 
 Picture = npt.NDArray[np.float32]
 TEXTURES = ("stripes", "checks", "dots", "rings", "blotches", "plain")
-# Shapes of photographs, width and height in units of the longer side, and how often: most are of cameras of
-# 4:3 and 3:2.
+# Shapes of photographs (width and height relative to the longer side) and their frequencies: mostly 4:3 and 3:2.
 _SHAPES = ((1, 0.75), (0.75, 1), (1, 2 / 3), (2 / 3, 1), (1, 1))
 _OFTEN = (0.47, 0.16, 0.17, 0.07, 0.13)
-_STRAY = 0.15  # of images that are of any size
+_STRAY = 0.15  # share of images with arbitrary dimensions
 _GREY = 1 / 64
+_RECOLOURED = 0.3  # of images, whose object has any hue: colour alone is a weak cue
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Look(NamedTuple):
-    """What the members of a class have in common. Hues go from 0 to 1; ``waves`` are (number around,
+    """What the images of a class have in common. Hues are from 0 to 1; ``waves`` are (number around,
     height, phase)."""
 
     waves: tuple[tuple[int, float, float], ...]
@@ -38,8 +37,8 @@ class Look(NamedTuple):
 
 
 def class_look(seed: int, number: int) -> Look:
-    """The look of class ``number`` of the data set ``seed``. Hues and textures are spread, so that classes of
-    neighbouring numbers are unlike."""
+    """The look of class ``number`` of the data set ``seed``. Hues and textures are spread, so that
+    classes of neighbouring numbers differ."""
     rng = np.random.default_rng([seed, 1, number])
     start = np.random.default_rng([seed, 2]).random(2)
     hue = (start[0] + number * _GOLDEN) % 1
@@ -57,7 +56,7 @@ def _look(rng: np.random.Generator, hue: float, texture: str) -> Look:
 def draw(seed: int, classes: int, number: int, sample: int, side: int) -> bytes:
     """The JPEG of image ``sample``, of class ``number`` of ``classes``; its longer side is mostly ``side``.
 
-    All randomness comes from ``(seed, sample)`` and the class's own from ``(seed, number)``.
+    The random numbers of an image depend only on ``(seed, sample)``, those of its class on ``(seed, number)``.
     """
     rng = np.random.default_rng([seed, 3, sample])
     width, height = _SHAPES[rng.choice(len(_SHAPES), p=_OFTEN)]
@@ -70,15 +69,15 @@ def draw(seed: int, classes: int, number: int, sample: int, side: int) -> bytes:
         other = _look(rng, rng.random(), TEXTURES[rng.integers(len(TEXTURES))])
         _paint(rng, picture, other, rng.uniform(0.05, 0.13) * short, rng.uniform(0, 1, 2))
     look = class_look(seed, number)
-    if rng.random() < 0.1:
-        stray = class_look(seed, int(rng.integers(classes)))
-        look = look._replace(hue=stray.hue, hue2=stray.hue2)
+    if rng.random() < _RECOLOURED:
+        turn = rng.random()
+        look = look._replace(hue=(look.hue + turn) % 1, hue2=(look.hue2 + turn) % 1)
     _paint(rng, picture, look, rng.uniform(0.27, 0.45) * short, rng.uniform(0.35, 0.65, 2))
     return _photograph(rng, picture)
 
 
 def _ground(rng: np.random.Generator, rows: int, columns: int) -> Picture:
-    """Mottles of three sizes around a colour of little saturation."""
+    """Background: mottles of three sizes around a colour of low saturation."""
     base = np.array(colorsys.hsv_to_rgb(rng.random(), rng.uniform(0, 0.45), rng.uniform(0.25, 0.8)))
     picture = np.full((rows, columns, 3), base * 255, np.float32)
     for cells, height in ((3, 45), (9, 28), (30, 16)):
@@ -126,7 +125,7 @@ def _paint(
 
 
 def _weave(rng: np.random.Generator, look: Look, u: Picture, v: Picture, distance: Picture) -> Picture:
-    """How much of the second colour there is, 0 to 1."""
+    """Share of the second colour, 0 to 1."""
     scale = np.float32(2 * np.pi / (look.scale * rng.uniform(0.85, 1.15)))
     phase = np.float32(rng.uniform(0, 2 * np.pi))
     if look.texture == "stripes":
@@ -152,7 +151,7 @@ def _weave(rng: np.random.Generator, look: Look, u: Picture, v: Picture, distanc
 
 
 def _photograph(rng: np.random.Generator, picture: Picture) -> bytes:
-    """Exposure, grain, and the artefacts of JPEG; one in 64 in grey."""
+    """Exposure, grain, and JPEG at quality 92 to 97, most of ImageNet's being 96; one in 64 in grey."""
     rows, columns, _ = picture.shape
     slope = rng.uniform(-0.25, 0.25, 2)
     light = (
@@ -161,11 +160,11 @@ def _photograph(rng: np.random.Generator, picture: Picture) -> bytes:
         + slope[1] * np.linspace(-1, 1, columns)
     )
     picture *= light[..., None].astype(np.float32)
-    grain = np.float32(rng.uniform(1, 9))
+    grain = np.float32(rng.uniform(4, 20))
     picture += grain * rng.standard_normal(picture.shape, np.float32)
     image = Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8))
     if rng.random() < _GREY:
         image = image.convert("L")
     out = io.BytesIO()
-    image.save(out, "JPEG", quality=int(rng.integers(70, 97)))
+    image.save(out, "JPEG", quality=int(rng.integers(92, 98)))
     return out.getvalue()

@@ -16,6 +16,9 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.synthetic.drawing import draw
 
+GENERATOR = 2
+"""Version of the drawn images: it rises whenever a seed gives other images."""
+
 
 def make(data: Data, out: Path, world: World, workers: int) -> None:
     """Make the data set of a preset under ``out``, and its manifest. Called by all ranks.
@@ -23,9 +26,8 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     Image n is of class n modulo the number of classes, so that classes are of equal size, but for one: the
     first images are ``train/``, the next ``validation/``.
 
-    The ranks share the images, ``workers`` processes in each. Files appear complete or not at all, and those
-    that are there are kept, so the same call goes on where one was cut off. The bytes do not depend on ranks
-    or workers.
+    The ranks share the images, each with ``workers`` processes. Files appear complete or not at all; existing
+    ones are kept, so the same call resumes an interrupted one. The bytes do not depend on ranks or workers.
 
     Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings, a
     full disk, a worker that was killed.
@@ -38,13 +40,13 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
         first_sample += images
 
     def prepare() -> list[str]:
-        settings = {**counts, "simulation": simulation.model_dump(mode="json")}
+        settings = {"generator": GENERATOR, **counts, "simulation": simulation.model_dump(mode="json")}
         generate.claim_folder(out, settings)
         for folder in counts:
             (out / folder).mkdir(exist_ok=True)
         return generate.missing(out, names)
 
-    # One rank looks what is there, before any writes: the others would see files of a moment later.
+    # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
     missing = on_rank0(world, prepare)
     todo = missing[world.rank :: world.size]
 
@@ -59,6 +61,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
             "format": "jpeg",
             "classes": [_class(number) for number in range(simulation.classes)],
             "simulation": simulation.model_dump(),
+            "generator": GENERATOR,
             "made_by": "mlhpc data make resnet50",
             "samples": counts,
         }

@@ -92,6 +92,7 @@ def test_the_manifest_has_the_facts(raw: Path, tmp_path: Path) -> None:
         "sample_shape": [4, 4, 4, 4],
         "dtype": "int16",
         "gzip": True,
+        "packer": "zlib",
         "made": "converted from 4 universes of 12³ voxels in raw",
     }
     assert len(made.folder("train")) == 81 and len(made.folder("validation")) == 27
@@ -207,6 +208,8 @@ def test_samples_of_another_kind_are_refused_and_not_overwritten(raw: Path, tmp_
     before = content(out)
     with pytest.raises(UserError, match="another --sample or compression; convert into an empty folder"):
         run(raw, out, gzip=False)
+    with pytest.raises(UserError, match="another --sample or compression"):
+        convert(raw, out, Solo(), 1, sample=SAMPLE, packer="isal", validation=0.25)
     with pytest.raises(UserError, match="another --sample or compression"):
         convert(raw, out, Solo(), 1, sample=6, validation=0.25)
     assert content(out) == before

@@ -1,6 +1,9 @@
 """Linear theory against independent implementations. Values from colossus 1.4.0 and CAMB 2.0.5 were recorded
 with flat cosmologies without neutrinos or late radiation, T_CMB 2.7255 K, Ω_b = 0.0486."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -50,6 +53,20 @@ def test_power_agrees_with_another_implementation_of_eisenstein_hu(cosmology: Co
 def test_power_agrees_with_a_boltzmann_solver(cosmology: Cosmology) -> None:
     # EH98 say that their fit is good to a few per cent in the transfer function.
     np.testing.assert_allclose(cosmology.power(K), CAMB_POWER[cosmology], rtol=0.035)
+
+
+def test_power_over_the_whole_range_of_parameters_agrees_as_documented() -> None:
+    """The generator fixes the baryon density Ω_b h²: the lower Ω_M h², the larger the share of baryons, and the
+    worse EH98 fit. The universes are the middle, five edges and 14 random ones."""
+    recorded = json.loads(Path("tests/data/reference/cosmoflow_camb.json").read_text())
+    deviations = []
+    for universe in recorded["universes"]:
+        found = Cosmology.from_unit(universe["unit"], 0.3).power(recorded["k_h_mpc"])
+        deviations.append(np.abs(found / np.array(universe["power"]) - 1).max())
+    assert len(deviations) == 20
+    assert deviations[0] < 0.04  # the middle
+    assert np.median(deviations) < 0.05
+    assert max(deviations) < 0.13
 
 
 @pytest.mark.parametrize("cosmology", COLOSSUS_GROWTH)
