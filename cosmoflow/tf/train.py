@@ -23,6 +23,7 @@ from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.loader import Loader
+from mlhpc.cosmoflow.data.sample import require_facts
 from mlhpc.cosmoflow.tf.device import (
     LaunchEvents,
     oom_as_user_error,
@@ -132,13 +133,15 @@ def train(
 
 def _open(run: CosmoFlow, data: Path, world: World) -> Manifest:
     """The part of the data set that the run needs, checked before terabytes of it are copied."""
-    return open_dataset(
+    dataset = open_dataset(
         data,
         run.benchmark,
         world,
         select=partial(take, train=run.data.train_samples, validation=run.data.eval_samples),
         enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
     )
+    require_facts(dataset)
+    return dataset
 
 
 def _open_loader(
@@ -169,4 +172,5 @@ def _open_loader(
         steps=run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch)),
         seed=seed,
         augment=run.training.augment,
+        codec=dataset.facts.get("codec"),
     )

@@ -22,7 +22,9 @@ OPTIONS = {
         *("--repeats", "--steps", "--warmup", "--number"),
     ],
     "data make": ["--preset", "--set", "--out", "--workers", "--raw"],
-    "data convert": ["--workers", "--sample", "--plain", "--validation", "--float16", "--to"],
+    "data convert": [
+        "--codec", "--workers", "--sample", "--plain", "--validation", "--float16", "--max-error", "--to",
+    ],  # fmt: skip
     "data bench": ["--samples", "--batch", "--workers", "--rounds", "--evict"],
     "data index": ["--workers"],
     "data verify": ["--workers"],
@@ -86,7 +88,7 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "convert", "deepcam", "nowhere", "out", "--sample", "32"], "--sample is for cosmoflow"),
         (["data", "convert", "cosmoflow", "nowhere", "out", "--float16"], "--float16 is for deepcam"),
         (["data", "convert", "deepcam", "nowhere", "out", "--to", "lmdb"], "--to is for resnet50"),
-        (["data", "convert", "resnet50", "nowhere", "out"], "needs --to tfrecord, lmdb, raw"),
+        (["data", "convert", "resnet50", "nowhere", "out"], "needs --codec tfrecord, lmdb, raw"),
         (["data", "make", "resnet50", "--preset", "closed"], "ImageNet"),
         (["data", "bench", "cosmoflow", "nowhere"], "data bench is for deepcam and resnet50"),
         (["data", "bench", "deepcam", "nowhere"], "nowhere"),

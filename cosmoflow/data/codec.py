@@ -1,0 +1,161 @@
+"""The lookup-table codec of paper 002 (Ibrahim and Oliker, section V-B), and the codecs of CosmoFlow by name.
+
+The four redshifts of a voxel are one *group*. A universe of 128³ voxels has some ten thousand different groups, so
+that a table of them and a key of one or two bytes a voxel say everything. Where a table does not hold all groups,
+or smaller tables with narrower keys are smaller together, a sample is cut into blocks of voxels in C order, each
+with a table of its own.
+
+``lut`` keeps keys and tables as they are: decoding is one look-up a voxel, and the logarithm of the counts can be
+taken of the table instead of the voxels. ``lut-small`` numbers the groups by falling frequency, which makes small
+keys frequent, and compresses keys and tables by pcodec.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.data.codecs import library, native
+from mlhpc.common.data.codecs.codec import Codec, Sections
+from mlhpc.common.data.codecs.frame import Frame
+
+_MOST_GROUPS = 1 << 16  # of a table: keys have at most 16 bits
+_SMALLEST_BLOCK = 1 << 12  # voxels
+_BLOCK = np.dtype([("voxels", "<u4"), ("groups", "<u4")])
+
+Transform = Callable[[npt.NDArray[np.int16]], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Voxels in C order from ``start`` on: the ``keys`` of each into ``table`` int16 [groups, values]."""
+
+    start: int
+    keys: npt.NDArray[Any]
+    table: npt.NDArray[np.int16]
+
+
+class LookupTable:
+    """``lut``, and with ``small`` ``lut-small``. Arrays are int16, their last axis is the group. Lossless."""
+
+    lossy = False
+
+    def __init__(self, name: str, small: bool) -> None:
+        self.name = name
+        self._small = small
+
+    def encode(self, array: npt.NDArray[np.int16]) -> Sections:
+        """Sections ``blocks`` (voxels and groups of each, uint32), ``tables`` (int16, one after the other) and
+        ``keys8``, ``keys16`` (of the blocks with up to 256 groups, and of the others). Compressed, the tables are
+        stored by value (all first values of all groups, then the second) in ``tables0``, ``tables1``…"""
+        values = array.shape[-1]
+        groups = np.ascontiguousarray(array, "<i2").reshape(-1, values)
+        blocks = list(_blocks(groups, by_frequency=self._small))
+        header = np.array([(len(b.keys), len(b.table)) for b in blocks], _BLOCK)
+        tables = np.concatenate([b.table for b in blocks]) if blocks else groups
+        keys = {
+            name: np.concatenate([np.empty(0, kind), *(b.keys for b in blocks if b.keys.dtype == kind)])
+            for name, kind in (("keys8", np.dtype("u1")), ("keys16", np.dtype("<u2")))
+        }
+        if not self._small:
+            return {"blocks": header.tobytes(), "tables": tables.tobytes()} | {
+                name: part.tobytes() for name, part in keys.items()
+            }
+        # pcodec has no type of one byte.
+        wide = keys | {"keys8": keys["keys8"].astype("<u2")}
+        columns = {f"tables{i}": np.ascontiguousarray(tables[:, i]) for i in range(values)}
+        return {"blocks": header.tobytes()} | {
+            name: library.pco_compress(part) for name, part in (wide | columns).items()
+        }
+
+    def decode(self, frame: Frame, out: npt.NDArray[Any], transform: Transform | None = None) -> None:
+        """Fill ``out`` with the counts, or with ``transform`` of them, which is asked for the tables only."""
+        flat = out.reshape(-1, out.shape[-1])
+        assert np.shares_memory(flat, out) or not out.size
+        for block in self.blocks(frame):
+            table = block.table if transform is None else transform(block.table)
+            at = native.gather(block.keys, table, flat[block.start : block.start + len(block.keys)])
+            if at is not None:
+                raise frame.error(
+                    f"key {block.keys[at]} of voxel {block.start + at} is beyond its table of {len(block.table)}"
+                )
+
+    def blocks(self, frame: Frame) -> Iterator[Block]:
+        """The blocks of a frame, checked against each other and its shape, but for the keys' values."""
+        frame.require(self.name, "<i2", frame.shape)
+        *grid, values = frame.shape
+        header = frame.array("blocks", _BLOCK)
+        voxels, groups = (header[name].astype(np.int64) for name in ("voxels", "groups"))
+        if voxels.sum() != np.prod(grid, dtype=np.int64) or (groups > _MOST_GROUPS).any():
+            raise frame.error(f"blocks of {voxels.sum()} voxels do not make up {frame.shape}", "blocks")
+        narrow = groups <= 256
+        count8, count16, rows = int(voxels[narrow].sum()), int(voxels[~narrow].sum()), int(groups.sum())
+        if rows > max(int(voxels.sum()), 1):
+            raise frame.error(f"has tables of {rows} groups for {voxels.sum()} voxels", "blocks")
+        if self._small:
+            read = library.pco_decompress
+            keys8 = read(frame, "keys8", "<u2", count8)
+            if count8 and int(keys8.max()) > 255:
+                raise frame.error("holds a key beyond one byte", "keys8")
+            keys = {True: keys8.astype("u1"), False: read(frame, "keys16", "<u2", count16)}
+            tables = np.stack([read(frame, f"tables{i}", "<i2", rows) for i in range(values)], axis=1)
+        else:
+            keys = {True: frame.array("keys8", "u1", count8), False: frame.array("keys16", "<u2", count16)}
+            tables = frame.array("tables", "<i2", rows * values).reshape(rows, values)
+        start, row, taken = 0, 0, {True: 0, False: 0}
+        for size, length, is_narrow in zip(voxels.tolist(), groups.tolist(), narrow.tolist(), strict=True):
+            first = taken[is_narrow]
+            yield Block(start, keys[is_narrow][first : first + size], tables[row : row + length])
+            taken[is_narrow], start, row = first + size, start + size, row + length
+
+
+def _blocks(groups: npt.NDArray[np.int16], by_frequency: bool) -> Iterator[Block]:
+    """Blocks of ``groups [voxels, values]``, each cut in two for as long as that takes less room."""
+    # Groups of up to four values are compared as one integer.
+    padded = np.zeros((len(groups), 4), "<i2")
+    padded[:, : groups.shape[1]] = groups
+    codes = padded.view("<u8").reshape(-1)
+    _require_at_most_four(groups)
+
+    def cut(start: int, stop: int, unique: npt.NDArray[Any]) -> Iterator[Block]:
+        if stop - start >= 2 * _SMALLEST_BLOCK:
+            middle = (start + stop) // 2
+            halves = [np.unique(codes[start:middle]), np.unique(codes[middle:stop])]
+            parts = _size(middle - start, halves[0], groups) + _size(stop - middle, halves[1], groups)
+            if parts < _size(stop - start, unique, groups) or len(unique) > _MOST_GROUPS:
+                yield from cut(start, middle, halves[0])
+                yield from cut(middle, stop, halves[1])
+                return
+        yield _block(start, codes[start:stop], groups.shape[1], by_frequency)
+
+    if len(codes):
+        yield from cut(0, len(codes), np.unique(codes))
+
+
+def _require_at_most_four(groups: npt.NDArray[np.int16]) -> None:
+    assert groups.shape[1] <= 4, "groups of more than four values do not fit 8 bytes"
+
+
+def _size(voxels: int, unique: npt.NDArray[Any], groups: npt.NDArray[np.int16]) -> int:
+    """Bytes of a block."""
+    return voxels * (1 if len(unique) <= 256 else 2) + len(unique) * groups.itemsize * groups.shape[1]
+
+
+def _block(start: int, codes: npt.NDArray[Any], values: int, by_frequency: bool) -> Block:
+    unique, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    if by_frequency:  # groups of one frequency stay sorted, which makes the table smaller
+        order = np.argsort(-counts, kind="stable")
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        unique, inverse = unique[order], rank[inverse]
+    table = np.ascontiguousarray(unique.view("<i2").reshape(-1, 4)[:, :values])
+    return Block(start, inverse.astype("u1" if len(unique) <= 256 else "<u2"), table)
+
+
+CODECS: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (LookupTable("lut", small=False), LookupTable("lut-small", small=True), *library.LOSSLESS)
+}
+"""The codecs of encoded data sets; TFRecord files, plain or GZIP, are no frames and have none."""
