@@ -35,22 +35,18 @@ class Framework:
 class Option:
     """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on by ``name`` where
     the user gives it. A ``type`` of bool is a flag. ``codec``: it is an older way to write ``--codec``, with this
-    value, or with its own where it has choices."""
+    value, or, if empty, with its own."""
 
     name: str
     help: str
     type: type = str
     choices: tuple[str, ...] = ()
-    codec: str = ""
+    codec: str | None = None
 
     @property
     def key(self) -> str:
         """Its name as a keyword."""
         return self.name.replace("-", "_")
-
-    @property
-    def is_alias(self) -> bool:
-        return bool(self.codec or self.choices)
 
 
 @dataclass(frozen=True)
@@ -146,9 +142,10 @@ DEEPCAM = Benchmark(
         "HDF5 samples",
         (
             Option("float16", "the same as --codec npy-float16", bool, codec="npy-float16"),
-            Option("max-error", "bound of delta, zfp and sz3: share of a channel's range (default: 1e-3)", float),
+            Option("max-error", "bound of a lossy codec (default: 1e-3)", float),
+            Option("error-of", "what the bound is a share of (default: range, of the channel)", str, ("range", "value")),
         ),
-        codecs=("npy", "npy-float16", "delta", "delta-paper", "pco", "zstd", "blosc2", "zfp"),
+        codecs=("npy", "npy-float16", "delta", "delta-small", "delta-paper", "zfp", "pco", "zstd", "blosc2"),
     ),
     show="mlhpc.deepcam.synthetic.show:show",
     loader_bench=LoaderBench("mlhpc.deepcam.data.bench:bench", samples=32, batch=2),
@@ -166,7 +163,7 @@ RESNET50 = Benchmark(
     convert=DataTool(
         "mlhpc.resnet50.data.convert:convert",
         "folders of JPEG files, to TFRecord shards, LMDB, or decoded pixels",
-        (Option("to", "the same as --codec", choices=("tfrecord", "lmdb", "raw")),),
+        (Option("to", "the same as --codec", choices=("tfrecord", "lmdb", "raw"), codec=""),),
         codecs=("tfrecord", "lmdb", "raw"),
         default_codec=False,
     ),

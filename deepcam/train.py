@@ -195,4 +195,5 @@ def _open_loader(
         seed=seed,
         ranks_on_node=world.local_size,
         device=device.type,
+        codec=dataset.facts.get("codec"),
     )

@@ -100,7 +100,7 @@ def _take_codec(given: dict[str, Any], codec: str | None, tool: registry.DataToo
     named twice, is none of the tool's, or is needed and missing."""
     named = {"--codec": codec} if codec else {}
     for option in tool.options:
-        if option.is_alias and (value := given.pop(option.key, None)):
+        if option.codec is not None and (value := given.pop(option.key, None)):
             named[f"--{option.name}"] = option.codec or value
     if len(set(named.values())) > 1:
         raise UserError(f"{' and '.join(named)} name different codecs; give one of them")

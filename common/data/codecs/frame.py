@@ -8,7 +8,7 @@ offset bytes
 0      8     ``89 4D 4C 43 0D 0A 1A 0A``: no text, and damaged by text-mode transfers
 8      2     version, 1
 10     1     number of axes of the array, 1 to 4
-11     1     number of sections, at most 16
+11     1     number of sections, at most 64
 12     16    name of the codec, ASCII, padded with NUL
 28     4     type of the array as NumPy writes it (``<i2``), padded with NUL
 32     16    shape, 4 × uint32, unused axes 0
@@ -42,7 +42,7 @@ _HEAD = struct.Struct("<8sHBB16s4s4I")
 HEAD_BYTES = 64
 _SECTION = struct.Struct("<8sQQI4x")
 _ALIGNED = 64
-_MOST_SECTIONS = 16
+_MOST_SECTIONS = 64
 _MOST_BYTES = 1 << 40  # of a decoded array: far above any sample, far below what overflows
 _DTYPES = ("<i2", "<f4", "|u1")
 _REMEDY = "copy or convert the file again"

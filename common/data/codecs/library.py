@@ -3,8 +3,10 @@
 They are imported when they are used: a data set in another format needs none of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from mlhpc.errors import UserError
 
 _PCO_LEVEL = 8  # pcodec's default; decoding does not depend on it
 _BLOSC2_LEVEL = 5
-_ZSTD_LEVEL = 3
+ZSTD_LEVEL = 3
 
 
 def load(name: str, distribution: str) -> Any:
@@ -103,22 +105,68 @@ class Compressed:
 
 def _zstd_compress(array: npt.NDArray[Any]) -> bytes:
     zstd = load("zstandard", "zstandard")
-    compressed: bytes = zstd.ZstdCompressor(level=_ZSTD_LEVEL).compress(array)
+    compressed: bytes = zstd.ZstdCompressor(level=ZSTD_LEVEL).compress(array)
     return compressed
 
 
 def _zstd_fill(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
+    content = _zstd_decompress(frame, section, out.nbytes)
+    if len(content) != out.nbytes:
+        raise frame.error(f"holds {len(content)} bytes, expected {out.nbytes}", section)
+    out[...] = np.frombuffer(content, out.dtype)
+
+
+def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
+    """The content of ``section``, compressed by zstd. Raises UserError when it is not, or would be more than ``most``
+    bytes, before they are allocated."""
     zstd = load("zstandard", "zstandard")
     data = frame.sections[section]
     try:
-        if zstd.frame_content_size(data) != out.nbytes:  # before anything is allocated
-            raise frame.error(
-                f"holds {zstd.frame_content_size(data)} bytes, expected {out.nbytes}", section
-            )
-        content = zstd.ZstdDecompressor().decompress(data, max_output_size=out.nbytes)
+        size = zstd.frame_content_size(data)
+        if not 0 <= size <= most:
+            raise frame.error(f"says that it holds {size} bytes, at most {most} are expected", section)
+        content: bytes = zstd.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
     except zstd.ZstdError as error:
         raise frame.error(f"not readable by zstd: {_reason(error)}", section) from error
-    out[...] = np.frombuffer(content, out.dtype)
+    return content
+
+
+def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
+    """The frame with those ``sections``, compressed by zstd, decompressed. Raises UserError when one is missing,
+    damaged, or larger than the frame's whole array."""
+    most = frame.dtype.itemsize * prod(frame.shape)
+    parts = {}
+    for section in sections:
+        _content(frame, section, empty=False)
+        parts[section] = memoryview(_zstd_decompress(frame, section, most))
+    return replace(frame, sections={**frame.sections, **parts})
+
+
+def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
+    """Two axes of float32, finite, with an error of at most ``tolerance``. Raises UserError for other values."""
+    if not np.isfinite(plane).all():
+        raise UserError("zfp keeps finite values only; take another codec")
+    zfp = load("zfpy", "zfpy")
+    compressed: bytes = zfp.compress_numpy(np.ascontiguousarray(plane), tolerance=tolerance, write_header=False)
+    return compressed
+
+
+def zfp_decompress(
+    frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
+) -> npt.NDArray[np.float32]:
+    """What ``zfp_compress`` made. Raises UserError when the section is missing or empty. zfp itself checks nothing: a
+    damaged stream gives other values, and it reads beyond the end of a short one."""
+    if not 0 < tolerance < np.inf:
+        raise frame.error("holds a tolerance that is none", "tolerances")
+    data = _content(frame, section, empty=False)
+    zfp = load("zfpy", "zfpy")
+    # What a block of 4 × 4 values can read at most (zfp's maximum_size: all its bits, and a header).
+    blocks = prod(-(-side // 4) for side in shape)
+    room = np.zeros(max(len(data), blocks * 80) + 64, np.uint8)
+    room[: len(data)] = np.frombuffer(data, np.uint8)
+    out = np.empty(shape, np.float32)
+    zfp._decompress(room.tobytes(), zfp.type_float, shape, out=out, tolerance=tolerance)
+    return out
 
 
 def _blosc2_compress(array: npt.NDArray[Any]) -> bytes:

@@ -23,8 +23,9 @@ OPTIONS = {
     ],
     "data make": ["--preset", "--set", "--out", "--workers", "--raw"],
     "data convert": [
-        "--codec", "--workers", "--sample", "--plain", "--validation", "--float16", "--max-error", "--to",
-    ],  # fmt: skip
+        *("--codec", "--workers", "--sample", "--plain", "--validation"),
+        *("--float16", "--max-error", "--error-of", "--to"),
+    ],
     "data bench": ["--samples", "--batch", "--workers", "--rounds", "--evict"],
     "data index": ["--workers"],
     "data verify": ["--workers"],
