@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.data.codecs import native
 from mlhpc.common.data.manifest import Manifest, describe
 from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.world import World
@@ -26,6 +27,15 @@ def open_dataset(
     dataset = select(describe(data, world, benchmark))
     enforce_rules(dataset.facts)
     return dataset
+
+
+def format_of(dataset: Manifest) -> dict[str, Any]:
+    """How a data set is stored, for the log: by which codec, whether that is lossy and by how much, and what decodes
+    it on this machine."""
+    names = ("codec", "lossy", "max_error", "max_error_of")
+    return {"codec": None, "lossy": False} | {
+        name: dataset.facts[name] for name in names if name in dataset.facts
+    } | {"decoder": native.decoder()}
 
 
 def cores_per_rank() -> int:
