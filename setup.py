@@ -1,4 +1,5 @@
-"""The compiled part: decoders without which encoded data sets are read by NumPy, slowly. All else is in setup.cfg."""
+"""The compiled part: decoders without which encoded data sets are read by NumPy, slowly. All else is in
+setup.cfg."""
 
 from setuptools import Extension, setup
 

@@ -143,7 +143,12 @@ DEEPCAM = Benchmark(
         (
             Option("float16", "the same as --codec npy-float16", bool, codec="npy-float16"),
             Option("max-error", "bound of a lossy codec (default: 1e-3)", float),
-            Option("error-of", "what the bound is a share of (default: range, of the channel)", str, ("range", "value")),
+            Option(
+                "error-of",
+                "what the bound is a share of (default: range, of the channel)",
+                str,
+                ("range", "value"),
+            ),
         ),
         codecs=("npy", "npy-float16", "delta", "delta-small", "delta-paper", "zfp", "pco", "zstd", "blosc2"),
     ),

@@ -182,8 +182,8 @@ class RunLog:
         self._event("note", name, **tags)
 
     def data_format(self, **facts: Any) -> None:
-        """How the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and what else its
-        manifest says of that. In the log it is the record ``data_codec``."""
+        """How the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and what
+        else its manifest says of that. In the log it is the record ``data_codec``."""
         at = self._event("note", "data", **facts)
         if facts.get("codec"):
             more = {key: value for key, value in facts.items() if key != "codec"}

@@ -30,12 +30,14 @@ def open_dataset(
 
 
 def format_of(dataset: Manifest) -> dict[str, Any]:
-    """How a data set is stored, for the log: by which codec, whether that is lossy and by how much, and what decodes
-    it on this machine."""
+    """How a data set is stored, for the log: by which codec, whether that is lossy and by how much, and what
+    decodes it on this machine."""
     names = ("codec", "lossy", "max_error", "max_error_of")
-    return {"codec": None, "lossy": False} | {
-        name: dataset.facts[name] for name in names if name in dataset.facts
-    } | {"decoder": native.decoder()}
+    return (
+        {"codec": None, "lossy": False}
+        | {name: dataset.facts[name] for name in names if name in dataset.facts}
+        | {"decoder": native.decoder()}
+    )
 
 
 def cores_per_rank() -> int:

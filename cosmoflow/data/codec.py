@@ -86,7 +86,7 @@ class LookupTable:
         """The blocks of a frame, checked against each other and its shape, but for the keys' values."""
         frame.require(self.name, "<i2", frame.shape)
         *grid, values = frame.shape
-        header = frame.array("blocks", _BLOCK)
+        header: npt.NDArray[Any] = frame.array("blocks", _BLOCK)
         voxels, groups = (header[name].astype(np.int64) for name in ("voxels", "groups"))
         if voxels.sum() != np.prod(grid, dtype=np.int64) or (groups > _MOST_GROUPS).any():
             raise frame.error(f"blocks of {voxels.sum()} voxels do not make up {frame.shape}", "blocks")

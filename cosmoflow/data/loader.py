@@ -30,8 +30,8 @@ class Loader:
 
     ``steps`` is the number that ``sharding.steps_per_epoch`` gave all ranks; ``augment`` turns training samples by
     a random symmetry each. The arrays handed out are the caller's to keep. An iterator that is closed or dropped
-    stops its readers. An error in a file is raised from the iterator, as ``Reader.read`` raises it. ``codec`` is the
-    one that the manifest names.
+    stops its readers. An error in a file is raised from the iterator, as ``Reader.read`` raises it. ``codec``
+    is the one that the manifest names.
     """
 
     samples: RankSamples

@@ -49,7 +49,12 @@ def recode(source: Path, out: Path, world: World, workers: int, codec: str) -> N
 
     kept = {key: value for key, value in dataset.facts.items() if key not in ("gzip", "staged")}
     samples = {folder: len(dataset.folder(folder)) for folder in FOLDERS}
-    facts = kept | {"benchmark": "cosmoflow", "samples": samples, "sample_shape": list(shape), "dtype": "int16"}
+    facts = kept | {
+        "benchmark": "cosmoflow",
+        "samples": samples,
+        "sample_shape": list(shape),
+        "dtype": "int16",
+    }
     with progress(len(files) // world.size, "checksums", "files", show=world.rank == 0) as advance:
         result = manifest.index(
             out, facts | settings | facts_of(codec), world, workers, lambda size: advance(1)
@@ -61,7 +66,9 @@ def recode(source: Path, out: Path, world: World, workers: int, codec: str) -> N
         )
     if world.rank == 0:
         before = sum(file.size for file in dataset.files if file.path in made)
-        print(f"{out}: {count(len(files), 'sample')} by {codec}, {result.bytes / before:.2f} of {source}'s size")
+        print(
+            f"{out}: {count(len(files), 'sample')} by {codec}, {result.bytes / before:.2f} of {source}'s size"
+        )
 
 
 def _recode_sample(
@@ -97,7 +104,9 @@ def _shape(path: Path) -> list[int]:
     if x.ndim == 4:
         return list(x.shape)
     if 4 * side**3 != x.size:
-        raise UserError(f"{path}: {x.size} counts are no cube of voxels at four redshifts; index the data set first")
+        raise UserError(
+            f"{path}: {x.size} counts are no cube of voxels at four redshifts; index the data set first"
+        )
     return [side, side, side, 4]
 
 

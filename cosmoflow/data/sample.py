@@ -67,7 +67,7 @@ def write_sample(path: Path, x: npt.NDArray[np.int16], y: npt.NDArray[np.float32
     if codec in TFRECORD:
         write_records(path, [encode_example(x, y)], TFRECORD[codec])
         return
-    sections = CODECS[codec].encode(x) | {"label": np.ascontiguousarray(y, "<f4").tobytes()}
+    sections = {**CODECS[codec].encode(x), "label": np.ascontiguousarray(y, "<f4").tobytes()}
     atomic.write_bytes(path, frame.pack(codec, "<i2", x.shape, sections))
 
 
@@ -91,11 +91,10 @@ class Reader:
     def __init__(self, codec: str | None = None) -> None:
         self._codec = codec if codec in CODECS else None
 
-    def read(
-        self, sample: tuple[Path, int], x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]
-    ) -> int:
-        """Read ``sample``, a file and the symmetry that is applied to its voxels (``augment.apply_symmetry``), into
-        ``x [n, n, n, channels]`` and ``y [targets]``; return the size of the file in bytes.
+    def read(self, sample: tuple[Path, int], x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> int:
+        """Read ``sample``, a file and the symmetry that is applied to its voxels
+        (``augment.apply_symmetry``), into ``x [n, n, n, channels]`` and ``y [targets]``; return the size of
+        the file in bytes.
 
         Raises ``UserError`` naming the file when it is missing, truncated or corrupt, or holds anything but one
         sample of this shape, and when it is encoded otherwise than the manifest says.
@@ -115,7 +114,8 @@ class Reader:
             voxels, targets = _example(path, raw)
             if len(voxels) != x.nbytes:
                 raise UserError(
-                    f"{path}: x has {len(voxels)} bytes, but int16 voxels of shape {list(x.shape)} are {x.nbytes}; "
+                    f"{path}: x has {len(voxels)} bytes, but int16 voxels of shape {list(x.shape)} are "
+                    f"{x.nbytes}; "
                     f"the preset's data.sample_shape is not that of this data set"
                 )
             _copy(np.frombuffer(voxels, "<i2").reshape(x.shape), x, symmetry)
@@ -129,7 +129,8 @@ class Reader:
         if codec.name != self._codec:
             stated = f"by {self._codec!r}" if self._codec else "by no codec"
             raise UserError(
-                f"{path}: encoded by {codec.name!r}, and by its manifest the data set is {stated}; convert the data "
+                f"{path}: encoded by {codec.name!r}, and by its manifest the data set is {stated}; "
+                f"convert the data "
                 "set again"
             )
         return codec

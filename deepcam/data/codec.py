@@ -1,10 +1,11 @@
-"""The codecs of DeepCAM by name, and a sample as the bytes of a file: the field by its codec, the mask without loss.
+"""The codecs of DeepCAM by name, and a sample as the bytes of a file: the field by its codec, the mask
+without loss.
 
 ``delta`` keeps a bound that the user states, ``delta-small`` the same with the codes compressed once more, and
 ``delta-paper`` is what paper 002 describes: no bound, and lines of which too many values are far off stay raw.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -30,8 +31,8 @@ _MASK_LEVEL = 1
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest error that a decoded value may have: ``error`` times the ``ranges`` [channels] of its channel over
-    the training set, or times the value itself."""
+    """The largest error that a decoded value may have: ``error`` times the ``ranges`` [channels] of its
+    channel over the training set, or times the value itself."""
 
     error: float
     of: Of
@@ -50,8 +51,8 @@ class Bound:
 
 
 class Delta:
-    """``delta``, ``delta-small`` and ``delta-paper``. Only encoding asks for the ``bound``; without one it is that of
-    the paper."""
+    """``delta``, ``delta-small`` and ``delta-paper``. Only encoding asks for the ``bound``; without one it is
+    that of the paper."""
 
     lossy = True
 
@@ -62,8 +63,8 @@ class Delta:
         return self.bound.facts() if self.bound else {}
 
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
-        """The sections of ``delta.parse``; for delta-small ``codes`` and ``raw`` are compressed by zstd. What leaves
-        here has been decoded, and found to keep the bound."""
+        """The sections of ``delta.parse``; for delta-small ``codes`` and ``raw`` are compressed by zstd. What
+        leaves here has been decoded, and found to keep the bound."""
         bound, rows = self.bound, array.shape[0]
         if bound is None:
             sections = delta_encode.encode(array, _as_the_paper)
@@ -89,8 +90,8 @@ class Delta:
         delta.decode(self.lines(frame), out)
 
     def decode_into(self, frame: Frame, out: npt.NDArray[Any], normalise: Normalisation | None) -> None:
-        """``decode`` to float32 or float16, whichever ``out`` is, normalised in the same pass. Raises UserError also
-        where a value is not finite."""
+        """``decode`` to float32 or float16, whichever ``out`` is, normalised in the same pass. Raises
+        UserError also where a value is not finite."""
         lines = self.lines(frame)
         if not np.isfinite(lines.raw).all():
             raise frame.error("holds a value that is not finite", "raw")
@@ -111,7 +112,9 @@ class Delta:
             with np.errstate(invalid="ignore"):
                 error = np.abs(decoded.astype(np.float64) - values)
             far = error > bound.allowed(values, np.full(len(values), channel))
-            assert not (far & (decoded.view(np.uint32) != values.view(np.uint32))).any(), "the bound is not kept"
+            assert not (far & (decoded.view(np.uint32) != values.view(np.uint32))).any(), (
+                "the bound is not kept"
+            )
 
 
 def _as_the_paper(values: Any, decoded: Any, lines: Any) -> npt.NDArray[np.bool_]:
@@ -148,16 +151,22 @@ class Zfp:
             out[..., i] = library.zfp_decompress(frame, f"channel{i}", out.shape[:2], tolerance)
 
 
-_BOUNDED = {"delta": partial(Delta, "delta"), "delta-small": partial(Delta, "delta-small"), "zfp": Zfp}
-CODECS: dict[str, Codec] = {
-    codec.name: codec
-    for codec in (Delta("delta"), Delta("delta-small"), Delta("delta-paper"), Zfp(), *library.LOSSLESS)
+_BOUNDED: Mapping[str, Callable[[Bound], Codec]] = {
+    "delta": partial(Delta, "delta"),
+    "delta-small": partial(Delta, "delta-small"),
+    "zfp": Zfp,
 }
+_OURS: tuple[Codec, ...] = (Delta("delta"), Delta("delta-small"), Delta("delta-paper"), Zfp())
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
 """What decodes, by name."""
 
 
 def encoder(
-    name: str, max_error: float | None, error_of: Of | None, minimum: npt.NDArray[Any], maximum: npt.NDArray[Any]
+    name: str,
+    max_error: float | None,
+    error_of: Of | None,
+    minimum: npt.NDArray[Any],
+    maximum: npt.NDArray[Any],
 ) -> Codec:
     """The codec ``name`` with a bound relative to the channels' ranges from ``minimum`` to ``maximum``, or to the
     values. Raises UserError for a bound that this codec cannot have."""

@@ -67,7 +67,9 @@ def convert(
     if not encoded and (max_error is not None or error_of is not None):
         raise UserError(f"--max-error: {codec} has no bound")
     using = encoder(codec, max_error, error_of, *statistics) if encoded else None
-    reader = Reader(shape, statistics if float16 else None, on_rank0(world, lambda: _facts_of(source)).get("codec"))
+    reader = Reader(
+        shape, statistics if float16 else None, on_rank0(world, lambda: _facts_of(source)).get("codec")
+    )
     mine = samples[world.rank :: world.size]
     normalised_by = (
         {name: values.tolist() for name, values in statistics._asdict().items()} if float16 else None
@@ -141,7 +143,8 @@ def _samples(source: Path) -> list[tuple[str, Path]]:
     known = _facts_of(source)
     if known.get("lossy", False) or known.get("dtype", "float32") != "float32":
         raise UserError(
-            f"{source}: is converted already, and lost something ({known.get('codec', known.get('dtype'))}); give the "
+            f"{source}: is converted already, and lost something "
+            f"({known.get('codec', known.get('dtype'))}); give the "
             "folder of the HDF5 samples"
         )
     return samples
@@ -204,8 +207,8 @@ def _encode_sample(
 
 
 def _is_kept(made: Path, size: int | None, modified_ns: int) -> bool:
-    """Whether a file is there, whole (of this size if one is known), and has its source's time of modification, which
-    it was given."""
+    """Whether a file is there, whole (of this size if one is known), and has its source's time of
+    modification, which it was given."""
     try:
         status = converted.stat()
     except FileNotFoundError:

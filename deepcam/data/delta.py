@@ -1,7 +1,8 @@
 """The differential codec of paper 002 (Ibrahim and Oliker, section V-A): its format, and decoding it.
 
-A field float32 [rows, columns, channels] is taken apart into lines along the columns, the smoothest direction; line
-``channel · rows + row``. Every line has a kind (uint8), and can be decoded without the others:
+A field float32 [rows, columns, channels] is taken apart into lines along the columns, the smoothest
+direction; line ``channel · rows + row``. Every line has a kind (uint8), and can be decoded without the
+others:
 
 ===== =====================================================================================================
 kind  line
@@ -16,7 +17,8 @@ kind  line
 A logarithmic byte has 1 sign bit, 3 bits of exponent e and 4 of mantissa m: ±(16 + m)·2ᵉ units, and byte 0 is no
 difference. A linear one is a signed integer of units. Differences are integers, so that the sum of those up to a
 column does not depend on the order of adding: value = float32(pivot + float32(sum) · unit), rounded once, is the
-same from every decoder. The paper leaves open the length of segments, the code of zero, and which lines are kept raw.
+same from every decoder. The paper leaves open the length of segments, the code of zero, and which lines are
+kept raw.
 """
 
 from collections.abc import Mapping
@@ -46,8 +48,8 @@ class Lines:
     """The sections of a frame, checked: everything that ``kinds`` asks for is there.
 
     ``kinds`` [channels, rows]; ``first`` and ``coded`` int64 [channels, rows]: the first pivot of a line, or the
-    row of its raw values, and the row of its codes. ``pivots``, ``units`` one a segment; ``codes`` [lines, columns];
-    ``raw`` [lines, columns].
+    row of its raw values, and the row of its codes. ``pivots``, ``units`` one a segment; ``codes`` [lines,
+    columns]; ``raw`` [lines, columns].
     """
 
     shape: tuple[int, int, int]
@@ -115,7 +117,7 @@ def decode_line(lines: Lines, channel: int, row: int) -> npt.NDArray[np.float32]
     """A line [columns], the slow and obvious way: the truth that other decoders are compared with."""
     kind, first, columns = int(lines.kinds[channel, row]), lines.first[channel, row], lines.shape[1]
     if kind == RAW:
-        return lines.raw[first].copy()
+        return np.array(lines.raw[first])
     if kind == CONSTANT:
         return np.full(columns, lines.pivots[first], np.float32)
     length = 1 << (kind >> 1)
@@ -175,7 +177,15 @@ def decode(
         values = decode_slowly(lines, normalise)
         out[...] = cast(values.transpose(2, 0, 1) if channels_first else values, precision)
         return
-    arrays = [lines.kinds, lines.first, lines.coded, lines.pivots, lines.units, lines.codes, lines.raw]
+    arrays: list[npt.NDArray[Any]] = [
+        lines.kinds,
+        lines.first,
+        lines.coded,
+        lines.pivots,
+        lines.units,
+        lines.codes,
+        lines.raw,
+    ]
     arrays += [DIFFERENCES, *(normalise or ())]
     arrays = [np.ascontiguousarray(array) for array in arrays]
     scratch = np.empty((channels + 2) * columns, np.float32)

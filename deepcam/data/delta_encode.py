@@ -28,13 +28,13 @@ _AT_ONCE = 1 << 21  # values that are worked on at once: about what caches hold
 
 
 def encode(field: Floats, accept: Accept, linear_unit: Callable[..., Any] | None = None) -> dict[str, bytes]:
-    """The sections of ``field`` [rows, columns, channels]. Every line gets the smallest kind that ``accept`` takes:
-    constant, coded in one segment, in segments of 256, 64, 16 columns, else raw.
+    """The sections of ``field`` [rows, columns, channels]. Every line gets the smallest kind that ``accept``
+    takes: constant, coded in one segment, in segments of 256, 64, 16 columns, else raw.
 
-    ``linear_unit(values [lines, segments, columns], numbers of the lines)`` gives the largest unit (float64, [lines,
-    segments]) that the linear code may have; None: the logarithmic code only.
+    ``linear_unit(values [lines, segments, columns], numbers of the lines)`` gives the largest unit (float64,
+    [lines, segments]) that the linear code may have; None: the logarithmic code only.
     """
-    rows, columns, channels = field.shape
+    columns = field.shape[1]
     lines = np.ascontiguousarray(field.transpose(2, 0, 1)).reshape(-1, columns)
     whole = max(LEAST_LOG2, int(columns - 1).bit_length())
     shorter = [log2 for log2 in _SHORTER if log2 < whole]
@@ -108,7 +108,9 @@ def _coded(lines: Floats, log2: int, code: int, linear_unit: Any, numbers: Any) 
         coded[i] = quantise(targets[i] - sums)
         sums = sums + table[coded[i]]
         all_sums[i] = sums
-    scaled = all_sums.T.reshape(count, segments, length).astype(np.float32) * unit[:, :, None].astype(np.float32)
+    scaled = all_sums.T.reshape(count, segments, length).astype(np.float32) * unit[:, :, None].astype(
+        np.float32
+    )
     with np.errstate(all="ignore"):
         decoded = (pivots[:, :, None] + scaled).reshape(count, -1)[:, :columns]
     codes = coded.T.reshape(count, -1)[:, :columns]
@@ -118,10 +120,14 @@ def _coded(lines: Floats, log2: int, code: int, linear_unit: Any, numbers: Any) 
 def _logarithmic(difference: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
     """The byte nearest to each difference in units."""
     magnitude = np.minimum(np.abs(difference), _LARGEST[0])
-    mantissa, exponent = np.frexp(np.maximum(magnitude, 16))  # magnitude = mantissa · 2^exponent, 0.5 ≤ mantissa < 1
+    mantissa, exponent = np.frexp(
+        np.maximum(magnitude, 16)
+    )  # magnitude = mantissa · 2^exponent, 0.5 ≤ mantissa < 1
     steps = np.rint(mantissa * 32).astype(np.int64)  # 16 to 32 sixteenths of the binade
     code = (exponent - 5) * 16 + steps - 16  # 32 runs over into the next exponent by itself
-    code = np.where(magnitude < 8, 0, np.maximum(code, difference > 0))  # byte 0 is no difference: +16 becomes +17
+    code = np.where(
+        magnitude < 8, 0, np.maximum(code, difference > 0)
+    )  # byte 0 is no difference: +16 becomes +17
     return np.where((difference < 0) & (magnitude >= 8), code + 128, code).astype(np.uint8)
 
 

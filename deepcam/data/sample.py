@@ -59,13 +59,15 @@ def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
             f"{directory}: {expected or 'some'} data-*.h5, .npy or .mlc files are needed, it has {len(paths)}"
         )
     if len(suffixes := sorted({path.suffix for path in paths})) > 1:
-        raise UserError(f"{directory}: has samples as {' and as '.join(suffixes)}; leave one of the two in it")
+        raise UserError(
+            f"{directory}: has samples as {' and as '.join(suffixes)}; leave one of the two in it"
+        )
     return paths[:expected]
 
 
 def require_layout(dataset: Manifest) -> None:
-    """Raise UserError for .npy files without a manifest that states their type: a sample is two of them; and when a
-    manifest names a codec that is not here, or calls it lossless though it is not."""
+    """Raise UserError for .npy files without a manifest that states their type: a sample is two of them; and
+    when a manifest names a codec that is not here, or calls it lossless though it is not."""
     if "codec" in dataset.facts and dataset.facts["codec"] not in UNENCODED:
         require(dataset.facts, CODECS, dataset.root / NAME)
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
@@ -124,12 +126,11 @@ class Reader:
 
     With ``statistics``, fields come as (x - minimum) · (1 / (maximum - minimum)), in float32 and in the order
     of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py), whose values they
-    equal bit for bit; without, as they are stored. ``codec``: the one that the data set's manifest names; None: none.
+    equal bit for bit; without, as they are stored. ``codec``: the one that the data set's manifest names;
+    None: none.
     """
 
-    def __init__(
-        self, shape: Sequence[int], statistics: Statistics | None, codec: str | None = None
-    ) -> None:
+    def __init__(self, shape: Sequence[int], statistics: Statistics | None, codec: str | None = None) -> None:
         rows, columns, channels = shape
         self.shape = (rows, columns, channels)
         self.nbytes = rows * columns * (4 * channels + 1)  # of a sample in a batch
@@ -173,9 +174,7 @@ class Reader:
                 _take_mask(classes, y, path, hdf5.LABELS, 0)
             return os.fstat(fd).st_size
 
-    def _read_encoded(
-        self, fd: int, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]
-    ) -> int:
+    def _read_encoded(self, fd: int, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]) -> int:
         content = np.empty(os.fstat(fd).st_size, np.uint8)
         read_into(fd, path, 0, content)
         encoded = frame.unpack(content.data, path)
@@ -183,7 +182,8 @@ class Reader:
         if codec.name != self._codec:
             stated = f"by {self._codec!r}" if self._codec else "by no codec"
             raise UserError(
-                f"{path}: encoded by {codec.name!r}, and by its manifest the data set is {stated}; convert the data "
+                f"{path}: encoded by {codec.name!r}, and by its manifest the data set is {stated}; "
+                f"convert the data "
                 "set again"
             )
         encoded.require(codec.name, np.float32, self.shape)

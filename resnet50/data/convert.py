@@ -63,7 +63,11 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
     manifest.require(source, world, workers, set(chain.from_iterable(read)).__contains__)
     splits, names = open_splits(dataset, world)
     counts = {split: len(images) for split, images in splits.items()}
-    settings: dict[str, object] = {"format": codec, "converted_from": source.resolve().name, "samples": counts}
+    settings: dict[str, object] = {
+        "format": codec,
+        "converted_from": source.resolve().name,
+        "samples": counts,
+    }
     on_rank0(world, lambda: generate.claim_folder(out, settings))
 
     total = sum(counts.values()) // (world.size if codec == "tfrecord" else 1)

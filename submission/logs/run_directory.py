@@ -102,8 +102,8 @@ class Staging(_Read):
 
 
 class DataFormat(_Read):
-    """How the data set was stored. ``codec`` None: as published. ``max_error``: the bound of a lossy codec, a share of
-    the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or "numpy"."""
+    """How the data set was stored. ``codec`` None: as published. ``max_error``: the bound of a lossy codec, a
+    share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or "numpy"."""
 
     codec: Name | None = None
     lossy: bool = False

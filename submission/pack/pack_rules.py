@@ -75,11 +75,20 @@ def one_data_format(results: ResultSet) -> Iterator[Finding]:
     formats = {str(run.result.data) for run in runs_of(results) if run.result and run.result.data}
     if len(formats) > 1:
         remedy = "the runs of one score read one data set: pack the others separately"
-        yield Finding("pack/codec", "error", "result.json", "one format of the data set", "; ".join(sorted(formats)), remedy)
+        yield Finding(
+            "pack/codec",
+            "error",
+            "result.json",
+            "one format of the data set",
+            "; ".join(sorted(formats)),
+            remedy,
+        )
     for told in sorted(formats):
         if "lossy" in told:
             remedy = "nothing to do in the open division; say so in the description"
-            yield Finding("pack/codec", "warning", "result.json", "data without loss", f"data by {told}", remedy)
+            yield Finding(
+                "pack/codec", "warning", "result.json", "data without loss", f"data by {told}", remedy
+            )
 
 
 def own_target(results: ResultSet) -> Iterator[Finding]:

@@ -46,10 +46,11 @@ def find(name: str, codecs: Mapping[str, Codec], where: object) -> Codec:
 
 
 def require(found: Mapping[str, Any], codecs: Mapping[str, Codec], where: Path) -> None:
-    """Raise UserError unless the facts ``found`` in the manifest ``where`` name one of ``codecs``, and are true of it:
-    what decides whether a run is closed must not rest on an edited file."""
+    """Raise UserError unless the facts ``found`` in the manifest ``where`` name one of ``codecs``, and are
+    true of it: what decides whether a run is closed must not rest on an edited file."""
     codec = find(str(found.get("codec")), codecs, where)
     if found.get("lossy") is not codec.lossy:
         raise UserError(
-            f"{where}: says lossy {found.get('lossy')} of {codec.name}, which is {codec.lossy}; convert the data set again"
+            f"{where}: says lossy {found.get('lossy')} of {codec.name}, which is {codec.lossy}; "
+            f"convert the data set again"
         )

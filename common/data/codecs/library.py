@@ -117,15 +117,17 @@ def _zstd_fill(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
 
 
 def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
-    """The content of ``section``, compressed by zstd. Raises UserError when it is not, or would be more than ``most``
-    bytes, before they are allocated."""
+    """The content of ``section``, compressed by zstd. Raises UserError when it is not, or would be more than
+    ``most`` bytes, before they are allocated."""
     zstd = load("zstandard", "zstandard")
     data = frame.sections[section]
     try:
         size = zstd.frame_content_size(data)
         if not 0 <= size <= most:
             raise frame.error(f"says that it holds {size} bytes, at most {most} are expected", section)
-        content: bytes = zstd.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+        content: bytes = zstd.ZstdDecompressor().decompress(
+            data, max_output_size=size, allow_extra_data=False
+        )
     except zstd.ZstdError as error:
         raise frame.error(f"not readable by zstd: {_reason(error)}", section) from error
     return content
@@ -147,15 +149,17 @@ def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
     if not np.isfinite(plane).all():
         raise UserError("zfp keeps finite values only; take another codec")
     zfp = load("zfpy", "zfpy")
-    compressed: bytes = zfp.compress_numpy(np.ascontiguousarray(plane), tolerance=tolerance, write_header=False)
+    compressed: bytes = zfp.compress_numpy(
+        np.ascontiguousarray(plane), tolerance=tolerance, write_header=False
+    )
     return compressed
 
 
 def zfp_decompress(
     frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
 ) -> npt.NDArray[np.float32]:
-    """What ``zfp_compress`` made. Raises UserError when the section is missing or empty. zfp itself checks nothing: a
-    damaged stream gives other values, and it reads beyond the end of a short one."""
+    """What ``zfp_compress`` made. Raises UserError when the section is missing or empty. zfp itself checks
+    nothing: a damaged stream gives other values, and it reads beyond the end of a short one."""
     if not 0 < tolerance < np.inf:
         raise frame.error("holds a tolerance that is none", "tolerances")
     data = _content(frame, section, empty=False)

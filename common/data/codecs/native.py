@@ -56,7 +56,11 @@ def gather(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any
     Returns the position of the first key that is not in the table, None when all are; then ``out`` is whole.
     """
     item = table.itemsize * table.shape[1]
-    assert keys.dtype in (np.uint8, np.uint16) and table.dtype == out.dtype and out.shape == (len(keys), table.shape[1])
+    assert (
+        keys.dtype in (np.uint8, np.uint16)
+        and table.dtype == out.dtype
+        and out.shape == (len(keys), table.shape[1])
+    )
     found = library()
     contiguous = all(array.flags.c_contiguous for array in (keys, table, out))
     if found is None or item not in (2, 4, 8, 16) or not contiguous:

@@ -35,7 +35,9 @@ def raw(tmp_path: Path) -> Path:
 
 
 def run(raw: Path, out: Path, world: World | None = None, gzip: bool = True, workers: int = 2) -> None:
-    convert(raw, out, world or Solo(), workers, sample=SAMPLE, codec="gzip" if gzip else "plain", validation=0.25)
+    convert(
+        raw, out, world or Solo(), workers, sample=SAMPLE, codec="gzip" if gzip else "plain", validation=0.25
+    )
 
 
 def reference(path: Path) -> list[np.ndarray]:

@@ -219,7 +219,9 @@ def test_an_impossible_conversion_is_a_one_line_error(source, tmp_path):
     with pytest.raises(UserError, match=r"is converted already, and lost something \(npy-float16\)"):
         convert(tmp_path / "half", tmp_path / "again", Solo(), 1)
     before = contents(out)
-    with pytest.raises(UserError, match="made with another codec, dtype, lossy, statistics; remove it or give"):
+    with pytest.raises(
+        UserError, match="made with another codec, dtype, lossy, statistics; remove it or give"
+    ):
         convert(source, out, Solo(), 1, "npy-float16")
     assert contents(out) == before
     (out / "train" / "foreign").touch()
