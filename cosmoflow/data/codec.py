@@ -12,7 +12,7 @@ keys frequent, and compresses keys and tables by pcodec.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -111,36 +111,44 @@ class LookupTable:
             taken[is_narrow], start, row = first + size, start + size, row + length
 
 
+class _Range(NamedTuple):
+    """Voxels of one block, or of several that are smaller together: the different groups of all, the bytes
+    that the blocks take, and where each begins and ends."""
+
+    unique: npt.NDArray[Any]
+    size: int
+    cuts: list[tuple[int, int]]
+
+
 def _blocks(groups: npt.NDArray[np.int16], by_frequency: bool) -> Iterator[Block]:
-    """Blocks of ``groups [voxels, values]``, each cut in two for as long as that takes less room."""
-    # Groups of up to four values are compared as one integer.
+    """The smallest blocks of ``groups [voxels, values]`` that halving it again and again can give."""
+    values = groups.shape[1]
+    assert values <= 4, "groups of more than four values do not fit 8 bytes"
+    # Groups are compared as one integer.
     padded = np.zeros((len(groups), 4), "<i2")
-    padded[:, : groups.shape[1]] = groups
+    padded[:, :values] = groups
     codes = padded.view("<u8").reshape(-1)
-    _require_at_most_four(groups)
 
-    def cut(start: int, stop: int, unique: npt.NDArray[Any]) -> Iterator[Block]:
-        if stop - start >= 2 * _SMALLEST_BLOCK:
-            middle = (start + stop) // 2
-            halves = [np.unique(codes[start:middle]), np.unique(codes[middle:stop])]
-            parts = _size(middle - start, halves[0], groups) + _size(stop - middle, halves[1], groups)
-            if parts < _size(stop - start, unique, groups) or len(unique) > _MOST_GROUPS:
-                yield from cut(start, middle, halves[0])
-                yield from cut(middle, stop, halves[1])
-                return
-        yield _block(start, codes[start:stop], groups.shape[1], by_frequency)
+    def best(start: int, stop: int) -> _Range:
+        whole = [(start, stop)]
+        if stop - start < 2 * _SMALLEST_BLOCK:
+            unique = np.unique(codes[start:stop])
+            return _Range(unique, _size(stop - start, len(unique), values), whole)
+        middle = (start + stop) // 2
+        left, right = best(start, middle), best(middle, stop)
+        unique = np.union1d(left.unique, right.unique)
+        size, parts = _size(stop - start, len(unique), values), left.size + right.size
+        if len(unique) <= _MOST_GROUPS and size <= parts:
+            return _Range(unique, size, whole)
+        return _Range(unique, parts, left.cuts + right.cuts)
 
-    if len(codes):
-        yield from cut(0, len(codes), np.unique(codes))
-
-
-def _require_at_most_four(groups: npt.NDArray[np.int16]) -> None:
-    assert groups.shape[1] <= 4, "groups of more than four values do not fit 8 bytes"
+    for start, stop in best(0, len(codes)).cuts if len(codes) else ():
+        yield _block(start, codes[start:stop], values, by_frequency)
 
 
-def _size(voxels: int, unique: npt.NDArray[Any], groups: npt.NDArray[np.int16]) -> int:
+def _size(voxels: int, groups: int, values: int) -> int:
     """Bytes of a block."""
-    return voxels * (1 if len(unique) <= 256 else 2) + len(unique) * groups.itemsize * groups.shape[1]
+    return voxels * (1 if groups <= 256 else 2) + groups * 2 * values
 
 
 def _block(start: int, codes: npt.NDArray[Any], values: int, by_frequency: bool) -> Block:
