@@ -22,6 +22,7 @@ from mlhpc.common.data.codecs.codec import Codec, Sections
 from mlhpc.common.data.codecs.frame import Frame
 
 _MOST_GROUPS = 1 << 16  # of a table: keys have at most 16 bits
+_MOST_VALUES = 4  # of a group, which are 8 bytes
 _SMALLEST_BLOCK = 1 << 12  # voxels
 _BLOCK = np.dtype([("voxels", "<u4"), ("groups", "<u4")])
 
@@ -72,6 +73,8 @@ class LookupTable:
 
     def decode(self, frame: Frame, out: npt.NDArray[Any], transform: Transform | None = None) -> None:
         """Fill ``out`` with the counts, or with ``transform`` of them, which is asked for the tables only."""
+        if not 1 <= frame.shape[-1] <= _MOST_VALUES:
+            raise frame.error(f"groups of {frame.shape[-1]} values")
         flat = out.reshape(-1, out.shape[-1])
         assert np.shares_memory(flat, out) or not out.size
         for block in self.blocks(frame):
@@ -123,7 +126,7 @@ class _Range(NamedTuple):
 def _blocks(groups: npt.NDArray[np.int16], by_frequency: bool) -> Iterator[Block]:
     """The smallest blocks of ``groups [voxels, values]`` that halving it again and again can give."""
     values = groups.shape[1]
-    assert values <= 4, "groups of more than four values do not fit 8 bytes"
+    assert 1 <= values <= _MOST_VALUES
     # Groups are compared as one integer.
     padded = np.zeros((len(groups), 4), "<i2")
     padded[:, :values] = groups

@@ -57,7 +57,7 @@ def facts_of(codec: str) -> dict[str, Any]:
 def require_facts(dataset: Manifest) -> None:
     """Raise UserError when a manifest names a codec that is not here, or calls it lossless though it is not: the
     rules of the closed division go by it."""
-    if "codec" in dataset.facts and dataset.facts["codec"] not in TFRECORD:
+    if dataset.facts.get("codec", "gzip") not in tuple(TFRECORD):
         require(dataset.facts, CODECS, dataset.root / NAME)
 
 
@@ -89,7 +89,7 @@ class Reader:
     published. Threads may share one."""
 
     def __init__(self, codec: str | None = None) -> None:
-        self._codec = codec if codec in CODECS else None
+        self._codec = codec if isinstance(codec, str) and codec in CODECS else None
 
     def read(self, sample: tuple[Path, int], x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> int:
         """Read ``sample``, a file and the symmetry that is applied to its voxels

@@ -141,14 +141,14 @@ class Zfp:
         assert self.bound
         tolerances = self.bound.error * self.bound.ranges
         planes = zip(np.moveaxis(array, 2, 0), tolerances, strict=True)
-        parts = {f"channel{i}": library.zfp_compress(plane, limit) for i, (plane, limit) in enumerate(planes)}
-        return {"tolerances": tolerances.astype("<f8").tobytes()} | parts
+        parts = {f"plane{i}": library.zfp_compress(plane, limit) for i, (plane, limit) in enumerate(planes)}
+        return {"limits": tolerances.astype("<f8").tobytes()} | parts
 
     def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
         frame.require(self.name, np.float32, out.shape)
-        tolerances = frame.array("tolerances", "<f8", out.shape[2])
+        tolerances = frame.array("limits", "<f8", out.shape[2])
         for i, tolerance in enumerate(tolerances.tolist()):
-            out[..., i] = library.zfp_decompress(frame, f"channel{i}", out.shape[:2], tolerance)
+            out[..., i] = library.zfp_decompress(frame, f"plane{i}", out.shape[:2], tolerance)
 
 
 _BOUNDED: Mapping[str, Callable[[Bound], Codec]] = {

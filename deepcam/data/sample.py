@@ -68,7 +68,7 @@ def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
 def require_layout(dataset: Manifest) -> None:
     """Raise UserError for .npy files without a manifest that states their type: a sample is two of them; and
     when a manifest names a codec that is not here, or calls it lossless though it is not."""
-    if "codec" in dataset.facts and dataset.facts["codec"] not in UNENCODED:
+    if dataset.facts.get("codec", "hdf5") not in UNENCODED:
         require(dataset.facts, CODECS, dataset.root / NAME)
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
         raise UserError(
@@ -138,7 +138,7 @@ class Reader:
         self._layout: hdf5.Layout | None = None  # of the HDF5 file read last
         self._shift_and_scale = shift_and_scale(statistics, columns) if statistics else None
         self._normalisation = shift_and_scale(statistics, 1) if statistics else None
-        self._codec = codec if codec in CODECS else None
+        self._codec = codec if isinstance(codec, str) and codec in CODECS else None
 
     def read(self, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]) -> int:
         """Read a sample into ``x`` [rows, columns, channels] and ``y`` [rows, columns], both contiguous.

@@ -96,6 +96,7 @@ def pack(
     """The bytes of a frame."""
     kind = np.dtype(dtype)
     assert kind.str in _DTYPES and 1 <= len(shape) <= 4 and len(sections) <= _MOST_SECTIONS
+    assert len(codec) <= 16 and all(len(name) <= 8 for name in sections)
     start = HEAD_BYTES + _SECTION.size * len(sections)
     rows, parts, at = [], [], start
     for name, content in sections.items():

@@ -161,7 +161,7 @@ def zfp_decompress(
     """What ``zfp_compress`` made. Raises UserError when the section is missing or empty. zfp itself checks
     nothing: a damaged stream gives other values, and it reads beyond the end of a short one."""
     if not 0 < tolerance < np.inf:
-        raise frame.error("holds a tolerance that is none", "tolerances")
+        raise frame.error("holds a tolerance that is none", "limits")
     data = _content(frame, section, empty=False)
     zfp = load("zfpy", "zfpy")
     # What a block of 4 × 4 values can read at most (zfp's maximum_size: all its bits, and a header).

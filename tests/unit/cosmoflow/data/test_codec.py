@@ -1,5 +1,7 @@
 """The lookup-table codec: lossless on any counts, and one line on any damage."""
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -8,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from mlhpc.common.data.codecs import frame
+from mlhpc.common.data.manifest import Manifest
 from mlhpc.cosmoflow.data.codec import CODECS, LookupTable
-from mlhpc.cosmoflow.data.sample import Reader, read_counts, write_sample
+from mlhpc.cosmoflow.data.sample import Reader, read_counts, require_facts, write_sample
 from mlhpc.errors import UserError
 
 NAMES = sorted(CODECS)
@@ -202,3 +205,19 @@ def test_a_file_is_read_by_its_bytes(tmp_path, name: str, symmetry: int) -> None
         counts, targets = read_counts(path)
         assert counts.tobytes() == x.tobytes() and (targets == y).all()
     assert np.array_equal(read[encoded], read[published])
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"codec": "lut", "lossy": True}, "says lossy True of lut, which is False"),
+        ({"codec": "lut"}, "says lossy None of lut"),
+        ({"codec": "mystery", "lossy": False}, "encoded by 'mystery', which is no codec here"),
+        ({"codec": ["lut"]}, "no codec here"),
+    ],
+)
+def test_a_manifest_that_is_not_true_of_a_codec_is_refused(facts: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        require_facts(Manifest(Path("data"), (), facts))
+    for good in ({}, {"codec": "gzip"}, {"codec": "lut", "lossy": False}):
+        require_facts(Manifest(Path("data"), (), good))

@@ -58,7 +58,7 @@ def test_any_sections_come_back(sections: dict[str, bytes], shape: list[int], dt
 
 @pytest.mark.parametrize("length", range(0, len(PACKED), 7))
 def test_a_truncated_file_is_refused_with_its_name(length: int) -> None:
-    with pytest.raises(UserError, match="train/a.mlc: ") as said:
+    with pytest.raises(UserError, match=r"train/a\.mlc: ") as said:
         frame.unpack(PACKED[:length], "train/a.mlc")
     assert "\n" not in str(said.value)
 
