@@ -15,7 +15,7 @@ import triton.language as tl
 from mlhpc.deepcam.data.delta import Lines, Normalisation
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _add_within_segment(sum_a, starts_a, sum_b, starts_b):  # type: ignore[no-untyped-def]
     return tl.where(starts_b != 0, sum_b, sum_a + sum_b), starts_a | starts_b
 

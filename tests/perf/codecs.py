@@ -3,10 +3,11 @@
     python tests/perf/codecs.py cosmoflow SAMPLE [--rounds 7] [--out codecs.svg]
     python tests/perf/codecs.py deepcam SAMPLE.h5 --statistics DATA [--max-error 1e-3]
 
-One thread. The ways take turns, so that what else the machine does falls on all; the figures are medians. The output
-of CosmoFlow is float16 log(1 + counts), as the paper's decoder hands it out, of DeepCAM the normalised float32 field,
-channels last; the copy is of that output. Samples: docs/performance.md says how those of the record were made. For SZ3
-and the HDF5 filters: pip install pysz hdf5plugin; what is not installed is left out.
+One thread. The ways take turns, so that what else the machine does falls on all; the figures are medians. The
+output of CosmoFlow is float16 log(1 + counts), as the paper's decoder hands it out, of DeepCAM the normalised
+float32 field, channels last; the copy is of that output. Samples: docs/performance.md says how those of the
+record were made. For SZ3 and the HDF5 filters: pip install pysz hdf5plugin; what is not installed is left
+out.
 """
 
 import argparse
@@ -30,8 +31,8 @@ from mlhpc.common.data.codecs import frame, native
 
 @dataclass
 class Way:
-    """``encode()`` gives the bytes, ``decode(bytes)`` fills ``out``; ``physical`` decodes without preprocessing, for
-    the error (None: lossless, which is checked)."""
+    """``encode()`` gives the bytes, ``decode(bytes)`` fills ``out``; ``physical`` decodes without
+    preprocessing, for the error (None: lossless, which is checked)."""
 
     name: str
     encode: Callable[[], bytes]
@@ -151,11 +152,10 @@ def deepcam(path: Path, root: Path, max_error: float) -> tuple[Any, Any, list[Wa
 
     raw = x.tobytes()
     ways = [
-        Way("plain float32", lambda: raw, lambda data: normalise(np.frombuffer(data, np.float32).reshape(x.shape))),
-        Way("gzip-6", lambda: gzip.compress(raw, 6),
-            lambda data: normalise(np.frombuffer(isal_zlib.decompress(data, 31), np.float32).reshape(x.shape))),
-        *(framed(name, name) for name in ("pco", "zstd", "blosc2")),
-        shrunk("float16", lambda f: f.tobytes(), half),
+        Way("plain float32", lambda: raw, lambda data: normalise(np.frombuffer(data,
+        np.float32).reshape(x.shape))), Way("gzip-6", lambda: gzip.compress(raw, 6), lambda data:
+        normalise(np.frombuffer(isal_zlib.decompress(data, 31), np.float32).reshape(x.shape))), *(framed(name,
+        name) for name in ("pco", "zstd", "blosc2")), shrunk("float16", lambda f: f.tobytes(), half),
         framed("delta-paper", "delta-paper"),
     ]  # fmt: skip
     if pco := module("pcodec"):
@@ -167,7 +167,8 @@ def deepcam(path: Path, root: Path, max_error: float) -> tuple[Any, Any, list[Wa
         ))  # fmt: skip
     if zstd := module("zstandard"):
         ways.append(shrunk(
-            "float16 + zstd", zstd.ZstdCompressor(3).compress, lambda data: half(zstd.ZstdDecompressor().decompress(data))
+            "float16 + "
+            "zstd", zstd.ZstdCompressor(3).compress, lambda data: half(zstd.ZstdDecompressor().decompress(data))
         ))  # fmt: skip
     for error in (max_error * 10, max_error, max_error / 10):
         ways += [framed(name, f"{name} {error:g}", error) for name in ("delta", "delta-small", "zfp")]
@@ -269,7 +270,8 @@ def main() -> None:
 
     copy = statistics.median(copies)
     print(
-        f"{options.sample}: {size / 1e6:.1f} MB, decoder {native.decoder()}, copy of the output {1e3 * copy:.2f} ms"
+        f"{options.sample}: {size / 1e6:.1f} MB, decoder {native.decoder()}, copy of the "
+        f"output {1e3 * copy:.2f} ms"
     )
     print(
         "| codec | ratio | encode MB/s | decode ms | decode MB/s | × copy | off by > 10% | largest error / range |"
@@ -287,7 +289,8 @@ def main() -> None:
             largest = f"{(error.max(axis=(0, 1)) / ranges).max():.1e}"
         rate = size / 1e6
         print(
-            f"| {way.name} | {ratio:.2f} | {rate / seconds[way.name]:.0f} | {1e3 * decode:.1f} | {rate / decode:.0f} | "
+            f"| {way.name} | {ratio:.2f} | {rate / seconds[way.name]:.0f} | {1e3 * decode:.1f} | "
+            f"{rate / decode:.0f} | "
             f"{decode / copy:.1f} | {far} | {largest} |"
         )
         points.append((way.name, ratio, rate / decode, largest))
@@ -298,31 +301,35 @@ def main() -> None:
 
 
 def draw(points: list[tuple[str, float, float, str]], title: str, out: Path) -> None:
-    """Size against rate, the frontier marked: nothing is both smaller and faster, at no larger error."""
+    """Size against rate. A codec is on the frontier when no other is smaller and faster at no larger error."""
     import altair as alt
 
-    from mlhpc.common.pages.charts import BLUE, INK
+    from mlhpc.common.pages.charts import ACCENT, SOFT, data, figure, log_axis
 
     def dominated(one: tuple[str, float, float, str]) -> bool:
         return any(
-            other[1] > one[1] and other[2] > one[2] and float(other[3]) <= float(one[3]) * 1.05
-            for other in points
+            two[1] > one[1] and two[2] > one[2] and float(two[3]) <= float(one[3]) * 1.05 for two in points
         )
 
     rows = [
-        {"codec": p[0], "ratio": p[1], "rate": p[2], "on": "no" if dominated(p) else "yes"} for p in points
+        {"codec": p[0], "ratio": p[1], "rate": p[2], "frontier": "no" if dominated(p) else "yes"}
+        for p in points
     ]
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        x=alt.X("rate:Q", scale=alt.Scale(type="log"), title="decoded and preprocessed, MB/s, one thread"),
-        y=alt.Y("ratio:Q", scale=alt.Scale(type="log"), title="times smaller"),
+    x = log_axis([row["rate"] for row in rows], "decoded and preprocessed, MB/s, one thread")  # type: ignore[misc]
+    y = log_axis([row["ratio"] for row in rows], "times smaller")  # type: ignore[misc]
+    base = alt.Chart(data(rows)).encode(
+        x=alt.X("rate:Q", scale=x.scale, axis=x.axis), y=alt.Y("ratio:Q", scale=y.scale, axis=y.axis)
     )
     colour = alt.Color(
-        "on:N", scale=alt.Scale(domain=["yes", "no"], range=[BLUE, INK]), title="on the frontier"
+        "frontier:N",
+        scale=alt.Scale(domain=["yes", "no"], range=[ACCENT[0], SOFT[0]]),
+        title="on the frontier",
     )
-    chart = base.mark_point(filled=True, size=60).encode(color=colour) + base.mark_text(
-        align="left", dx=6, fontSize=10
-    ).encode(text="codec:N")
-    chart.properties(width=620, height=380, title=f"Codecs on a sample of {title}").save(str(out))
+    names = base.mark_text(align="left", dx=7, fontSize=10).encode(text="codec:N")
+    chart = base.mark_point(filled=True, size=50).encode(color=colour) + names
+    alt_text = "; ".join(f"{p[0]}: {p[1]:.1f} times smaller at {p[2]:.0f} MB/s" for p in points)
+    made = figure(chart, alt_text, title=f"Codecs on a sample of {title}", height=380, static_width=620)
+    out.write_text(made.svg)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The GPU decoder of the differential codec, run by Triton's interpreter, against the truth; compiled for four GPUs."""
+"""The GPU decoder of the differential codec, run by Triton's interpreter, against the truth; compiled for
+four GPUs."""
 
 import re
 import subprocess
@@ -38,7 +39,8 @@ for normalise in (None, tuple(by)):
             found = (out.permute(1, 2, 0) if first else out).float().numpy()
             expected = delta.cast(truth, "float16" if dtype == torch.float16 else "float32").astype(np.float32)
             same = (found.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(found) & np.isnan(expected))
-            assert same.all(), (normalise, dtype, first, np.argwhere(~same)[:3], found[~same][:3], expected[~same][:3])
+            assert same.all(), (normalise, dtype, first, np.argwhere(~same)[:3], found[~same][:3],
+            expected[~same][:3])
 print("same bits")
 """
 
