@@ -78,8 +78,8 @@ def convert(
     own_slabs = slabs[world.rank :: world.size]
 
     alike = _Alike(codec, (sample, sample, sample, redshifts), parameters)
-    with progress(len(mine) * cuts**2, "convert", "samples", show=world.rank == 0) as advance:
-        on_all_ranks(world, lambda: _convert_slabs(mine, out, sample, cuts, alike, workers, advance))
+    with progress(len(own_slabs) * cuts**2, "convert", "samples", show=world.rank == 0) as advance:
+        on_all_ranks(world, lambda: _convert_slabs(own_slabs, out, sample, cuts, alike, workers, advance))
 
     samples = {f: cuts**3 * sum(u.folder == f for u in universes) for f in ("train", "validation")}
     facts = {

@@ -43,7 +43,9 @@ def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if entry.name.endswith(_SUFFIXES))
     if len(names) < (1 if expected is None else expected):
-        raise UserError(f"{directory}: {expected or 'some'} *.tfrecord files are needed, it has {len(names)}")
+        raise UserError(
+            f"{directory}: {expected or 'some'} *.tfrecord files are needed, but it has {len(names)}"
+        )
     return [directory / name for name in names[:expected]]
 
 
@@ -120,7 +122,7 @@ class Reader:
                 )
             _copy(np.frombuffer(voxels, "<i2").reshape(x.shape), x, symmetry)
         if targets.size != y.size:
-            raise UserError(f"{path}: y has {targets.size} values, and the network has {y.size} targets")
+            raise UserError(f"{path}: y has {targets.size} values, but the network has {y.size} targets")
         y[...] = targets
         return len(raw)
 
@@ -145,5 +147,5 @@ def _copy(voxels: npt.NDArray[np.int16], x: npt.NDArray[np.int16], symmetry: int
 def _example(path: Path, raw: memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
     samples = list(read_examples(path, raw=raw))
     if len(samples) != 1:
-        raise UserError(f"{path}: it has {len(samples)} records, and a sample file has one")
+        raise UserError(f"{path}: it has {len(samples)} records, but a sample file has one")
     return samples[0]

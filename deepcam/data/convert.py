@@ -115,7 +115,7 @@ def convert(
         made = manifest.index(out, known, world, workers, lambda size: advance(1))
     if len(made.files) != expected:
         raise UserError(
-            f"{out}: {count(len(converted.files), 'file')}, but {expected} were converted; "
+            f"{out}: {count(len(made.files), 'file')}, but {expected} were converted; "
             "files of another origin are among them: convert into an empty folder"
         )
     if world.rank == 0:
@@ -210,12 +210,12 @@ def _is_kept(made: Path, size: int | None, modified_ns: int) -> bool:
     """Whether a file is there, whole (of this size if one is known), and has its source's time of
     modification, which it was given."""
     try:
-        status = converted.stat()
+        status = made.stat()
     except FileNotFoundError:
         return False
     # Some file systems keep whole seconds.
     second = modified_ns - modified_ns % 10**9
-    return size in (None, found.st_size) and found.st_mtime_ns in (modified_ns, second)
+    return size in (None, status.st_size) and status.st_mtime_ns in (modified_ns, second)
 
 
 def _in_threads(

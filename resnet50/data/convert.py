@@ -87,8 +87,8 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
     facts.pop("staged", None)
     packed = time.perf_counter() - started
     facts["packing_seconds"] = round(packed, 3)
-    made = manifest.index(out, facts, world, workers)
-    _require_only_ours(made, codec)
+    converted = manifest.index(out, facts, world, workers)
+    _require_no_other_files(converted, codec)
     if world.rank == 0:
         images_made = sum(counts.values())
         print(
