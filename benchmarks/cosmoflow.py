@@ -1,10 +1,12 @@
 """The settings of a CosmoFlow run; ``cosmoflow.toml`` gives the values."""
 
+from math import prod
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks import schema
+from mlhpc.errors import UserError, count
 
 
 class Simulation(schema.FrozenModel):
@@ -88,6 +90,24 @@ class Training(schema.Training):
         True, description="on a CPU, this suite's own convolutions instead of the framework's; same function"
     )
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="PyTorch only; auto: the GPU where there is one"
+    )
+    channels_last: bool = Field(
+        True, description="PyTorch only; memory layout of activations and weights; same results"
+    )
+    compile: bool = Field(False, description="PyTorch only; torch.compile the network")
+    cuda_graphs: bool = Field(False, description="PyTorch only; replay the training step as a CUDA graph")
+    spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+        (1, 1, 1),
+        description="PyTorch only; parts along each axis into which a group of ranks cuts every sample (paper "
+        "001, section 4.2.1); same results",
+    )
+
+    @property
+    def spatial_size(self) -> int:
+        """Ranks that work on one sample."""
+        return prod(self.spatial)
 
 
 class CosmoFlow(schema.Run):
@@ -95,3 +115,29 @@ class CosmoFlow(schema.Run):
     network: Network
     hyperparameters: Hyperparameters
     training: Training
+
+    @model_validator(mode="after")
+    def _options_suit_the_framework(self) -> "CosmoFlow":
+        if self.training.framework == "pytorch":
+            return self
+        for name in ("device", "channels_last", "compile", "cuda_graphs", "spatial"):
+            if getattr(self.training, name) != Training.model_fields[name].default:
+                raise ValueError(
+                    f"training.{name} is an option of PyTorch; set training.framework=pytorch as well, or leave "
+                    "it out"
+                )
+        return self
+
+    def require_startable(self, ranks: int, *, staged: bool) -> None:
+        group, cut = self.training.spatial_size, list(self.training.spatial)
+        if ranks % group:
+            raise UserError(
+                f"training.spatial={cut} needs groups of {group} ranks, which {count(ranks, 'rank')} cannot form; "
+                f"start a multiple of {group} ranks"
+            )
+        if group > 1 and (self.training.compile or self.training.cuda_graphs):
+            raise UserError(
+                f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA graphs "
+                "cannot take in; set training.compile and training.cuda_graphs to false"
+            )
+        super().require_startable(ranks // group, staged=staged)

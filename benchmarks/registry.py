@@ -111,6 +111,7 @@ COSMOFLOW = Benchmark(
     settings="mlhpc.benchmarks.cosmoflow:CosmoFlow",
     frameworks={
         "tensorflow": Framework("mlhpc.cosmoflow.tf.train", "horovod", ("tensorflow", "keras", "horovod")),
+        "pytorch": Framework("mlhpc.cosmoflow.pytorch.train", "torch", ("torch",)),
     },
     make_data=DataTool(
         "mlhpc.cosmoflow.synthetic.simulate:make",

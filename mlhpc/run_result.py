@@ -65,6 +65,7 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
         "benchmark": run.benchmark,
         "preset": run.preset,
         "division": run.division,
+        "framework": run.training.framework,
         "status": status,
         **notes["facts"],
         "target": {

@@ -32,9 +32,11 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % gpus)
 
 
-def place(model: nn.Module, device: torch.device, *, channels_last: bool) -> None:
-    """Move ``model`` to ``device``, in place; with ``channels_last``, in that memory layout."""
-    layout = torch.channels_last if channels_last else torch.contiguous_format
+def place(model: nn.Module, device: torch.device, *, channels_last: bool, dimensions: int = 2) -> None:
+    """Move ``model``, whose convolutions have 2 or 3 ``dimensions``, to ``device``, in place; with
+    ``channels_last`` in that memory layout."""
+    last = torch.channels_last if dimensions == 2 else torch.channels_last_3d
+    layout = last if channels_last else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
 
 

@@ -1,4 +1,11 @@
-"""What a loader needs before it touches data."""
+"""Loaders and PyTorch: what they need before the clock, and their batches as tensors."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from mlhpc.common.pytorch import dali, workers
 
@@ -10,3 +17,15 @@ def prepare(loader: str, module: str) -> None:
         workers.start(module)
     elif loader == "dali":
         dali.load()
+
+
+def as_tensors(
+    batches: Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]], device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """NumPy ``batches`` as tensors: the same memory, or page-locked copies for a GPU, which reads these without
+    waiting."""
+    for x, y in batches:
+        tensors = torch.from_numpy(x), torch.from_numpy(y)
+        if device.type != "cpu":
+            tensors = tensors[0].pin_memory(), tensors[1].pin_memory()
+        yield tensors

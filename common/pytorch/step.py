@@ -187,7 +187,7 @@ def make_eval_step(
             torch.compiler.cudagraph_mark_step_begin()
         x, y = move(x), move(y)
         if len(x) < filled:
-            x = F.pad(x, (0, 0, 0, 0, 0, 0, 0, filled - len(x)))
+            x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
         with (
             oom_as_user_error(f"{len(x)} samples at once", "a smaller training.eval_batch_size"),
             _autocast(device, precision),

@@ -47,23 +47,32 @@ class Loader:
     codec: str | None = None
     bytes_read: int = 0  # on disk, of the batches handed out so far, training and evaluation
 
-    def train_epoch(self, epoch: int) -> Generator[Batch, None, None]:
-        """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
+    def train_epoch(self, epoch: int, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
+        """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``; of these every
+        ``every``-th from ``first`` on, where the ranks of a spatial group share the reading."""
         samples = self.samples.train_pool.samples
         symmetries = draw(samples, self.seed, epoch) if self.augment else np.zeros(samples, np.int8)
         return self._read(
             [(self.samples.train_files[i], symmetries[i]) for i in batch]
-            for batch in self._train_batches(epoch)
+            for batch in self._train_batches(epoch)[first::every]
         )
 
-    def evaluation(self) -> Generator[Batch, None, None]:
-        """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
-        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+    def evaluation(self, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
+        """Every evaluation sample of this rank once, in order; the last batch may be smaller. ``first`` and
+        ``every`` as in ``train_epoch``."""
+        batches = self._eval_batches()[first::every]
         return self._read([(self.samples.eval_files[i], 0) for i in batch] for batch in batches)
+
+    def eval_batch_sizes(self) -> list[int]:
+        """The samples of every evaluation batch of this rank."""
+        return [len(batch) for batch in self._eval_batches()]
 
     def files_of(self, epoch: int, step: int) -> list[Path]:
         """The files of one training batch of this rank; both count from 0."""
         return [self.samples.train_files[i] for i in self._train_batches(epoch)[step]]
+
+    def _eval_batches(self) -> list[range]:
+        return eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
 
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
         samples = self.samples

@@ -8,10 +8,8 @@ import tensorflow as tf
 from keras import layers
 
 from mlhpc.benchmarks.cosmoflow import Network
+from mlhpc.cosmoflow.network import LEAK, SCALE, require_divisible
 from mlhpc.errors import UserError
-
-LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default, as in the reference
-SCALE = 1.2  # targets lie in [-1, 1]; tanh reaches ±1 only at infinity, 1.2·tanh does so at ±1.2
 
 
 def build_model(
@@ -28,17 +26,12 @@ def build_model(
     """Voxels ``[b, n, n, n, channels]`` of log(1 + counts) to ``[b, targets]`` in (-1.2, 1.2), float32.
 
     ``precision`` is a Keras dtype policy. ``weight_decay`` is the factor of the L2 loss on the kernels of all
-    dense layers but the last. ``seed`` draws the initial weights (Glorot uniform, the Keras default), and
+    dense layers but the last. ``seed`` draws the initial weights (Glorot uniform, the Keras default),
     and with ``dropout_seed`` the dropout masks: every rank needs its own, or all drop the same units. ``conv3d``
     is the class of the convolutions. Raises ``UserError`` when the side of a sample cannot be halved once per
     block, and for float16 without a GPU, since TensorFlow's CPU pooling has no float16.
     """
-    *sides, _channels = sample_shape
-    if len(sides) != 3 or any(side % 2**network.conv_layers for side in sides):
-        raise UserError(
-            f"sample shape {list(sample_shape)} does not suit a network of {network.conv_layers} blocks: "
-            f"it needs three sides that are multiples of {2**network.conv_layers}, then channels"
-        )
+    require_divisible(network, sample_shape)
     require_precision(precision)
     seeds = iter(np.random.SeedSequence(seed).generate_state(32).tolist())
     dropout_seeds = iter(np.random.SeedSequence([seed, dropout_seed]).generate_state(32).tolist())

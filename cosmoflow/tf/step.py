@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from mlhpc.benchmarks.cosmoflow import Hyperparameters
 from mlhpc.common.ranks.world import World
-from mlhpc.common.training.schedules import learning_rate
 from mlhpc.cosmoflow.tf.device import LaunchEvents
 
 Tensor = Any  # tf.Tensor, which has no types of its own
@@ -45,20 +44,6 @@ def make_optimizer(hyperparameters: Hyperparameters, precision: str) -> keras.op
     else:
         optimizer = keras.optimizers.Adam(rate)
     return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "mixed_float16" else optimizer
-
-
-def rate_at(hyperparameters: Hyperparameters, epoch: int, max_epochs: int) -> float:
-    """The learning rate during ``epoch``, counted from 0."""
-    return learning_rate(
-        epoch,
-        peak=hyperparameters.opt_base_learning_rate,
-        warmup_epochs=hyperparameters.opt_learning_rate_warmup_epochs,
-        warmup_factor=hyperparameters.opt_learning_rate_warmup_factor,
-        decay_boundary_epochs=hyperparameters.opt_learning_rate_decay_boundary_epochs,
-        decay_factors=hyperparameters.opt_learning_rate_decay_factor,
-        schedule=hyperparameters.opt_learning_rate_schedule,
-        max_epochs=max_epochs,
-    )
 
 
 def make_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> Steps:

@@ -9,21 +9,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mlhpc.benchmarks import load, rules
+from mlhpc.benchmarks import load
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
-from mlhpc.common.data.assign import assign_samples
-from mlhpc.common.data.manifest import Manifest, take
-from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
+from mlhpc.common.data.sharding import local_batch_size
 from mlhpc.common.host.progress import track
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import cores_per_rank, format_of, open_dataset
+from mlhpc.common.training.dataset import format_of
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
-from mlhpc.cosmoflow.data.loader import Loader
-from mlhpc.cosmoflow.data.sample import require_facts
+from mlhpc.cosmoflow.data.dataset import open_data, open_loader
+from mlhpc.cosmoflow.schedule import rate_at
 from mlhpc.cosmoflow.tf.device import (
     LaunchEvents,
     oom_as_user_error,
@@ -33,7 +31,7 @@ from mlhpc.cosmoflow.tf.device import (
 )
 from mlhpc.cosmoflow.tf.model import build_model, require_precision
 from mlhpc.cosmoflow.tf.state import broadcast_weights, restore, save
-from mlhpc.cosmoflow.tf.step import make_optimizer, make_steps, rate_at, warm_up
+from mlhpc.cosmoflow.tf.step import make_optimizer, make_steps, warm_up
 
 ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.opt_base_learning_rate"
 """For a loss that is not finite."""
@@ -85,13 +83,13 @@ def train(
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True):
         with log.span("staging", sync=True) if staged else nullcontext():
-            dataset = _open(run, data, world)
+            dataset = open_data(run, data, world)
             if staged:
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
         log.data_format(**format_of(dataset))
         if staged:
             log.note("staging", **asdict(report))
-        loader = _open_loader(run, dataset, staged, local_batch, seed, world, gpu=device is not None)
+        loader = open_loader(run, dataset, staged, local_batch, seed, world, gpu=device is not None)
 
         record = partial(log_epoch, log, world, run.target)
         status: Status = "failed"
@@ -130,48 +128,3 @@ def train(
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, model, optimizer, world)
         log.finish(status, peak_memory(device))
-
-
-def _open(run: CosmoFlow, data: Path, world: World) -> Manifest:
-    """The part of the data set that the run needs, checked before terabytes of it are copied."""
-    dataset = open_dataset(
-        data,
-        run.benchmark,
-        world,
-        select=partial(take, train=run.data.train_samples, validation=run.data.eval_samples),
-        enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
-    )
-    require_facts(dataset)
-    return dataset
-
-
-def _open_loader(
-    run: CosmoFlow,
-    dataset: Manifest,
-    staged: Path | None,
-    local_batch: int,
-    seed: int,
-    world: World,
-    *,
-    gpu: bool,
-) -> Loader:
-    samples = assign_samples(
-        dataset,
-        staged,
-        run.staging.mode,
-        world,
-        train_samples=run.data.train_samples,
-        eval_samples=run.data.eval_samples,
-    )
-    return Loader(
-        samples,
-        run.loading.resolved(gpu=gpu, cores=cores_per_rank()),
-        sample_shape=run.data.sample_shape,
-        targets=run.network.targets,
-        local_batch=local_batch,
-        eval_batch=run.training.eval_batch_size,
-        steps=run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch)),
-        seed=seed,
-        augment=run.training.augment,
-        codec=dataset.facts.get("codec"),
-    )

@@ -127,6 +127,7 @@ class Result(_Read):
     benchmark: Name
     preset: Name
     division: Name
+    framework: Name | None = None
     status: Name
     resumed: bool
     seed: int | None = None
@@ -194,6 +195,13 @@ class RunDirectory:
     def preset(self) -> str | None:
         source = self.result or self.config
         return source.preset if source else None
+
+    @property
+    def framework(self) -> str | None:
+        """``training.framework``; None for a run of an older version whose configuration is missing."""
+        if self.result and self.result.framework:
+            return self.result.framework
+        return self.config.training.framework if self.config else None
 
     @property
     def target(self) -> Target | None:

@@ -174,7 +174,7 @@ def _own_run(log: Log) -> _Own:
         _named(env.get("hostname")),
         _named(env.get("cpu")),
         tuple(map(str, accelerators)) if isinstance(accelerators, list) else (),
-        framework_of(_named(result.get("benchmark")), env.get("packages")),
+        framework_of(_named(result.get("benchmark")), _named(result.get("framework")), env.get("packages")),
     )
 
 

@@ -165,7 +165,7 @@ def _facts(run: RunDirectory) -> dict[str, str]:
         )
     if env.get("commit"):
         facts["commit"] = f"{env['commit']}{' with uncommitted changes' if env.get('dirty') else ''}"
-    if packages := packages_of(run.benchmark, env.get("packages")):
+    if packages := packages_of(run.benchmark, run.framework, env.get("packages")):
         facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
     if env.get("date"):
         facts["date"] = str(env["date"])

@@ -188,7 +188,7 @@ def provenance(run: RunDirectory) -> Section | None:
     commit = env.get("commit")
     changed = " with uncommitted changes" if env.get("dirty") else ""
     command = env.get("command")
-    packages = packages_of(run.benchmark, env.get("packages"))
+    packages = packages_of(run.benchmark, run.framework, env.get("packages"))
     facts: Mapping[str, Any] = {
         "commit": f"{commit}{changed}" if commit else None,
         "date": env.get("date"),

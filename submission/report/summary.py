@@ -75,35 +75,33 @@ _FRAMEWORKS = {
 }
 
 
-def packages_of(benchmark: str | None, installed: object) -> dict[str, str]:
-    """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` can have used, without the
-    other framework's. All of them for a benchmark outside this suite; empty if ``installed`` is not a table."""
+def packages_of(benchmark: str | None, framework: str | None, installed: object) -> dict[str, str]:
+    """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None: the
+    benchmark's default) can have used: without the other framework's. All of them for a benchmark outside this
+    suite; empty where ``installed`` is not a table."""
     if not isinstance(installed, dict):
         return {}
-    own = _family(str(benchmark))
+    own = _family(str(benchmark), framework)
     others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
     return {
         str(name): str(version) for name, version in installed.items() if not str(name).startswith(others)
     }
 
 
-def _family(benchmark: str) -> str | None:
-    benchmark_entry = registry.find_logged(benchmark)
-    names = {
-        package
-        for framework in (benchmark_entry.frameworks.values() if benchmark_entry else ())
-        for package in framework.packages
-    }
-    families = [family for family in _FRAMEWORKS if family in names]
-    return families[0] if len(families) == 1 else None
+def _family(benchmark: str, framework: str | None) -> str | None:
+    known = registry.find_logged(benchmark)
+    if known is None:
+        return None
+    used = known.frameworks.get(framework or "", known.frameworks[known.default_framework])
+    return next((family for family in _FRAMEWORKS if family in used.packages), None)
 
 
-def framework_of(benchmark: str | None, installed: object) -> str:
-    """The framework of a run and its version, ``torch 2.13.0``; empty if unknown."""
+def framework_of(benchmark: str | None, framework: str | None, installed: object) -> str:
+    """The framework of a run and its version, ``torch 2.13.0``; empty where it is unknown."""
     names = tuple(_FRAMEWORKS)
     return ", ".join(
         f"{name} {version}"
-        for name, version in packages_of(benchmark, installed).items()
+        for name, version in packages_of(benchmark, framework, installed).items()
         if name.startswith(names) and "vision" not in name
     )
 

@@ -67,6 +67,8 @@ def mlhpc(
     """Run the command line as a user does; runs of one rank in a process that has loaded the framework."""
     words = tuple(map(str, words))
     trainer = TRAINERS.get(words[1]) if words[0] == "run" else None
+    if trainer and "training.framework=pytorch" in words:
+        trainer = "mlhpc.cosmoflow.pytorch.train"
     if trainer and "--ranks" not in words and not env and not options:
         return run_warm(trainer, words, timeout_s=300)
     command = [sys.executable, "-m", "mlhpc", *words]

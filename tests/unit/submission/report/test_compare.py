@@ -491,21 +491,24 @@ BOTH = {"mlhpc": "0.1.0", "tensorflow-cpu": "2.18.1", "keras": "3.15.1", "horovo
 
 
 @pytest.mark.parametrize(
-    "benchmark, software, used",
+    "benchmark, framework, software, used",
     [
-        ("cosmoflow", "tensorflow-cpu 2.18.1", "mlhpc tensorflow-cpu keras horovod h5py"),
-        ("deepcam", "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
-        ("resnet50", "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
+        ("cosmoflow", None, "tensorflow-cpu 2.18.1", "mlhpc tensorflow-cpu keras horovod h5py"),
+        ("cosmoflow", "pytorch", "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
+        ("deepcam", None, "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
+        ("resnet50", None, "torch 2.12.1", "mlhpc torch torchvision nvidia-dali-cuda130 h5py"),
     ],
 )
 def test_a_run_is_reported_with_its_own_framework(
-    benchmark: str, software: str, used: str, tmp_path: Path
+    benchmark: str, framework: str | None, software: str, used: str, tmp_path: Path
 ) -> None:
     def both(env: dict[str, Any]) -> None:
         env["packages"] = BOTH
 
     def of(result: dict[str, Any]) -> None:
         result["benchmark"] = benchmark
+        if framework:
+            result["framework"] = framework
 
     run = make_run(tmp_path / "all" / "run", env=both, result=of)
     (entry,) = compare([tmp_path / "all"]).entries

@@ -1,0 +1,17 @@
+"""What both implementations of the CosmoFlow network share: two constants, and which samples suit it."""
+
+from mlhpc.benchmarks.cosmoflow import Network
+from mlhpc.errors import UserError
+
+LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default, as in the reference
+SCALE = 1.2  # targets lie in [-1, 1]; tanh reaches ±1 only at infinity, 1.2·tanh does so at ±1.2
+
+
+def require_divisible(network: Network, sample_shape: tuple[int, ...]) -> None:
+    """Raise UserError when the sides of a sample cannot be halved once per block."""
+    *sides, _channels = sample_shape
+    if len(sides) != 3 or any(side % 2**network.conv_layers for side in sides):
+        raise UserError(
+            f"sample shape {list(sample_shape)} does not suit a network of {network.conv_layers} blocks: "
+            f"it needs three sides that are multiples of {2**network.conv_layers}, then channels"
+        )

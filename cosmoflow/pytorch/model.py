@@ -1,0 +1,108 @@
+"""The CosmoFlow network in PyTorch: the function of ``cosmoflow/tf/model.py``, weight for weight."""
+
+import torch
+from torch import Tensor, nn
+
+from mlhpc.benchmarks.cosmoflow import Network
+from mlhpc.common.pytorch.spatial import SpatialGroup, gather, with_halo
+from mlhpc.cosmoflow.network import LEAK, SCALE, require_divisible
+
+
+class CosmoFlowNet(nn.Module):
+    """Particle counts ``[b, n, n, n, redshifts]`` as stored to ``[b, targets]`` in (-1.2, 1.2), float32.
+
+    Counts travel to the device in 2 bytes and become log(1 + x) there. ``channels_last`` keeps the voxels in the
+    order in which they are stored; otherwise they are copied to channels first. Under autocast the last layer is
+    computed in float32, as in the TensorFlow network. With ``group`` the counts are this rank's slab of the
+    volume; every rank of the group returns the prediction.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        sample_shape: tuple[int, ...],
+        *,
+        dropout: float = 0.5,
+        channels_last: bool = True,
+        group: SpatialGroup | None = None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.input_mean: Tensor
+        self.input_spread: Tensor
+        require_divisible(network, sample_shape)
+        *sides, channels = sample_shape
+        self.channels_last = channels_last
+        self.register_buffer("input_mean", _per_channel(network.input_mean), persistent=False)
+        self.register_buffer("input_spread", _per_channel(network.input_spread), persistent=False)
+        self.blocks = nn.ModuleList()
+        for block in range(network.conv_layers):
+            filters = network.conv_filters * 2**block
+            split = group is not None and block < group.plan.split_levels
+            self.blocks.append(Block(channels, filters, network.conv_kernel, split=split))
+            channels = filters
+        features = channels * torch.Size(side // 2**network.conv_layers for side in sides).numel()
+        self.hidden = nn.ModuleList()
+        for units in network.dense_units:
+            self.hidden.append(nn.Linear(features, units))
+            features = units
+        self.last = nn.Linear(features, network.targets)
+        self.dropout = nn.Dropout(dropout)
+        for module in self.modules():
+            if isinstance(module, nn.Conv3d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(self, counts: Tensor) -> Tensor:
+        x = torch.log(counts.float() + 1.0)
+        if self.input_mean.numel():
+            x = (x - self.input_mean) / self.input_spread
+        x = x.permute(0, 4, 1, 2, 3)  # a view: what is stored channels last is channels_last_3d in PyTorch
+        if not self.channels_last:
+            x = x.contiguous()
+        group = self.group
+        for level, block in enumerate(self.blocks):
+            if group and level == group.plan.split_levels:
+                x = gather(x, level, group)
+                group = None
+            x = block(x, group)
+        if group:
+            x = gather(x, len(self.blocks), group)
+        x = x.permute(0, 2, 3, 4, 1).flatten(1)  # TensorFlow's order of features
+        for dense in self.hidden:
+            x = self.dropout(nn.functional.leaky_relu(dense(x), LEAK))
+        with torch.autocast(x.device.type, enabled=False):
+            return SCALE * torch.tanh(self.last(x.float()))
+
+    def decayed_weights(self) -> list[Tensor]:
+        """What weight decay applies to: the kernels of all dense layers but the last."""
+        return [dense.weight for dense in self.hidden if isinstance(dense, nn.Linear)]
+
+
+class Block(nn.Module):
+    """Convolution, max pooling, bias, leaky ReLU.
+
+    The reference adds the bias and activates before it pools. Both keep the order of numbers, so function and
+    gradients are the same, and bias and activation have an eighth of the work.
+    """
+
+    def __init__(self, channels: int, filters: int, kernel: int, *, split: bool) -> None:
+        super().__init__()
+        padding = 0 if split or kernel % 2 == 0 else kernel // 2
+        self.convolution = nn.Conv3d(channels, filters, kernel, padding=padding, bias=False)
+        self.bias = nn.Parameter(torch.zeros(filters))
+
+    def forward(self, x: Tensor, group: SpatialGroup | None) -> Tensor:
+        kernel = self.convolution.kernel_size[0]
+        if group:
+            x = with_halo(x, kernel, group)
+        elif kernel % 2 == 0:  # padded at the end, as TensorFlow does; PyTorch's own "same" warns of a copy
+            x = nn.functional.pad(x, ((kernel - 1) // 2, kernel // 2) * 3)
+        x = self.convolution(x)
+        x = nn.functional.max_pool3d(x, 2)
+        return nn.functional.leaky_relu(x + self.bias.to(x.dtype).view(-1, 1, 1, 1), LEAK)
+
+
+def _per_channel(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)

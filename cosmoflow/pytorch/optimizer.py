@@ -1,0 +1,66 @@
+"""Keras's optimizers in PyTorch. PyTorch's own differ from them, and the closed division fixes the reference's."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlhpc.benchmarks.cosmoflow import Hyperparameters
+
+_ADAM_EPSILON = 1e-7  # Keras's default, outside of the bias correction
+
+
+def make_optimizer(hyperparameters: Hyperparameters, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """SGD with momentum, or Adam. The caller sets the rate when an epoch starts (``set_rate``)."""
+    rate = hyperparameters.opt_base_learning_rate
+    if hyperparameters.opt_name == "sgd":
+        return KerasSGD(parameters, rate, momentum=hyperparameters.opt_momentum)
+    return KerasAdam(parameters, rate)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+class KerasSGD(torch.optim.Optimizer):
+    """v = momentum · v - rate · g, w = w + v (Keras 3, optimizers/sgd.py).
+
+    PyTorch's SGD has the rate outside of v, which differs from the first step after a change of the rate.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, *, momentum: float) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            gradients = [weight.grad for weight in weights]
+            velocities = [self._velocity(weight) for weight in weights]
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_add_(velocities, gradients, alpha=-group["lr"])
+            torch._foreach_add_(weights, velocities)
+
+    def _velocity(self, weight: Tensor) -> Tensor:
+        state = self.state[weight]
+        if not state:
+            state["velocity"] = torch.zeros_like(weight)
+        velocity: Tensor = state["velocity"]
+        return velocity
+
+
+class KerasAdam(torch.optim.Adam):
+    """Adam with Keras's epsilon, which is added to √v before the bias correction (Kingma and Ba 2015, end of
+    section 2); PyTorch adds it after."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, lr, eps=_ADAM_EPSILON)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        for group in self.param_groups:
+            states = (self.state[weight] for weight in group["params"])
+            step = 1 + max((int(state["step"]) for state in states if state), default=0)
+            group["eps"] = _ADAM_EPSILON / (1 - group["betas"][1] ** step) ** 0.5
+        return super().step(closure)

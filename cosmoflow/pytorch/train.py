@@ -1,0 +1,163 @@
+"""CosmoFlow, trained to target in PyTorch. The clock runs inside ``with log.span("run", sync=True)`` and nowhere
+else."""
+
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from mlhpc.benchmarks import load
+from mlhpc.benchmarks.cosmoflow import CosmoFlow
+from mlhpc.common.data.sharding import local_batch_size
+from mlhpc.common.data.slabs import SlabPlan, plan_slabs
+from mlhpc.common.host.malloc import keep_memory
+from mlhpc.common.host.progress import track
+from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
+from mlhpc.common.pytorch.slab_batches import Batch
+from mlhpc.common.pytorch.spatial import Traffic, spatial_group
+from mlhpc.common.pytorch.state import restore, save
+from mlhpc.common.pytorch.step import WarmUpSizes, make_scaler, make_steps, warm_up
+from mlhpc.common.ranks.mesh import mesh_of
+from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.staging.stage import stage
+from mlhpc.common.timing.runlog import RunLog, Status
+from mlhpc.common.training.dataset import format_of
+from mlhpc.common.training.epoch import log_epoch, require_parameters
+from mlhpc.common.training.finite import require_finite
+from mlhpc.cosmoflow.data.dataset import open_data, open_loader
+from mlhpc.cosmoflow.pytorch.batches import Batches
+from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
+from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
+from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
+from mlhpc.cosmoflow.schedule import rate_at
+
+ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.opt_base_learning_rate"
+"""For a loss that is not finite."""
+
+
+def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
+    """Raise UserError when the run cannot start on these ranks and this machine. Makes and changes nothing."""
+    run.require_startable(world.size, staged=staged is not None)
+    _plan(run)
+    make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
+
+
+@oom_as_user_error()
+def train(
+    run: CosmoFlow, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
+) -> None:
+    """Train until an evaluation meets the target or the epochs run out; what happened is in ``log``.
+
+    ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
+    ``resume`` the folder of a run to continue. Raises UserError for what the user can fix.
+    """
+    hparams, training = run.hyperparameters, run.training
+    spatial_size = training.spatial_size
+    mesh = mesh_of(world.rank, world.size, spatial_size)
+    local_batch = local_batch_size(hparams.global_batch_size, mesh.data_size)
+
+    # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
+    with log.span("init", sync=True):
+        device = pick_device(training.device, world.local_rank)
+        if device.type == "cpu":
+            keep_memory()
+        torch.manual_seed(seed)
+        shape, channels_last = run.data.sample_shape, training.channels_last
+        group = spatial_group(_plan(run), world) if spatial_size > 1 else None
+        model = CosmoFlowNet(
+            run.network, shape, dropout=hparams.dropout, channels_last=channels_last, group=group
+        )
+        require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
+        place(model, device, channels_last=channels_last, dimensions=3)
+        optimizer = make_optimizer(hparams, model.parameters())
+        scaler = make_scaler(training.precision, device)
+        torch.manual_seed(seed + 1 + mesh.data_rank)  # dropout: each group of ranks drops units of its own
+        last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
+        loss_of = partial(training_loss, model=model, weight_decay=hparams.opt_weight_decay)
+        steps = make_steps(
+            model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error, accumulate=1
+        )
+        slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
+        zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets)
+        sizes = WarmUpSizes(local_batch, training.eval_batch_size)
+        warm_up(model, optimizer, scaler, steps, zeros, sizes, cuda_graphs=training.cuda_graphs)
+        if group:
+            group.traffic.take()  # the warm-up's is not counted
+        events = device_events(device)
+
+    # The clock: from the moment the last rank is ready until the slowest one has finished.
+    with log.span("run", sync=True):
+        with log.span("staging", sync=True) if staged else nullcontext():
+            dataset = open_data(run, data, world)
+            if staged:
+                report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+        log.data_format(**format_of(dataset))
+        if staged:
+            log.note("staging", **asdict(report))
+        gpu = device.type != "cpu"
+        loader = open_loader(
+            run, dataset, staged, local_batch, seed, world, gpu=gpu, spatial_size=spatial_size
+        )
+        batches = Batches(loader, group, device)
+
+        record = partial(log_epoch, log, world, run.target)
+        status: Status = "failed"
+        for epoch in range(last_epoch + 1, training.max_epochs + 1):
+            before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []
+            with log.span("epoch", epoch=epoch, step=before) as span:
+                with log.span("train", epoch=epoch):
+                    rate = rate_at(hparams, epoch - 1, training.max_epochs)
+                    set_rate(optimizer, rate)
+                    timed = log.timed(batches.training(epoch - 1), "data_wait", events, epoch=epoch)
+                    for x, y in track(timed, loader.steps, f"epoch {epoch}", world):
+                        losses.append(steps.train(x, y))
+                        if len(losses) == run.study.warmup_steps:
+                            log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
+                    local_losses = torch.stack(losses).double().cpu().numpy()  # waits for the device
+                    (loss,) = mean(world, local_losses.mean(), weight=1)
+                    span["step"] = before + loader.steps
+                bytes_read = loader.bytes_read - bytes_before
+                require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
+                if run.study.steps:
+                    break
+                with log.span("eval", epoch=epoch):
+                    timed = log.timed(batches.evaluation(), "eval_data_wait", events, "eval", epoch=epoch)
+                    results = [steps.evaluate(x, y) for x, y in timed]
+                    own = sum(float(total) for total, _ in results), sum(values for _, values in results)
+                    # All ranks of a group have its sums; the first one counts.
+                    error_sum, count = world.sum(own if mesh.spatial_rank == 0 else (0, 0))
+                    error = error_sum / count
+                log.metric(run.target.metric, error, epoch=epoch)
+                if group:
+                    _log_traffic(log, world, group.traffic, batches.traffic, epoch)
+
+            trained = loader.steps * hparams.global_batch_size
+            record(epoch, samples=trained, bytes_read=bytes_read, rate=rate, loss=loss, quality=error)
+            if run.target.met_by(error):
+                status = "success"
+                break
+            if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
+                with log.span("checkpoint", epoch=epoch):
+                    save(log.out, load.dumps(run), seed, epoch, model, optimizer, scaler, world)
+        log.finish(status, peak_memory(device))
+
+
+def _plan(run: CosmoFlow) -> SlabPlan:
+    depth, height, width, _channels = run.data.sample_shape
+    network = run.network
+    return plan_slabs((depth, height, width), run.training.spatial, network.conv_layers, network.conv_kernel)
+
+
+def _zeros_batch(samples: int, *, sample_shape: tuple[int, ...], targets: int) -> Batch:
+    return torch.zeros((samples, *sample_shape), dtype=torch.int16), torch.zeros((samples, targets))
+
+
+def _log_traffic(log: RunLog, world: World, halos: Traffic, slabs: Traffic, epoch: int) -> None:
+    """What all ranks have sent for halos, and to share samples, in ``epoch`` and its evaluation, and how long this
+    rank's host waited for it."""
+    for name, traffic in (("halo", halos), ("slab", slabs)):
+        sent, seconds = traffic.take()
+        log.metric(f"{name}_bytes", int(world.sum(sent)), epoch=epoch)
+        log.metric(f"{name}_seconds", seconds, epoch=epoch)

@@ -1,0 +1,77 @@
+"""The network's weights outside of any framework, and as either framework has them.
+
+The neutral form is the reference's: one array per weight in the order of the layers (kernel, then bias), kernels
+of convolutions [depth, height, width, in, out], kernels of dense layers [in, out].
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.benchmarks.cosmoflow import Network
+from mlhpc.errors import UserError
+
+Array = npt.NDArray[np.float32]
+
+_TO_PYTORCH = {5: (4, 3, 0, 1, 2), 2: (1, 0), 1: (0,)}
+_FROM_PYTORCH = {5: (2, 3, 4, 1, 0), 2: (1, 0), 1: (0,)}
+
+
+def names(network: Network) -> list[str]:
+    """The names of the weights in a safetensors file, in the order of the layers."""
+    layers = [f"conv{block}" for block in range(network.conv_layers)]
+    layers += [f"dense{layer}" for layer in range(len(network.dense_units))]
+    return [f"{layer}/{kind}" for layer in [*layers, "output"] for kind in ("kernel", "bias")]
+
+
+def pytorch_names(network: Network) -> list[str]:
+    """The same weights by their names in ``CosmoFlowNet.state_dict()``."""
+    found = []
+    for block in range(network.conv_layers):
+        found += [f"blocks.{block}.convolution.weight", f"blocks.{block}.bias"]
+    for layer in range(len(network.dense_units)):
+        found += [f"hidden.{layer}.weight", f"hidden.{layer}.bias"]
+    return [*found, "last.weight", "last.bias"]
+
+
+def to_pytorch(weights: Sequence[Array], network: Network) -> dict[str, Array]:
+    """The neutral ``weights`` by PyTorch's names and in PyTorch's layouts."""
+    named = zip(pytorch_names(network), weights, strict=True)
+    return {name: np.ascontiguousarray(w.transpose(_TO_PYTORCH[w.ndim])) for name, w in named}
+
+
+def from_pytorch(state: Mapping[str, Array], network: Network) -> list[Array]:
+    """The inverse of ``to_pytorch``. Raises KeyError where a weight is missing."""
+    weights = [np.asarray(state[name]) for name in pytorch_names(network)]
+    return [np.ascontiguousarray(w.transpose(_FROM_PYTORCH[w.ndim])) for w in weights]
+
+
+def save(path: Path, weights: Sequence[Array], network: Network) -> None:
+    """Write the neutral ``weights`` as a safetensors file."""
+    from safetensors.numpy import save_file
+
+    facts = {"benchmark": "cosmoflow", "layout": "channels last, kernels [..., in, out]"}
+    tensors = {name: np.ascontiguousarray(w) for name, w in zip(names(network), weights, strict=True)}
+    save_file(tensors, path, metadata=facts)
+
+
+def load(path: Path, network: Network) -> list[Array]:
+    """The neutral weights of a safetensors file. Raises UserError where it is damaged or of another network."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{path} is no safetensors file that can be read ({error}); export the weights again"
+        ) from None
+    wanted = names(network)
+    if sorted(found) != sorted(wanted):
+        odd = sorted(set(found) ^ set(wanted))
+        raise UserError(
+            f"{path} holds weights of another network ({', '.join(odd[:3])}); use one of this preset"
+        )
+    return [found[name] for name in wanted]

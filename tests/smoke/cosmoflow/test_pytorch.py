@@ -1,0 +1,83 @@
+"""Whole runs of CosmoFlow in PyTorch: the record, the ranks, resuming, and what is refused."""
+
+import pytest
+from smoke.conftest import mlhpc, mllog, result, resumed_after_a_kill, settings, trace
+
+PYTORCH = "training.framework=pytorch"
+
+
+@pytest.fixture(scope="module")
+def one_rank(tiny_data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pytorch")
+    words = ["--data", tiny_data, "--stage", folder / "stage", "--out", folder / "out", "--seed", 4]
+    done = mlhpc("run", "cosmoflow", *words, *settings(PYTORCH, "training.checkpoint_epochs=1"))
+    assert done.returncode == 1 and "target" in done.stderr, done.stderr  # missed, after three epochs
+    return folder / "out"
+
+
+def test_the_record_names_the_framework_and_passes_all_checks_but_the_target(one_rank):
+    record = result(one_rank)
+    assert record["framework"] == "pytorch" and record["staging"]["verified"]
+    assert len(record["epochs"]) == 3
+    assert {r["value"] for r in mllog(one_rank) if r["key"] == "opt_name"} == {"sgd"}
+    checked = mlhpc("check", one_rank)
+    assert checked.returncode == 1 and "does not pass: 2 errors" in checked.stdout
+    assert "eval_err" in checked.stdout and "run/status" in checked.stdout  # both are about the missed target
+
+
+def test_two_ranks_train_on_the_same_trajectory(one_rank, tiny_data, tmp_path):
+    words = ["--data", tiny_data, "--out", tmp_path / "out", "--seed", 4, "--ranks", 2]
+    done = mlhpc("run", "cosmoflow", *words, *settings(PYTORCH, "training.checkpoint_epochs=1"))
+    assert done.returncode == 1 and "target" in done.stderr, done.stderr  # missed, after three epochs
+    assert result(tmp_path / "out")["ranks"] == 2
+    assert trace(tmp_path / "out") == pytest.approx(trace(one_rank), rel=2e-3)
+
+
+def test_two_ranks_that_share_every_sample_train_on_the_same_trajectory(one_rank, tiny_data, tmp_path):
+    words = ["--data", tiny_data, "--out", tmp_path / "out", "--seed", 4, "--ranks", 2]
+    spatial = "training.spatial=[1,2,1]"
+    done = mlhpc("run", "cosmoflow", *words, *settings(PYTORCH, "training.checkpoint_epochs=1", spatial))
+    assert done.returncode == 1, done.stderr
+    assert trace(tmp_path / "out") == pytest.approx(trace(one_rank), rel=2e-3)
+    ours, theirs = (result(out)["epochs"] for out in (tmp_path / "out", one_rank))
+    assert [epoch["bytes"] for epoch in ours] == [epoch["bytes"] for epoch in theirs]  # read once, not twice
+    # 24 samples trained and 7 evaluated, of 32³ x 4 voxels of two bytes and four targets: a half of each is sent.
+    assert {epoch["slab_bytes"] for epoch in ours} == {(24 + 7) * (32**3 * 4 * 2 // 2 + 4 * 4)}
+    # Blocks of 2, 4, 8, 16 filters on cubes of 32, 16, 8, 4: two planes of inputs, of four bytes, per sample; in
+    # the backward pass all but the first block's. Then the halves of the last block are put together.
+    planes = [2 * side**2 * channels * 4 for side, channels in ((32, 4), (16, 2), (8, 4), (4, 8))]
+    halves = 2**3 * 16 * 4
+    assert {epoch["halo_bytes"] for epoch in ours} == {
+        (24 + 7) * (sum(planes) + halves) + 24 * sum(planes[1:])
+    }
+
+
+def test_a_killed_run_resumes_on_the_same_trajectory(tiny_data, tmp_path):
+    words = ["run", "cosmoflow", "--data", tiny_data, *settings(PYTORCH, "hyperparameters.dropout=0.5")]
+    resumed_after_a_kill(tmp_path, *words, rel=1e-6)
+
+
+def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, tmp_path):
+    words = ["--data", tiny_data, "--out", tmp_path / "out", "--resume", one_rank]
+    done = mlhpc("run", "cosmoflow", *words, *settings("training.checkpoint_epochs=1"))
+    assert done.returncode == 2 and "training.framework" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        (["training.compile=true"], "training.framework=pytorch"),
+        (["training.framework=jax"], "training.framework 'jax'"),
+        ([PYTORCH, "training.device=cuda"], "training.device=cuda needs a GPU"),
+        ([PYTORCH, "training.precision=mixed_float16"], "mixed_float16 needs a GPU"),
+        ([PYTORCH, "network.conv_layers=6"], "multiples of 64"),
+        ([PYTORCH, "training.spatial=[2,1,1]"], "needs groups of 2 ranks, which 1 rank cannot form"),
+        (["training.spatial=[2,1,1]"], "training.framework=pytorch"),
+    ],
+)
+def test_what_cannot_run_is_one_line(wrong, named, tiny_data, tmp_path):
+    words = ["--data", tiny_data, "--out", tmp_path / "out"]
+    done = mlhpc("run", "cosmoflow", *words, *settings(*wrong), env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 2 and named in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
