@@ -185,7 +185,7 @@ def floats(path):
         (empty, "0 records|not a TFRecord"),
         (two_records, "2 records"),
         (other_shape, r"x has 1152 bytes, but int16 voxels of shape \[6, 6, 6, 4\] are 1728"),
-        (other_targets, "y has 3 values, and the network has 4 targets"),
+        (other_targets, "y has 3 values, but the network has 4 targets"),
         (floats, "missing b?'x'"),
     ],
 )
