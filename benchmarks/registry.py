@@ -35,23 +35,32 @@ class Framework:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on by ``name`` if the
-    user gives it. A ``type`` of bool is a flag."""
+    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on by ``name`` where
+    the user gives it. A ``type`` of bool is a flag. ``codec``: it is an older way to write ``--codec``, with this
+    value, or, if empty, with its own."""
 
     name: str
     help: str
     type: type = str
     choices: tuple[str, ...] = ()
-    required: bool = False
+    codec: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name as a keyword."""
+        return self.name.replace("-", "_")
 
 
 @dataclass(frozen=True)
 class DataTool:
-    """A function that makes, converts or compares data, and its options beyond the common ones."""
+    """A function that makes, converts or compares data, and the options that it has beyond the common ones.
+    ``codecs``: what ``mlhpc data convert --codec`` may name; the first is the default if ``default_codec``."""
 
     function: str
     help: str = ""
     options: tuple[Option, ...] = ()
+    codecs: tuple[str, ...] = ()
+    default_codec: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,17 +126,19 @@ COSMOFLOW = Benchmark(
     ),
     convert=DataTool(
         "mlhpc.cosmoflow.data.convert:convert",
-        "raw HDF5 universes to TFRecord files",
+        "raw HDF5 universes, or samples of any format",
         (
-            Option("sample", "voxels along a side of a sample (default: 128)", int),
-            Option("plain", "no GZIP, as in round 0.7", bool),
+            Option("sample", "voxels along a side of a sample of a raw universe (default: 128)", int),
+            Option("plain", "the same as --codec plain", bool, codec="plain"),
             Option(
                 "packer",
-                "zlib: as the official preparation (default); isal: 25 times faster, files a quarter larger",
+                "of gzip files; zlib: as the official preparation (default); isal: 25 times faster, files a "
+                "quarter larger",
                 choices=("zlib", "isal"),
             ),
-            Option("validation", "fraction of the universes held out (default: 1/9)", float),
+            Option("validation", "fraction of the raw universes held out (default: 1/9)", float),
         ),
+        codecs=("gzip", "plain", "lut", "lut-small", "pco", "zstd", "blosc2"),
     ),
     show="mlhpc.cosmoflow.synthetic.show:show",
 )
@@ -146,8 +157,18 @@ DEEPCAM = Benchmark(
     make_data=DataTool("mlhpc.deepcam.synthetic.simulate:make"),
     convert=DataTool(
         "mlhpc.deepcam.data.convert:convert",
-        "HDF5 samples to .npy pairs",
-        (Option("float16", "normalise the fields and store them as float16 (open division only)", bool),),
+        "HDF5 samples",
+        (
+            Option("float16", "the same as --codec npy-float16", bool, codec="npy-float16"),
+            Option("max-error", "bound of a lossy codec (default: 1e-3)", float),
+            Option(
+                "error-of",
+                "what the bound is a share of (default: range, of the channel)",
+                str,
+                ("range", "value"),
+            ),
+        ),
+        codecs=("npy", "npy-float16", "delta", "delta-small", "delta-paper", "zfp", "pco", "zstd", "blosc2"),
     ),
     show="mlhpc.deepcam.synthetic.show:show",
     loader_bench=LoaderBench("mlhpc.deepcam.data.bench:bench", samples=32, batch=2),
@@ -168,15 +189,10 @@ RESNET50 = Benchmark(
     make_data=DataTool("mlhpc.resnet50.synthetic.simulate:make"),
     convert=DataTool(
         "mlhpc.resnet50.data.convert:convert",
-        "folders of JPEG files to a format with fewer files",
-        (
-            Option(
-                "to",
-                "TFRecord shards, LMDB, or decoded pixels",
-                choices=("tfrecord", "lmdb", "raw"),
-                required=True,
-            ),
-        ),
+        "folders of JPEG files, to TFRecord shards, LMDB, or decoded pixels",
+        (Option("to", "the same as --codec", choices=("tfrecord", "lmdb", "raw"), codec=""),),
+        codecs=("tfrecord", "lmdb", "raw"),
+        default_codec=False,
     ),
     show="mlhpc.resnet50.synthetic.show:show",
     loader_bench=LoaderBench("mlhpc.resnet50.data.bench:bench", samples=512, batch=32),

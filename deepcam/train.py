@@ -23,7 +23,7 @@ from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import cores_per_rank, open_dataset
+from mlhpc.common.training.dataset import cores_per_rank, format_of, open_dataset
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
@@ -91,6 +91,7 @@ def train(
             dataset, statistics = _open(run, data, world)
             if staged:
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+        log.data_format(**format_of(dataset))
         if staged:
             log.note("staging", **asdict(report))
         loader = _open_loader(run, dataset, statistics, staged, local_batch, seed, world, device)
@@ -195,4 +196,5 @@ def _open_loader(
         seed=seed,
         ranks_on_node=world.local_size,
         device=device.type,
+        codec=dataset.facts.get("codec"),
     )

@@ -97,6 +97,7 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
             "shape": list(run.data.sample_shape),
         },
         "global_batch_size": run.hyperparameters.global_batch_size,
+        "data": notes.get("data"),
         "staging": staging,
     }
 

@@ -19,7 +19,7 @@ from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scal
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import cores_per_rank, open_dataset
+from mlhpc.common.training.dataset import cores_per_rank, format_of, open_dataset
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.resnet50.data.dataset import assign_samples, select
@@ -80,6 +80,7 @@ def train(
                 dataset, report = pack(dataset, staged, world, run.network.classes, run.staging.workers)
             elif staged:
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+        log.data_format(**format_of(dataset))
         if staged:
             log.note("staging", **asdict(report), packed=run.staging.pack)
         loader = _open_loader(run, dataset, staged, local_batch, seed, world, device)

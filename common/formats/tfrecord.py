@@ -89,21 +89,18 @@ def write_record(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
         atomic.write_all(fd, memoryview(b"".join(framed))[written:])
 
 
-def read_records(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[memoryview]:
+def read_records(
+    path: Path, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
+) -> Iterator[memoryview]:
     """The records of a TFRecord file, plain or gzip (by its first bytes), each checksum verified.
 
-    The file is read at once, which suits one sample per file; the views share its memory. A gzip file that unpacks
-    to more than ``max_bytes`` is rejected before that memory is allocated.
+    The file is read whole, as suits one sample per file, unless the caller has read it (``raw``); the views share
+    its memory. A gzip file that unpacks to more than ``max_bytes`` is refused before they are allocated.
 
     Raises UserError naming the file when it cannot be read, is of neither kind, too large, truncated or corrupt.
     """
-    try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            raw = file.readall()
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read: {error.strerror or error}; check the data directory"
-        ) from error
+    if raw is None:
+        raw = _read(path)
     zipped = raw[:2] == GZIP_MAGIC
     data = memoryview(_inflate(raw, path, max_bytes) if zipped else raw)
     where = f"{path}: " + ("inside the gzip stream, " if zipped else "")
@@ -136,13 +133,13 @@ def read_records(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[memoryview]
 
 
 def read_examples(
-    path: Path, max_bytes: int = MAX_BYTES
+    path: Path, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
 ) -> Iterator[tuple[memoryview, npt.NDArray[np.float32]]]:
     """``x`` and ``y`` of every example of a file: ``decode_example`` over ``read_records``.
 
     Raises UserError naming the file, as those two do.
     """
-    for number, record in enumerate(read_records(path, max_bytes)):
+    for number, record in enumerate(read_records(path, max_bytes, raw)):
         try:
             yield decode_example(record)
         except UserError as error:
@@ -291,6 +288,16 @@ def _varints(data: memoryview) -> Iterator[int]:
         yield value
 
 
+def _read(path: Path) -> bytes:
+    try:
+        with open(open_regular(path), "rb", buffering=0) as file:
+            return file.readall()
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read: {error.strerror or error}; check the data directory"
+        ) from error
+
+
 def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb", buffering=0)
@@ -304,9 +311,9 @@ def _masked(crc: int) -> bytes:
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def _inflate(raw: bytes, path: Path, max_bytes: int) -> bytes:
-    # The last 4 bytes of a gzip member are its length (RFC 1952): one allocation, a quarter faster. If that fails
-    # (several members, a truncated file) the general method decides.
+def _inflate(raw: bytes | memoryview, path: Path, max_bytes: int) -> bytes:
+    # The last 4 bytes of a gzip member are its length (RFC 1952): one allocation, a quarter faster. Where
+    # they are not (several members, a truncated file) the general way decides.
     length = int.from_bytes(raw[-4:], "little")
     # Deflate compresses at most 1032:1 (zlib's technical notes).
     plausible = 0 < length <= min(max_bytes, 1100 * len(raw))
@@ -325,7 +332,7 @@ def _inflate(raw: bytes, path: Path, max_bytes: int) -> bytes:
         raise UserError(f"{path}: corrupt gzip file: {error}; {_REMEDY}") from error
 
 
-def _members(raw: bytes, path: Path, max_bytes: int) -> Iterator[bytes]:
+def _members(raw: bytes | memoryview, path: Path, max_bytes: int) -> Iterator[bytes]:
     """The content of each gzip member of ``raw``, together at most ``max_bytes``."""
     left = max_bytes
     while raw:

@@ -181,6 +181,14 @@ class RunLog:
         """An event that is neither an interval nor a metric."""
         self._event("note", name, **tags)
 
+    def data_format(self, **facts: Any) -> None:
+        """How the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and what
+        else its manifest says of that. In the log it is the record ``data_codec``."""
+        at = self._event("note", "data", **facts)
+        if facts.get("codec"):
+            more = {key: value for key, value in facts.items() if key != "codec"}
+            self._record("event", "data_codec", facts["codec"], more, at)
+
     def say(self, line: str) -> None:
         """A line for the user, from rank 0."""
         if self._world.rank == 0:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.data.codecs import native
 from mlhpc.common.data.manifest import Manifest, describe
 from mlhpc.common.ranks.collectives import on_each_rank
 from mlhpc.common.ranks.environment import identify, threads_per_rank
@@ -32,6 +33,17 @@ def open_dataset(
         return dataset
 
     return on_each_rank(world, take)  # what is wrong is the same on all, and printed by one
+
+
+def format_of(dataset: Manifest) -> dict[str, Any]:
+    """How a data set is stored, for the log: by which codec, whether that is lossy and by how much, and what
+    decodes it on this machine."""
+    names = ("codec", "lossy", "max_error", "max_error_of")
+    return (
+        {"codec": None, "lossy": False}
+        | {name: dataset.facts[name] for name in names if name in dataset.facts}
+        | {"decoder": native.decoder()}
+    )
 
 
 def cores_per_rank() -> int:

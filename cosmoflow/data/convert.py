@@ -1,10 +1,10 @@
-"""Converts raw universes to prepared samples: HDF5 to the published CosmoFlow layout.
+"""Raw universes to prepared samples: HDF5 to the published CosmoFlow layout, or to another format.
 
 A raw file contains one universe: ``full``, int16 counts [n, n, n, redshifts] (n = 512 as published, 4
 redshifts), and ``unitPar``, float32 [4], the parameters scaled to [-1, 1]. It is cut into (n / sample)³
 sub-volumes, numbered in C order as the public reference numbers them (mlcommons/hpc,
-cosmoflow/prepare.py: first axis slowest), each a TFRecord file ``<folder>_<file>_<iii>.tfrecord`` in
-``train/`` or ``validation/``.
+cosmoflow/prepare.py: first axis slowest), each a file ``<folder>_<file>_<iii>.tfrecord`` (or the suffix of the
+format) in ``train/`` or ``validation/``. Samples that are prepared already are converted by ``recode``.
 """
 
 import contextlib
@@ -21,20 +21,23 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.data import manifest
+from mlhpc.common.data.codecs import frame
 from mlhpc.common.formats.tfrecord import (
     GZIP_MAGIC,
     RECORD_OVERHEAD,
     Packer,
     encode_example,
     packer_of,
-    write_records,
 )
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
+from mlhpc.cosmoflow.data.recode import FOLDERS, recode
+from mlhpc.cosmoflow.data.sample import TFRECORD, facts_of, suffix_of, write_sample
 from mlhpc.errors import UserError, count
 
 _SUFFIXES = (".hdf5", ".h5")
+_HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,15 @@ def convert(
     world: World,
     workers: int,
     *,
+    codec: str = "gzip",
     sample: int = 128,
-    plain: bool = False,
     packer: Packer = "zlib",
     validation: float = 1 / 9,
 ) -> None:
-    """Cut the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a manifest.
+    """Cut the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a manifest, in the
+    format ``codec`` (one of ``sample.NAMES``). Where ``source`` holds samples, these are converted (``recode``).
 
-    ``plain`` files are not compressed; the others are compressed by ``packer`` (``tfrecord.compress``).
+    Files of ``gzip`` are compressed by ``packer`` (``tfrecord.compress``).
 
     The ranks share the slabs of ``sample`` planes; ``workers`` threads of each compress and write. The same
     files come out for any number of ranks and workers. What is complete is kept, so that an interrupted
@@ -69,7 +73,9 @@ def convert(
     expected, does not divide into samples or is missing although the manifest of ``source`` lists it, or
     ``out`` cannot be written or holds samples of another kind.
     """
-    compression = None if plain else packer
+    if on_rank0(world, lambda: _holds_samples(source)):
+        recode(source, out, world, workers, codec, packer)
+        return
     manifest.require(source, world, workers, lambda name: name.endswith(_SUFFIXES))
     universes = on_rank0(world, lambda: find_universes(source, validation))
     shapes = on_all_ranks(world, lambda: [_shape(u, sample) for u in universes[world.rank :: world.size]])
@@ -80,13 +86,9 @@ def convert(
     slabs = [(universe, k) for universe in universes for k in range(cuts)]
     own_slabs = slabs[world.rank :: world.size]
 
-    blank = np.zeros((sample, sample, sample, redshifts), np.int16)
-    content = RECORD_OVERHEAD + len(encode_example(blank, np.zeros(parameters, np.float32)))
+    alike = _Alike(codec, packer, (sample, sample, sample, redshifts), parameters)
     with progress(len(own_slabs) * cuts**2, "convert", "samples", show=world.rank == 0) as advance:
-        on_all_ranks(
-            world,
-            lambda: _convert_slabs(own_slabs, out, sample, cuts, compression, content, workers, advance),
-        )
+        on_all_ranks(world, lambda: _convert_slabs(own_slabs, out, sample, cuts, alike, workers, advance))
 
     samples = {f: cuts**3 * sum(u.folder == f for u in universes) for f in ("train", "validation")}
     facts = {
@@ -94,8 +96,7 @@ def convert(
         "samples": samples,
         "sample_shape": [sample, sample, sample, redshifts],
         "dtype": "int16",
-        "gzip": not plain,
-        **({} if plain else {"packer": packer}),
+        **facts_of(codec, packer),
         "made": f"converted from {count(len(universes), 'universe')} of {size}³ voxels in {source.name}",
     }
     expected = len(slabs) * cuts**2
@@ -177,15 +178,11 @@ def _convert_slabs(
     out: Path,
     sample: int,
     cuts: int,
-    compression: Packer | None,
-    content: int,
+    alike: "_Alike",
     workers: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Read slab by slab; while one is read, the threads write the samples of the previous one.
-
-    ``content`` is the size of a file before compression, used to check existing files.
-    """
+    """Read slab by slab; while one is read, the threads write the samples of the one before."""
     for folder in {universe.folder for universe, _ in slabs}:
         (out / folder).mkdir(parents=True, exist_ok=True)
     writing: list[Future[None]] = []
@@ -195,9 +192,10 @@ def _convert_slabs(
                 first_number = k * cuts**2
                 missing = []
                 for i in range(cuts**2):
-                    path = out / universe.folder / f"{universe.name}_{first_number + i:03d}.tfrecord"
+                    name = f"{universe.name}_{first_number + i:03d}{suffix_of(alike.codec)}"
+                    path = out / universe.folder / name
                     if path.exists():
-                        _require_alike(path, compression, content)
+                        alike.require(path)
                         advance(1)
                     else:
                         missing.append((i, path))
@@ -209,7 +207,7 @@ def _convert_slabs(
                     assert slab is not None
                     y, z = divmod(i, cuts)
                     cube = slab[0][:, y * sample : (y + 1) * sample, z * sample : (z + 1) * sample]
-                    writing.append(pool.submit(_write, path, cube, slab[1], compression, advance))
+                    writing.append(pool.submit(_write, path, cube, slab[1], alike, advance))
             for future in writing:
                 future.result()
         except BaseException:
@@ -226,25 +224,51 @@ def _write(
     path: Path,
     x: npt.NDArray[np.int16],
     y: npt.NDArray[np.float32],
-    compression: Packer | None,
+    alike: "_Alike",
     advance: Callable[[int], None],
 ) -> None:
-    write_records(path, [encode_example(x, y)], compression is not None, compression or "zlib")
+    write_sample(path, x, y, alike.codec, alike.packer)
     advance(1)
 
 
-def _require_alike(path: Path, compression: Packer | None, content: int) -> None:
-    """A file kept from before must be of the same kind; only its ends are read."""
-    with path.open("rb") as file:
-        header = file.read(10)
-        zipped = header[:2] == GZIP_MAGIC
-        # A gzip file ends with the length of its content (RFC 1952).
-        size = path.stat().st_size
-        if zipped and size >= 18:
-            file.seek(-4, os.SEEK_END)
-            (size,) = struct.unpack("<I", file.read(4))
-    if zipped != bool(compression) or packer_of(header) != compression or size != content:
-        raise UserError(f"{path}: made with another --sample or compression; convert into an empty folder")
+class _Alike:
+    """What a file kept from before must be: of the same format, packer and shape. Only its ends are read."""
+
+    def __init__(self, codec: str, packer: Packer, shape: tuple[int, ...], parameters: int) -> None:
+        self.codec, self.packer, self._shape = codec, packer, shape
+        # The size of a TFRecord file before compression.
+        blank = encode_example(np.zeros(shape, np.int16), np.zeros(parameters, np.float32))
+        self._content = RECORD_OVERHEAD + len(blank)
+
+    def require(self, path: Path) -> None:
+        """Raise UserError when ``path`` is something else."""
+        with path.open("rb") as file:
+            head = file.read(frame.HEAD_BYTES)
+            if self.codec in TFRECORD:
+                zipped = head[:2] == GZIP_MAGIC
+                # A gzip file ends with the length of its content (RFC 1952).
+                size = path.stat().st_size
+                if zipped and size >= 18:
+                    file.seek(-4, os.SEEK_END)
+                    (size,) = struct.unpack("<I", file.read(4))
+                same = (zipped, size) == (TFRECORD[self.codec], self._content)
+                same = same and (not zipped or packer_of(head) == self.packer)
+            else:
+                same = frame.peek(head) == (self.codec, self._shape)
+        if not same:
+            raise UserError(
+                f"{path}: made with another --sample, --codec or --packer; convert into an empty folder"
+            )
+
+
+def _holds_samples(source: Path) -> bool:
+    """Whether the first file of ``source``, in order of path, is a sample, by its first bytes."""
+    for folder in FOLDERS:
+        files = sorted(path for path in (source / folder).glob("*") if not path.name.startswith("."))
+        if files:
+            with files[0].open("rb") as file:
+                return file.read(8) != _HDF5_MAGIC
+    return False
 
 
 @contextlib.contextmanager

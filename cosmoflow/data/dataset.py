@@ -11,17 +11,20 @@ from mlhpc.common.data.sharding import steps_per_epoch
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training.dataset import cores_per_rank, open_dataset
 from mlhpc.cosmoflow.data.loader import Loader
+from mlhpc.cosmoflow.data.sample import require_facts
 
 
 def open_data(run: CosmoFlow, data: Path, world: World) -> Manifest:
     """The part of the data set that the run needs, checked before terabytes of it are copied."""
-    return open_dataset(
+    dataset = open_dataset(
         data,
         run.benchmark,
         world,
         select=partial(take, train=run.data.train_samples, validation=run.data.eval_samples),
         enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
     )
+    require_facts(dataset)
+    return dataset
 
 
 def open_loader(
@@ -56,4 +59,5 @@ def open_loader(
         steps=run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch)),
         seed=seed,
         augment=run.training.augment,
+        codec=dataset.facts.get("codec"),
     )

@@ -1,11 +1,10 @@
-"""Batches from the official layout: one sample per TFRecord file, plain or GZIP, ``x`` int16 and ``y`` float32.
+"""Batches of samples, one a file: ``x`` int16 and ``y`` float32.
 
-Reader threads read, inflate, check and decode files into the arrays of the training step, a few
+Reader threads read, check and decode files into the arrays that the training step takes, a few
 batches ahead of it. Counts stay int16 here; the step takes their logarithm on the device
 (``step.log_counts``), which halves the bytes transferred.
 """
 
-import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
@@ -19,63 +18,20 @@ from mlhpc.benchmarks.schema import Loading
 from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.prefetch import read_batches
 from mlhpc.common.data.sharding import eval_batches, train_batches
-from mlhpc.common.formats.tfrecord import read_examples
-from mlhpc.cosmoflow.data.augment import apply_symmetry, draw
-from mlhpc.errors import UserError
+from mlhpc.cosmoflow.data.augment import draw
+from mlhpc.cosmoflow.data.sample import Reader
 
 Batch = tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]
-
-
-def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
-    """The sample files of ``directory`` sorted by name; sample indices refer to this list.
-
-    Raises ``UserError`` when there are none, or fewer than ``expected``; files beyond ``expected`` are left
-    out, as in the reference.
-    """
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory; give the data set's directory with train/ in it")
-    with os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries if entry.name.endswith(".tfrecord"))
-    if len(names) < (1 if expected is None else expected):
-        raise UserError(
-            f"{directory}: {expected or 'some'} *.tfrecord files are needed, but it has {len(names)}"
-        )
-    return [directory / name for name in names[:expected]]
-
-
-def read_sample(sample: tuple[Path, int], x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> int:
-    """Read ``sample``, a file and the symmetry that is applied to its voxels (``augment.apply_symmetry``), into
-    ``x [n, n, n, channels]`` and ``y [targets]``; return the size of the file in bytes.
-
-    Raises ``UserError`` naming the file when it is missing, truncated or corrupt, or contains anything other than
-    one sample of this shape.
-    """
-    path, symmetry = sample
-    samples = list(read_examples(path))
-    if len(samples) != 1:
-        raise UserError(f"{path}: it has {len(samples)} records, but a sample file has one")
-    ((voxels, targets),) = samples
-    if len(voxels) != x.nbytes:
-        raise UserError(
-            f"{path}: x has {len(voxels)} bytes, but int16 voxels of shape {list(x.shape)} take {x.nbytes}; "
-            f"the preset's data.sample_shape is not that of this data set"
-        )
-    if targets.size != y.size:
-        raise UserError(f"{path}: y has {targets.size} values, but the network has {y.size} targets")
-    # A voxel with all its channels is one item, so that a rotation moves 8 bytes at a time, not 2.
-    voxel = np.dtype((np.void, x.itemsize * x.shape[-1]))
-    x.view(voxel)[...] = apply_symmetry(np.frombuffer(voxels, voxel).reshape(*x.shape[:-1], 1), symmetry)
-    y[...] = targets
-    return path.stat().st_size
 
 
 @dataclass
 class Loader:
     """The batches of one rank: ``x`` int16 ``[b, n, n, n, channels]``, ``y`` float32 ``[b, targets]``, by batch.
 
-    ``steps`` comes from ``sharding.steps_per_epoch``, the same for all ranks; ``augment`` applies a random
-    symmetry to each training sample. The caller may keep the arrays. An iterator that is closed or dropped stops
-    its readers. Errors in files are raised from the iterator, as by ``read_sample``.
+    ``steps`` is the number that ``sharding.steps_per_epoch`` gave all ranks; ``augment`` turns training samples by
+    a random symmetry each. The arrays handed out are the caller's to keep. An iterator that is closed or dropped
+    stops its readers. An error in a file is raised from the iterator, as ``Reader.read`` raises it. ``codec``
+    is the one that the manifest names.
     """
 
     samples: RankSamples
@@ -88,7 +44,8 @@ class Loader:
     steps: int
     seed: int
     augment: bool = False
-    bytes_read: int = 0  # on disk, of all batches so far, training and evaluation
+    codec: str | None = None
+    bytes_read: int = 0  # on disk, of the batches handed out so far, training and evaluation
 
     def train_epoch(self, epoch: int, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``; of these every
@@ -133,6 +90,7 @@ class Loader:
             return batch, sum(sizes)
 
         workers, prefetch = self.loading.workers, self.loading.prefetch
+        read_sample = Reader(self.codec).read
         with closing(
             read_batches(batches, allocate, read_sample, finish, workers=workers, prefetch=prefetch)
         ) as read:

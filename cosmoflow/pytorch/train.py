@@ -23,6 +23,7 @@ from mlhpc.common.ranks.mesh import mesh_of
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
+from mlhpc.common.training.dataset import format_of
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
@@ -92,6 +93,7 @@ def train(
             dataset = open_data(run, data, world)
             if staged:
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+        log.data_format(**format_of(dataset))
         if staged:
             log.note("staging", **asdict(report))
         gpu = device.type != "cpu"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mlhpc.common.data import manifest
 from mlhpc.common.data.loader_bench import Figures, compare
 from mlhpc.common.formats import npy
 from mlhpc.deepcam.data import hdf5
@@ -30,7 +31,8 @@ def bench(
     hdf5.read_statistics(data, shape[2])
     if not 0 < batch <= len(files):
         raise UserError(f"--batch {batch}: give 1 to {len(files)}, the number of samples to read")
-    epoch = partial(_epoch, data, files, shape, batch, workers, evict)
+    codec = manifest.load(data).facts.get("codec") if (data / manifest.NAME).exists() else None
+    epoch = partial(_epoch, data, files, shape, codec, batch, workers, evict)
     same = compare(WAYS, epoch, rounds=rounds, close=0.0, console=console)
     cache = "evicted before each" if evict else "as it was"
     console.print(
@@ -46,6 +48,7 @@ def _epoch(
     data: Path,
     files: Sequence[Path],
     shape: tuple[int, int, int],
+    codec: str | None,
     batch: int,
     workers: int,
     evict: bool,
@@ -69,6 +72,7 @@ def _epoch(
         steps=len(files) // batch,
         seed=1,
         device=DEVICE,
+        codec=codec,
     )
     paths = [path for file in files for path in {file, npy.label_path(file)} if path.exists()]
     return measure_batches(loader, paths if evict else [])

@@ -1,8 +1,10 @@
-"""The published HDF5 samples to .npy pairs: ``data-*.npy`` with the field, ``label-*.npy`` with the mask.
+"""Samples to another format: .npy pairs (``data-*.npy`` with the field, ``label-*.npy`` with the mask), or
+``data-*.mlc``, encoded by a codec.
 
 A .npy file is read without a library, and its mask has one byte per pixel, where the published one has eight.
 """
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -14,13 +16,15 @@ from typing import Any
 import numpy as np
 
 from mlhpc.common.data import generate, manifest
+from mlhpc.common.data.codecs.codec import Codec, facts
 from mlhpc.common.files import atomic
 from mlhpc.common.formats import npy
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.deepcam.data import hdf5
-from mlhpc.deepcam.data.sample import Reader, list_samples
+from mlhpc.deepcam.data.codec import CODECS, Of, encode_sample, encoder
+from mlhpc.deepcam.data.sample import Reader, list_samples, sample_shape
 from mlhpc.errors import UserError, count
 
 FOLDERS = ("train", "validation", "test")
@@ -28,13 +32,21 @@ SETTINGS = ".conversion.json"
 """Records how the files beside it were converted, so that a restart never mixes formats. Hidden: not staged."""
 
 
-def convert(source: Path, out: Path, float16: bool, world: World, workers: int) -> None:
-    """Write the data set at ``source`` to ``out`` as .npy pairs, with its statistics and a manifest.
+def convert(
+    source: Path,
+    out: Path,
+    world: World,
+    workers: int,
+    codec: str = "npy",
+    max_error: float | None = None,
+    error_of: Of | None = None,
+) -> None:
+    """Write the data set at ``source`` to ``out`` in the format ``codec``, with its statistics and a manifest.
 
-    Fields keep their float32 values, masks become uint8. With ``float16``, fields are normalised and rounded
+    "npy": fields keep their float32 values, masks become uint8. "npy-float16": fields are normalised and rounded
     to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the statistics
-    become 0 and 1, and the manifest records it: this preprocessing differs from the reference's, and is for the
-    open division only.
+    become 0 and 1, and the manifest says so: that is another preprocessing than the reference's, for the
+    open division only. Else a codec of ``codec.CODECS``, with ``max_error`` and ``error_of`` where it is lossy.
 
     The samples are divided among the ranks, with ``workers`` threads in each; the resulting files do not depend on
     their number. Complete files are kept, so that an interrupted conversion can be resumed; source files with
@@ -49,20 +61,34 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
     manifest.require(source, world, workers, _is_read)
     samples = on_rank0(world, lambda: _samples(source))
     shape, statistics = on_rank0(world, lambda: _kind(source, samples[0][1]))
+    float16 = codec == "npy-float16"
     dtype = np.dtype(np.float16 if float16 else np.float32)
-    reader = Reader(shape, statistics if float16 else None)
-    own_samples = samples[world.rank :: world.size]
+    encoded = codec in CODECS
+    if not encoded and (max_error is not None or error_of is not None):
+        raise UserError(f"--max-error: {codec} has no bound")
+    using = encoder(codec, max_error, error_of, *statistics) if encoded else None
+    reader = Reader(
+        shape, statistics if float16 else None, on_rank0(world, lambda: _facts_of(source)).get("codec")
+    )
+    mine = samples[world.rank :: world.size]
     normalised_by = (
         {name: values.tolist() for name, values in statistics._asdict().items()} if float16 else None
     )
-    settings: dict[str, object] = {"sample_shape": shape, "dtype": dtype.name, "statistics": normalised_by}
+    how: dict[str, object] = facts(using) if using else {"codec": codec, "lossy": float16}
+    settings: dict[str, object] = {
+        "sample_shape": shape, "dtype": dtype.name, "statistics": normalised_by, **how
+    }  # fmt: skip
     on_rank0(world, lambda: generate.claim_folder(out, settings, SETTINGS))
     for folder in {folder for folder, _ in samples}:
         on_all_ranks(world, partial(_make_folder, out / folder))
 
-    with progress(len(own_samples), "convert", "samples", show=world.rank == 0) as advance:
-        convert_one = partial(_convert_sample, out, reader, dtype, advance)
-        on_all_ranks(world, lambda: _in_threads(convert_one, own_samples, workers))
+    with progress(len(mine), "convert", "samples", show=world.rank == 0) as advance:
+        one = (
+            partial(_encode_sample, out, reader, using, advance)
+            if using
+            else partial(_convert_sample, out, reader, dtype, advance)
+        )
+        on_all_ranks(world, lambda: _in_threads(one, mine, workers))
 
     def write_statistics() -> None:
         if float16:
@@ -72,26 +98,28 @@ def convert(source: Path, out: Path, float16: bool, world: World, workers: int) 
             _copy(hdf5.find_statistics(source), out / "stats.h5")
 
     on_rank0(world, write_statistics)
-    facts: dict[str, Any] = on_rank0(world, lambda: _facts_of(source)) | {
+    known: dict[str, Any] = on_rank0(world, lambda: _facts_of(source)) | {
         "benchmark": "deepcam",
         "samples": dict(Counter(folder for folder, _ in samples)),
         "sample_shape": list(shape),
-        "format": "npy",
+        "format": "encoded" if encoded else "npy",
         "dtype": dtype.name,
         "converted_from": source.resolve().name,
+        **how,
     }
+    known.pop("staged", None)
     if normalised_by:
-        facts["normalised_by"] = normalised_by
-    expected = 2 * len(samples) + 1
+        known["normalised_by"] = normalised_by
+    expected = (1 if encoded else 2) * len(samples) + 1
     with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
-        converted = manifest.index(out, facts, world, workers, lambda size: advance(1))
-    if len(converted.files) != expected:
+        made = manifest.index(out, known, world, workers, lambda size: advance(1))
+    if len(made.files) != expected:
         raise UserError(
-            f"{out}: {count(len(converted.files), 'file')}, but {expected} were converted; "
+            f"{out}: {count(len(made.files), 'file')}, but {expected} were converted; "
             "files of another origin are among them: convert into an empty folder"
         )
     if world.rank == 0:
-        print(f"{out}: {count(len(samples), 'sample')} in {dtype.name}")
+        print(f"{out}: {count(len(samples), 'sample')} by {codec}, {made.bytes / 2**20:.1f} MiB")
 
 
 def _require_folders(source: Path, out: Path) -> None:
@@ -112,14 +140,18 @@ def _samples(source: Path) -> list[tuple[str, Path]]:
     if not folders:
         raise UserError(f"{source}: has none of {', '.join(FOLDERS)}; give the folder of a DeepCAM data set")
     samples = [(folder, path) for folder in folders for path in list_samples(source / folder)]
-    for _, path in samples:
-        if path.suffix != ".h5":
-            raise UserError(f"{path}: is converted already; give the folder of the HDF5 samples")
+    known = _facts_of(source)
+    if known.get("lossy", False) or known.get("dtype", "float32") != "float32":
+        raise UserError(
+            f"{source}: is converted already, and lost something "
+            f"({known.get('codec', known.get('dtype'))}); give the "
+            "folder of the HDF5 samples"
+        )
     return samples
 
 
 def _kind(source: Path, sample: Path) -> tuple[tuple[int, int, int], hdf5.Statistics]:
-    shape = hdf5.sample_shape(sample)
+    shape = sample_shape(sample)
     return shape, hdf5.read_statistics(source, shape[2])
 
 
@@ -153,15 +185,37 @@ def _convert_sample(
     advance(1)
 
 
-def _is_kept(converted: Path, size: int, modified_ns: int) -> bool:
-    """Whether a file is complete and has the modification time of its source, which a conversion sets."""
+def _encode_sample(
+    out: Path, reader: Reader, codec: Codec, advance: Callable[[int], None], sample: tuple[str, Path]
+) -> None:
+    folder, path = sample
+    made = out / folder / path.with_suffix(".mlc").name
+    modified_ns = path.stat().st_mtime_ns  # asked before it is read: a change meanwhile will show
+    if not _is_kept(made, None, modified_ns):
+        x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
+        reader.read(path, x, y)
+        content = encode_sample(codec, x, y)
+        try:
+            with atomic.writing(made) as fd:
+                atomic.write_all(fd, memoryview(content))
+                os.utime(fd, ns=(modified_ns, modified_ns))
+        except OSError as error:
+            raise UserError(
+                f"{made}: cannot be written: {error.strerror}; free some space or give another folder"
+            ) from error
+    advance(1)
+
+
+def _is_kept(made: Path, size: int | None, modified_ns: int) -> bool:
+    """Whether a file is there, whole (of this size if one is known), and has its source's time of
+    modification, which it was given."""
     try:
-        status = converted.stat()
+        status = made.stat()
     except FileNotFoundError:
         return False
     # Some file systems keep whole seconds.
     second = modified_ns - modified_ns % 10**9
-    return status.st_size == size and status.st_mtime_ns in (modified_ns, second)
+    return size in (None, status.st_size) and status.st_mtime_ns in (modified_ns, second)
 
 
 def _in_threads(

@@ -38,9 +38,9 @@ class Loader:
     memory, with DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. Errors in
     files are raised from the iterator, as by ``Reader.read``.
 
-    ``loading.cache`` keeps every sample in memory once read; it needs the loader "threads". If ranks share a
-    pool, each eventually reads all of it; with a pool of its own, a rank keeps only its part. ``ranks_on_node``:
-    number of ranks that share the node's memory.
+    ``loading.cache`` keeps every sample in memory once read; it needs the loader "threads". Where ranks share a
+    pool, each eventually reads all of it; with a pool of its own, a rank keeps only its part. ``ranks_on_node``
+    is how many ask for memory at once. ``codec`` is the one that the manifest names.
     """
 
     samples: RankSamples
@@ -54,7 +54,8 @@ class Loader:
     seed: int
     ranks_on_node: int = 1
     device: str = "cpu"
-    bytes_read: int = 0  # on disk, of all batches so far, training and evaluation
+    codec: str | None = None
+    bytes_read: int = 0  # on disk, of the batches handed out so far, training and evaluation
     _source: Source = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -85,8 +86,8 @@ class Loader:
         return [[samples.train_files[i] for i in batch] for batch in batches]
 
     def _open_source(self) -> Source:
-        """The source that ``loading.loader`` selects."""
-        loading, reader = self.loading, Reader(self.sample_shape, self.statistics)
+        """The way to read that ``loading.loader`` names."""
+        loading, reader = self.loading, Reader(self.sample_shape, self.statistics, self.codec)
         if loading.loader == "workers":
             from mlhpc.deepcam.data import workers
 
@@ -101,7 +102,7 @@ class Loader:
         if loading.loader == "dali":
             from mlhpc.deepcam.data import dali
 
-            as_stored = self._read_by_threads(Reader(self.sample_shape, None))
+            as_stored = self._read_by_threads(Reader(self.sample_shape, None, self.codec))
             return partial(
                 dali.batches,
                 read=as_stored,

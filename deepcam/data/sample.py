@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.data.codecs import frame
+from mlhpc.common.data.codecs.codec import find, require
+from mlhpc.common.data.manifest import NAME, Manifest
 from mlhpc.common.formats import npy
 from mlhpc.common.formats.extent import Extent, opened, read_into
 from mlhpc.deepcam.data import hdf5
+from mlhpc.deepcam.data.codec import CODECS, Delta, decode_mask
 from mlhpc.deepcam.data.hdf5 import Statistics, channel_name
 from mlhpc.errors import UserError
 
@@ -27,13 +30,18 @@ Batch = tuple["torch.Tensor", "torch.Tensor", int]
 """``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as laid out in memory, and the size of their
 files in bytes."""
 
+_SUFFIXES = (".h5", ".npy", ".mlc")
 CLASSES = 3  # background, tropical cyclone, atmospheric river
+UNENCODED = ("hdf5", "npy", "npy-float16")
+"""Formats that no codec is needed for, by the names that manifests may have."""
+_NPY_MAGIC = b"\x93NUMPY"
 _BLOCK = 1 << 20  # bytes of a block of rows; two threads' blocks fit their cores' level-2 caches
 
 
 def is_sample(path: Path) -> bool:
-    """Whether a file of a data set counts as a sample: ``data-*.h5``, or ``data-*.npy`` beside its mask."""
-    return path.name.startswith("data-") and path.suffix in (".h5", ".npy")
+    """Whether a file of a data set stands for a sample: ``data-*.h5``, ``data-*.npy`` beside its mask, or
+    ``data-*.mlc``, encoded by a codec."""
+    return path.name.startswith("data-") and path.suffix in _SUFFIXES
 
 
 def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
@@ -48,15 +56,20 @@ def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
         paths = sorted(path for entry in entries if is_sample(path := directory / entry.name))
     if len(paths) < (1 if expected is None else expected):
         raise UserError(
-            f"{directory}: {expected or 'some'} data-*.h5 or data-*.npy files are needed, but it has {len(paths)}"
+            f"{directory}: {expected or 'some'} data-*.h5, .npy or .mlc files are needed, it has {len(paths)}"
         )
-    if len({path.suffix for path in paths}) > 1:
-        raise UserError(f"{directory}: has samples as .h5 and as .npy; remove one of the two")
+    if len(suffixes := sorted({path.suffix for path in paths})) > 1:
+        raise UserError(
+            f"{directory}: has samples as {' and as '.join(suffixes)}; leave one of the two in it"
+        )
     return paths[:expected]
 
 
 def require_layout(dataset: Manifest) -> None:
-    """Raise UserError for .npy files without a manifest that states their type: a sample is two of them."""
+    """Raise UserError for .npy files without a manifest that states their type: a sample is two of them; and
+    when a manifest names a codec that is not here, or calls it lossless though it is not."""
+    if dataset.facts.get("codec", "hdf5") not in UNENCODED:
+        require(dataset.facts, CODECS, dataset.root / NAME)
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
         raise UserError(
             f"{dataset.root}: its .npy files have no manifest that describes them, and a sample is two of them; "
@@ -65,11 +78,15 @@ def require_layout(dataset: Manifest) -> None:
 
 
 def sample_shape(path: Path) -> tuple[int, int, int]:
-    """[rows, columns, channels] of a sample of either layout. Raises UserError when the file is not a sample."""
-    if path.suffix == ".h5":
-        return hdf5.sample_shape(path)
+    """[rows, columns, channels] of a sample of any format. Raises UserError when the file is not a sample."""
     with opened(path) as fd:
-        shape = npy.locate(fd, path).shape
+        head = os.pread(fd, frame.HEAD_BYTES, 0)
+        if head.startswith(_NPY_MAGIC) or path.suffix == ".npy":
+            shape = npy.locate(fd, path).shape
+        elif found := frame.peek(head):
+            shape = found[1]
+        else:
+            return hdf5.sample_shape(path)
     if len(shape) != 3:
         raise UserError(f"{path}: has shape {list(shape)}, but a sample is [rows, columns, channels]")
     return shape[0], shape[1], shape[2]
@@ -107,18 +124,21 @@ class CachedReader:
 class Reader:
     """Reads samples of shape [rows, columns, channels]. Thread-safe.
 
-    With ``statistics``, fields are normalised as (x - minimum) · (1 / (maximum - minimum)), in float32 and in the
-    order of operations of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py),
-    whose values they equal bit for bit; without, they are returned as stored.
+    With ``statistics``, fields come as (x - minimum) · (1 / (maximum - minimum)), in float32 and in the order
+    of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py), whose values they
+    equal bit for bit; without, as they are stored. ``codec``: the one that the data set's manifest names;
+    None: none.
     """
 
-    def __init__(self, shape: Sequence[int], statistics: Statistics | None) -> None:
+    def __init__(self, shape: Sequence[int], statistics: Statistics | None, codec: str | None = None) -> None:
         rows, columns, channels = shape
         self.shape = (rows, columns, channels)
         self.nbytes = rows * columns * (4 * channels + 1)  # of a sample in a batch
         self._block_rows = max(1, _BLOCK // (4 * columns * channels))
         self._layout: hdf5.Layout | None = None  # of the HDF5 file read last
         self._shift_and_scale = shift_and_scale(statistics, columns) if statistics else None
+        self._normalisation = shift_and_scale(statistics, 1) if statistics else None
+        self._codec = codec if isinstance(codec, str) and codec in CODECS else None
 
     def read(self, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]) -> int:
         """Read a sample into ``x`` [rows, columns, channels] and ``y`` [rows, columns], both contiguous.
@@ -127,13 +147,17 @@ class Reader:
         Raises ``UserError`` naming the file when it is missing, truncated or damaged, its arrays are not of
         this shape, a value is not finite, or a label is not a class.
         """
-        if path.suffix == ".npy":
-            mask = npy.label_path(path)
-            with opened(path) as data, opened(mask) as labels:
-                self._read_field(data, path, "the field", npy.locate(data, path), x)
-                self._read_mask(labels, mask, "the mask", npy.locate(labels, mask), y)
-                return os.fstat(data).st_size + os.fstat(labels).st_size
         with opened(path) as fd:
+            head = os.pread(fd, 8, 0)
+            if head == frame.MAGIC:
+                return self._read_encoded(fd, path, x, y)
+            # By the suffix only a damaged file: its message is then that of its format.
+            if head.startswith(_NPY_MAGIC) or path.suffix == ".npy":
+                mask = npy.label_path(path)
+                with opened(mask) as labels:
+                    self._read_field(fd, path, "the field", npy.locate(fd, path), x)
+                    self._read_mask(labels, mask, "the mask", npy.locate(labels, mask), y)
+                    return os.fstat(fd).st_size + os.fstat(labels).st_size
             layout = self._layout
             if layout is None or not layout.is_that_of(fd):
                 self._layout = layout = hdf5.locate(path)
@@ -149,6 +173,29 @@ class Reader:
                     self._finish(x[rows], path, hdf5.DATA, rows.start)
                 _take_mask(classes, y, path, hdf5.LABELS, 0)
             return os.fstat(fd).st_size
+
+    def _read_encoded(self, fd: int, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]) -> int:
+        content = np.empty(os.fstat(fd).st_size, np.uint8)
+        read_into(fd, path, 0, content)
+        encoded = frame.unpack(content.data, path)
+        codec = find(encoded.codec, CODECS, path)
+        if codec.name != self._codec:
+            stated = f"by {self._codec!r}" if self._codec else "by no codec"
+            raise UserError(
+                f"{path}: encoded by {codec.name!r}, and by its manifest the data set is {stated}; "
+                f"convert the data "
+                "set again"
+            )
+        encoded.require(codec.name, np.float32, self.shape)
+        decode_mask(encoded, y)
+        _take_mask(y, y, path, "the mask", 0)
+        if isinstance(codec, Delta):
+            codec.decode_into(encoded, x, self._normalisation)
+        else:
+            codec.decode(encoded, x)
+            for rows in self._blocks():
+                self._finish(x[rows], path, "the field", rows.start)
+        return content.nbytes
 
     def _blocks(self) -> list[slice]:
         rows, step = self.shape[0], self._block_rows

@@ -25,6 +25,8 @@ def add(commands: Commands) -> None:
     convert.add_argument("benchmark", metavar="BENCHMARK", help="; ".join(tools))
     convert.add_argument("source", type=Path)
     convert.add_argument("out", type=Path)
+    codecs = "; ".join(f"{b.name}: {', '.join(b.convert.codecs)}" for b in registry.BUILT_IN if b.convert)
+    convert.add_argument("--codec", metavar="NAME", help=f"what to convert to: {codecs} (docs/codecs.md)")
     convert.add_argument("--workers", type=int, default=CORES, help="threads per rank (default: %(default)s)")
     _add_options(convert, "convert")
     bench = add_command(actions, "bench", _data_bench, "compare the loaders of a benchmark on a data set")
@@ -83,17 +85,33 @@ def _given(options: argparse.Namespace, benchmark: registry.Benchmark, tool: str
     benchmark, and for a required one that is missing."""
     for other in registry.BUILT_IN:
         for option in getattr(getattr(other, tool), "options", ()):
-            if _is_given(getattr(options, option.name, None)) and other is not benchmark:
+            if _is_given(getattr(options, option.key, None)) and other is not benchmark:
                 raise UserError(f"--{option.name} is for {other.name}")
     given = {}
     for option in getattr(getattr(benchmark, tool), "options", ()):
-        value = getattr(options, option.name, None)
+        value = getattr(options, option.key, None)
         if _is_given(value) or option.type is bool:
-            given[option.name] = value
-        elif option.required:
-            choices = f" {', '.join(option.choices)}" if option.choices else ""
-            raise UserError(f"{benchmark.name} needs --{option.name}{choices}: {option.help}")
+            given[option.key] = value
     return given
+
+
+def _take_codec(given: dict[str, Any], codec: str | None, tool: registry.DataTool, benchmark: str) -> None:
+    """Put the codec into the options ``given``, in place of the older ways to name it. Raises UserError when it is
+    named twice, is none of the tool's, or is needed and missing."""
+    named = {"--codec": codec} if codec else {}
+    for option in tool.options:
+        if option.codec is not None and (value := given.pop(option.key, None)):
+            named[f"--{option.name}"] = option.codec or value
+    if len(set(named.values())) > 1:
+        raise UserError(f"{' and '.join(named)} name different codecs; give one of them")
+    codec = next(iter(named.values()), None)
+    known = ", ".join(tool.codecs)
+    if codec and codec not in tool.codecs:
+        raise UserError(f"--codec {codec}: {benchmark} has {known}")
+    if codec:
+        given["codec"] = codec
+    elif tool.codecs and not tool.default_codec:
+        raise UserError(f"{benchmark} needs --codec {known}: {tool.help}")
 
 
 def _is_given(value: object) -> bool:
@@ -121,6 +139,7 @@ def _data_convert(options: argparse.Namespace) -> int:
     if benchmark.convert is None:
         raise UserError(f"{benchmark.name} has no other format to convert to")
     given = _given(options, benchmark, "convert")
+    _take_codec(given, options.codec, benchmark.convert, benchmark.name)
     convert = registry.load_object(benchmark.convert.function)
     with launch.joined(benchmark.frameworks[benchmark.default_framework].collectives) as world:
         convert(source=options.source, out=options.out, world=world, workers=options.workers, **given)

@@ -38,9 +38,9 @@ _FEWEST_SHARDS = 16  # enough to divide among nodes and workers
 _PAGE = 4096
 
 
-def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> None:
-    """Write the data set at ``source`` to ``out`` in the format ``to``, with a manifest, and report how long
-    it took. Called by all ranks.
+def convert(source: Path, out: Path, codec: Target, world: World, workers: int) -> None:
+    """Write the data set at ``source`` to ``out`` in the format ``codec``, with a manifest, and say how long it
+    took. Called by all ranks.
 
     TFRecord shards are divided among the ranks, with ``workers`` threads in each; LMDB and pixels are written by
     rank 0, and read by its threads. Complete files are kept, so that an interrupted conversion can be
@@ -56,35 +56,39 @@ def convert(source: Path, out: Path, to: Target, world: World, workers: int) -> 
     dataset = manifest.describe(source, world)
     read = [files_of(dataset, split) for split in SPLITS]
     kinds = [format_of(dataset, names) for names in read]
-    if to != "raw" and "raw" in kinds:
+    if codec != "raw" and "raw" in kinds:
         raise UserError(
             f"{source}: contains decoded pixels, which cannot be converted; convert the encoded images"
         )
     manifest.require(source, world, workers, set(chain.from_iterable(read)).__contains__)
     splits, names = open_splits(dataset, world)
     counts = {split: len(images) for split, images in splits.items()}
-    settings: dict[str, object] = {"format": to, "converted_from": source.resolve().name, "samples": counts}
+    settings: dict[str, object] = {
+        "format": codec,
+        "converted_from": source.resolve().name,
+        "samples": counts,
+    }
     on_rank0(world, lambda: generate.claim_folder(out, settings))
 
-    total = sum(counts.values()) // (world.size if to == "tfrecord" else 1)
+    total = sum(counts.values()) // (world.size if codec == "tfrecord" else 1)
     with progress(total, "convert", "images", show=world.rank == 0) as advance:
         for split, images in splits.items():
             on_rank0(world, partial(_make_folder, out / split))
-            if to == "tfrecord":
-                write_one = partial(write_shard, images, names, out, advance)
-                own_shards = shards_of(split, len(images))[world.rank :: world.size]
-                on_all_ranks(world, partial(in_threads, write_one, own_shards, workers))
+            if codec == "tfrecord":
+                one = partial(write_shard, images, names, out, advance)
+                mine = shards_of(split, len(images))[world.rank :: world.size]
+                on_all_ranks(world, partial(in_threads, one, mine, workers))
             else:
-                write = _write_lmdb if to == "lmdb" else _write_raw
+                write = _write_lmdb if codec == "lmdb" else _write_raw
                 on_rank0(world, partial(write, images, out / split, workers, advance))
-    facts = dataset.facts | settings | {"benchmark": "resnet50"}
+    facts = dataset.facts | settings | {"benchmark": "resnet50", "codec": codec, "lossy": False}
     if names:
         facts["classes"] = names
     facts.pop("staged", None)
     packed = time.perf_counter() - started
     facts["packing_seconds"] = round(packed, 3)
     converted = manifest.index(out, facts, world, workers)
-    _require_no_other_files(converted, to)
+    _require_no_other_files(converted, codec)
     if world.rank == 0:
         images_made = sum(counts.values())
         print(

@@ -88,7 +88,7 @@ def pack(
     started = time.monotonic()
     images, names = _open(dataset, world, classes)
     shards = [(split, shard) for split in SPLITS for shard in shards_of(split, len(images[split]))]
-    facts = dataset.facts | {"format": "tfrecord", "classes": names}
+    facts = dataset.facts | {"format": "tfrecord", "codec": "tfrecord", "lossy": False, "classes": names}
     files = tuple(sorted(File(shard.name, 0) for _, shard in shards))
     packed = replace(dataset, root=target, files=files, facts=facts)  # sizes are filled in afterwards
     team = staging_group(dataset.root, target, world, "replicate")

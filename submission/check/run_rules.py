@@ -50,6 +50,15 @@ def _result_rules(result: Result) -> Iterator[Finding]:
             f"status {result.status!r}, {best}",
             "only a run that met its target has a time to train",
         )
+    if result.division == "closed" and result.data and result.data.lossy:
+        yield Finding(
+            "run/codec",
+            "error",
+            "result.json",
+            "a closed division: data without loss",
+            f"data by {result.data}",
+            "convert the data set without loss, or set division to open",
+        )
     if result.resumed:
         yield Finding(
             "run/resumed",

@@ -101,6 +101,25 @@ class Staging(_Read):
     rank_seconds: tuple[Seconds, ...] = ()
 
 
+class DataFormat(_Read):
+    """How the data set was stored. ``codec`` None: as published. ``max_error``: the bound of a lossy codec, a
+    share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or "numpy"."""
+
+    codec: Name | None = None
+    lossy: bool = False
+    max_error: float | None = None
+    max_error_of: Name | None = None
+    decoder: Name | None = None
+
+    def __str__(self) -> str:
+        if self.codec is None:
+            return "as published"
+        if not self.lossy:
+            return f"{self.codec}, lossless"
+        bound = f", error at most {self.max_error:g} of the {self.max_error_of}" if self.max_error else ""
+        return f"{self.codec}, lossy{bound}"
+
+
 class Result(_Read):
     """result.json; docs/architecture.md has the format."""
 
@@ -122,6 +141,7 @@ class Result(_Read):
     ranks: Ranks
     nodes: Ranks | None = None
     launcher: Text | None = None
+    data: DataFormat | None = None
     staging: Staging | None = None
     source_evicted: bool | None = None
 

@@ -70,6 +70,27 @@ def one_configuration(results: ResultSet) -> Iterator[Finding]:
             yield Finding("pack/config", "error", path.name, expected, other, remedy)
 
 
+def one_data_format(results: ResultSet) -> Iterator[Finding]:
+    """The runs of a set read data of one format; a lossy one is told to the reviewer."""
+    formats = {str(run.result.data) for run in runs_of(results) if run.result and run.result.data}
+    if len(formats) > 1:
+        remedy = "the runs of one score read one data set: pack the others separately"
+        yield Finding(
+            "pack/codec",
+            "error",
+            "result.json",
+            "one format of the data set",
+            "; ".join(sorted(formats)),
+            remedy,
+        )
+    for told in sorted(formats):
+        if "lossy" in told:
+            remedy = "nothing to do in the open division; say so in the description"
+            yield Finding(
+                "pack/codec", "warning", "result.json", "data without loss", f"data by {told}", remedy
+            )
+
+
 def own_target(results: ResultSet) -> Iterator[Finding]:
     """A submission has the official target; for some benchmarks the official checker does not require it in the
     open division."""

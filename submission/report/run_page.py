@@ -69,6 +69,8 @@ def _meta(run: RunDirectory) -> list[str]:
         meta.append(
             count(result.ranks, "rank") + (f" on {count(result.nodes, 'node')}" if result.nodes else "")
         )
+    if result and result.data and result.data.codec:
+        meta.append(f"data by {result.data}")
     if run.env.get("date"):
         meta.append(str(run.env["date"]).replace("T", " ").replace("+00:00", " UTC"))
     return meta

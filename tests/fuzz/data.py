@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -12,13 +13,18 @@ import numpy as np
 from fuzz.mutate import damaged_bytes, damaged_value
 
 from mlhpc.common.data import manifest
+from mlhpc.common.data.codecs import frame
+from mlhpc.common.data.codecs.codec import find
 from mlhpc.common.formats import npy, tfrecord
 from mlhpc.common.timing.breakdown import breakdown, read_events
 from mlhpc.common.training import checkpoint
+from mlhpc.cosmoflow.data import codec as cosmoflow
+from mlhpc.deepcam.data import codec as deepcam
 from mlhpc.deepcam.data import hdf5
 from mlhpc.errors import UserError
 
 COUNTS = np.arange(4 * 4 * 4 * 4, dtype=np.int16).reshape(4, 4, 4, 4)
+MASK = zlib.compress(bytes(8 * 12))
 FIELDS = np.arange(8 * 12 * 2, dtype=np.float32).reshape(8, 12, 2)
 
 
@@ -130,7 +136,55 @@ def read_event_file(data: bytes, scratch: Path) -> None:
     breakdown(read_events(path))
 
 
+@cache
+def _encoded() -> dict[str, tuple[str, tuple[int, ...], dict[str, bytes]]]:
+    """Type, shape and sections of a sample by each codec."""
+    counts = COUNTS.copy()
+    counts[2:] %= 5
+    ranges = np.ptp(FIELDS, axis=(0, 1)).astype(np.float64)
+    lossy = (deepcam.Delta("delta", deepcam.Bound(1e-3, "range", ranges)), deepcam.Delta("delta-paper"))
+    made = {f"c/{name}": ("<i2", counts, codec) for name, codec in cosmoflow.CODECS.items()}
+    made |= {
+        f"d/{c.name}": ("<f4", FIELDS, c) for c in (*lossy, deepcam.CODECS["pco"], deepcam.CODECS["zstd"])
+    }
+    return {
+        name: (dtype, array.shape, {**codec.encode(array), "mask": MASK, "label": bytes(16)})
+        for name, (dtype, array, codec) in made.items()
+    }
+
+
+def codec_bytes(rng: Random) -> bytes:
+    """Half are damaged files, which the checksums find; half are sealed again after damage, as a hostile writer
+    would."""
+    name = rng.choice(sorted(_encoded()))
+    dtype, shape, sections = _encoded()[name]
+    if rng.random() < 0.5:
+        return damaged_bytes(rng, frame.pack(name[2:], dtype, shape, sections))
+    changed = dict(sections)
+    for section in rng.sample(sorted(sections), rng.choice((1, 1, 2))):
+        if name.endswith("blosc2") and section == "data":
+            continue  # the library itself may read beyond such a stream: docs/security.md
+        content = bytes(changed[section])
+        changed[section] = (
+            rng.randbytes(rng.randrange(64)) if rng.random() < 0.2 else damaged_bytes(rng, content)
+        )
+    if rng.random() < 0.3:
+        shape = tuple(rng.choice((0, 1, side, side + 1, 2**16)) for side in shape)
+    return frame.pack(name[2:], dtype, shape, changed)
+
+
+def read_codec(data: bytes, scratch: Path) -> None:
+    """Whatever is decoded has the shape of the frame; nothing large is allocated on its word."""
+    read = frame.unpack(data, scratch / "a.mlc")
+    if np.prod([float(side) for side in read.shape]) > 1 << 20:
+        return  # readers compare the shape with the preset's before they allocate
+    codecs = cosmoflow.CODECS if read.dtype == np.int16 else deepcam.CODECS
+    find(read.codec, codecs, "a.mlc").decode(read, np.empty(read.shape, read.dtype))
+    deepcam.decode_mask(read, np.empty((8, 12), np.uint8))
+
+
 READERS = (
+    ("codec", codec_bytes, read_codec, (UserError,)),
     ("manifest", manifest_bytes, read_manifest, (UserError,)),
     ("tfrecord", tfrecord_bytes, read_tfrecord, (UserError,)),
     ("npy", npy_bytes, read_npy, (UserError,)),

@@ -28,7 +28,8 @@ from mlhpc.benchmarks.schema import Loading
 from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.formats.tfrecord import encode_example, write_records
-from mlhpc.cosmoflow.data.loader import Loader, list_samples
+from mlhpc.cosmoflow.data.loader import Loader
+from mlhpc.cosmoflow.data.sample import list_samples
 from mlhpc.cosmoflow.tf.step import log_counts
 
 

@@ -109,7 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="deepcam-input-") as scratch:
         root, npy = Path(scratch) / "h5", Path(scratch) / "npy"
         make_samples(root, args.samples, shape)
-        convert(root, npy, False, Solo(), 1)
+        convert(root, npy, Solo(), 1)
         theirs = {
             f"reference, {count} workers": reference(root, args.reference, args.batch, count)
             for count in (0, args.workers)

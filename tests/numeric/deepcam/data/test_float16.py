@@ -28,7 +28,7 @@ def test_float16_npy_pairs_written_by_numpy_are_read(tmp_path):
 
 def test_float16_files_have_normalised_values_and_the_manifest_records_it(source, tmp_path):
     out = tmp_path / "out"
-    convert(source, out, True, Solo(), 2)
+    convert(source, out, Solo(), 2, "npy-float16")
     facts = load(out).facts
     statistics = hdf5.read_statistics(source, CHANNELS)
     assert facts["dtype"] == "float16"

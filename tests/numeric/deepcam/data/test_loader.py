@@ -95,7 +95,7 @@ def same(batches, others):
 def test_batches_have_the_references_values_in_the_planned_order(data_set, tmp_path, loader, layout):
     root = data_set
     if layout == "npy":
-        convert(data_set, root := tmp_path / "npy", False, Solo(), 1)
+        convert(data_set, root := tmp_path / "npy", Solo(), 1)
     made = open_loader(root, loader)
     for epoch in (0, 1):
         order = train_batches(Pool(6, 1), 0, 2, 3, seed=5, epoch=epoch)

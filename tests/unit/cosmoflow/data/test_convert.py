@@ -35,7 +35,9 @@ def raw(tmp_path: Path) -> Path:
 
 
 def run(raw: Path, out: Path, world: World | None = None, gzip: bool = True, workers: int = 2) -> None:
-    convert(raw, out, world or Solo(), workers, sample=SAMPLE, plain=not gzip, validation=0.25)
+    convert(
+        raw, out, world or Solo(), workers, sample=SAMPLE, codec="gzip" if gzip else "plain", validation=0.25
+    )
 
 
 def reference(path: Path) -> list[np.ndarray]:
@@ -91,6 +93,8 @@ def test_the_manifest_has_the_facts(raw: Path, tmp_path: Path) -> None:
         "samples": {"train": 81, "validation": 27},
         "sample_shape": [4, 4, 4, 4],
         "dtype": "int16",
+        "codec": "gzip",
+        "lossy": False,
         "gzip": True,
         "packer": "zlib",
         "made": "converted from 4 universes of 12³ voxels in raw",
@@ -206,11 +210,13 @@ def test_samples_of_another_kind_are_refused_and_not_overwritten(raw: Path, tmp_
     out = tmp_path / "out"
     run(raw, out, gzip=True)
     before = content(out)
-    with pytest.raises(UserError, match="another --sample or compression; convert into an empty folder"):
+    with pytest.raises(
+        UserError, match="another --sample, --codec or --packer; convert into an empty folder"
+    ):
         run(raw, out, gzip=False)
-    with pytest.raises(UserError, match="another --sample or compression"):
+    with pytest.raises(UserError, match="another --sample, --codec or --packer"):
         convert(raw, out, Solo(), 1, sample=SAMPLE, packer="isal", validation=0.25)
-    with pytest.raises(UserError, match="another --sample or compression"):
+    with pytest.raises(UserError, match="another --sample, --codec or --packer"):
         convert(raw, out, Solo(), 1, sample=6, validation=0.25)
     assert content(out) == before
 

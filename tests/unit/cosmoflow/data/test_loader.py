@@ -12,7 +12,8 @@ from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.formats.tfrecord import encode_example, write_records
 from mlhpc.cosmoflow.data.augment import SYMMETRIES, apply_symmetry, draw
-from mlhpc.cosmoflow.data.loader import Loader, list_samples, read_sample
+from mlhpc.cosmoflow.data.loader import Loader
+from mlhpc.cosmoflow.data.sample import Reader, list_samples
 from mlhpc.errors import UserError
 
 SHAPE = (6, 6, 6, 4)
@@ -184,7 +185,7 @@ def floats(path):
         (empty, "0 records|not a TFRecord"),
         (two_records, "2 records"),
         (other_shape, r"x has 1152 bytes, but int16 voxels of shape \[6, 6, 6, 4\] are 1728"),
-        (other_targets, "y has 3 values, and the network has 4 targets"),
+        (other_targets, "y has 3 values, but the network has 4 targets"),
         (floats, "missing b?'x'"),
     ],
 )
@@ -232,7 +233,7 @@ def test_a_symmetry_is_applied_while_reading(tmp_path, symmetry):
     path = tmp_path / "a.tfrecord"
     write(path, x, y)
     out_x, out_y = np.empty_like(x), np.empty_like(y)
-    assert read_sample((path, symmetry), out_x, out_y) == path.stat().st_size
+    assert Reader().read((path, symmetry), out_x, out_y) == path.stat().st_size
     np.testing.assert_array_equal(out_x, apply_symmetry(x, symmetry))
     np.testing.assert_array_equal(out_y, y)
 

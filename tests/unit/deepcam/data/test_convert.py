@@ -39,7 +39,7 @@ def contents(root):
 
 
 def test_the_values_are_those_of_the_source(source, tmp_path):
-    convert(source, tmp_path / "out", False, Solo(), 2)
+    convert(source, tmp_path / "out", Solo(), 2)
     for path in source.glob("*/*.h5"):
         made = tmp_path / "out" / path.parent.name
         with h5py.File(path) as file:
@@ -57,26 +57,28 @@ def test_the_values_are_those_of_the_source(source, tmp_path):
         "format": "npy",
         "dtype": "float32",
         "converted_from": "source",
+        "codec": "npy",
+        "lossy": False,
     }
     assert verify(tmp_path / "out", workers=1) == []
 
 
 def test_any_number_of_ranks_and_workers_writes_the_same_bytes(source, tmp_path):
-    convert(source, tmp_path / "one", False, Solo(), 1)
-    assert on_ranks(2, 2, lambda world: convert(source, tmp_path / "four", False, world, 3)) == [None] * 4
+    convert(source, tmp_path / "one", Solo(), 1)
+    assert on_ranks(2, 2, lambda world: convert(source, tmp_path / "four", world, 3)) == [None] * 4
     assert contents(tmp_path / "four") == contents(tmp_path / "one")
 
 
 def test_a_second_start_converts_only_missing_files(source, tmp_path):
     out = tmp_path / "out"
-    convert(source, out, False, Solo(), 2)
+    convert(source, out, Solo(), 2)
     before = contents(out)
     kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
     lost = sorted(kept)[0], sorted(kept)[-1]  # a field and a mask
     for path in lost:
         path.unlink()
     (out / "train" / ".data-0003.npy.elsewhere.1.part").write_bytes(b"left by a killed process")
-    convert(source, out, False, Solo(), 2)
+    convert(source, out, Solo(), 2)
     assert contents(out) == before
     redone = {path for path in kept if path.stat().st_ino != kept[path]}
     assert len(redone) <= 4
@@ -84,13 +86,13 @@ def test_a_second_start_converts_only_missing_files(source, tmp_path):
 
 def test_only_replaced_source_files_are_converted_again(source, tmp_path):
     out = tmp_path / "out"
-    convert(source, out, False, Solo(), 2)
+    convert(source, out, Solo(), 2)
     kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
     replaced = source / "train" / "data-0003.h5"
     size = replaced.stat().st_size
     write_sample(replaced, seed=77)
     assert replaced.stat().st_size == size
-    convert(source, out, False, Solo(), 2)
+    convert(source, out, Solo(), 2)
     pair = out / "train/data-0003.npy", out / "train/label-0003.npy"
     assert np.array_equal(np.load(pair[0]), fields(77)) and np.array_equal(np.load(pair[1]), mask(77))
     assert {path for path, inode in kept.items() if path.stat().st_ino != inode} == set(pair)
@@ -99,11 +101,11 @@ def test_only_replaced_source_files_are_converted_again(source, tmp_path):
 
 def test_complete_files_are_kept_on_a_file_system_with_whole_second_times(source, tmp_path):
     out = tmp_path / "out"
-    convert(source, out, False, Solo(), 2)
+    convert(source, out, Solo(), 2)
     for path in out.glob("*/*.npy"):
         os.utime(path, (int(path.stat().st_mtime),) * 2)
     kept = {path: path.stat().st_ino for path in out.glob("*/*.npy")}
-    convert(source, out, False, Solo(), 2)
+    convert(source, out, Solo(), 2)
     assert {path: path.stat().st_ino for path in kept} == kept
 
 
@@ -117,7 +119,7 @@ def test_a_full_disk_is_a_one_line_error_with_the_path(source, tmp_path, monkeyp
         with pytest.raises(
             UserError, match=r"data-0000\.npy: cannot be written: No space left .*; free some"
         ):
-            convert(source, tmp_path / "out", False, Solo(), 1)
+            convert(source, tmp_path / "out", Solo(), 1)
     assert not list(tmp_path.rglob("*.npy")) and not list(tmp_path.rglob("*.part"))
 
 
@@ -128,18 +130,18 @@ def test_float16_samples_never_mix_two_statistics(source, tmp_path):
     good = bad.read_bytes()
     bad.write_bytes(b"cut off here")
     with pytest.raises(UserError, match=r"data-0104\.h5"):
-        convert(source, out, True, Solo(), 1)
+        convert(source, out, Solo(), 1, "npy-float16")
     bad.write_bytes(good)
     half = contents(out)
     assert any(name.endswith(".npy") for name in half) and "manifest.json" not in half
     before = (source / "stats.h5").read_bytes()
     write_statistics(source / "stats.h5", high=np.full(CHANNELS, 1e6, np.float32))
     with pytest.raises(UserError, match="made with another statistics; remove it"):
-        convert(source, out, True, Solo(), 1)
+        convert(source, out, Solo(), 1, "npy-float16")
     assert contents(out) == half
     (source / "stats.h5").write_bytes(before)
-    convert(source, out, True, Solo(), 1)
-    convert(source, tmp_path / "at once", True, Solo(), 1)
+    convert(source, out, Solo(), 1, "npy-float16")
+    convert(source, tmp_path / "at once", Solo(), 1, "npy-float16")
     assert contents(out) == contents(tmp_path / "at once")
 
 
@@ -147,7 +149,7 @@ def test_facts_of_the_source_are_copied(source, tmp_path):
     (source / "manifest.json").write_text(
         '{"version": 1, "facts": {"simulation": {"seed": 7}, "samples": {"train": 6}}, "files": []}'
     )
-    convert(source, tmp_path / "out", False, Solo(), 1)
+    convert(source, tmp_path / "out", Solo(), 1)
     assert load(tmp_path / "out").facts["simulation"] == {"seed": 7}
     assert load(tmp_path / "out").facts["samples"] == {"train": 6, "validation": 5}
 
@@ -169,7 +171,7 @@ def test_facts_of_the_source_are_copied(source, tmp_path):
 )
 def test_every_rank_names_the_file_that_cannot_be_converted(source, tmp_path, spoil, words):
     spoil(source)
-    errors = on_ranks(1, 3, lambda world: convert(source, tmp_path / "out", False, world, 2))
+    errors = on_ranks(1, 3, lambda world: convert(source, tmp_path / "out", world, 2))
     assert len({str(error) for error in errors}) == 1
     with pytest.raises(UserError, match=words):
         raise errors[0]
@@ -180,7 +182,7 @@ def test_every_rank_names_the_file_that_cannot_be_converted(source, tmp_path, sp
 def test_a_missing_sample_of_the_manifest_is_named_before_writing(source, tmp_path):
     index(source, {}, Solo(), 1)
     shutil.rmtree(source / "validation")
-    errors = on_ranks(1, 2, lambda world: convert(source, tmp_path / "out", False, world, 2))
+    errors = on_ranks(1, 2, lambda world: convert(source, tmp_path / "out", world, 2))
     gone = source / "validation/data-0100.h5"
     assert {str(error) for error in errors} == {
         f"{gone}: listed in the manifest but missing; see: mlhpc data verify {source}"
@@ -189,7 +191,7 @@ def test_a_missing_sample_of_the_manifest_is_named_before_writing(source, tmp_pa
     make_data_set(source)
     os.truncate(source / "stats.h5", 100)
     with pytest.raises(UserError, match=r"stats\.h5: 100 bytes, expected \d+; see: mlhpc data verify"):
-        convert(source, tmp_path / "out", False, Solo(), 1)
+        convert(source, tmp_path / "out", Solo(), 1)
     assert not (tmp_path / "out").exists()
 
 
@@ -197,7 +199,7 @@ def test_other_missing_files_of_the_manifest_are_ignored(source, tmp_path):
     (source / "README").write_text("of the site")
     index(source, {}, Solo(), 1)
     (source / "README").unlink()
-    convert(source, tmp_path / "out", False, Solo(), 1)
+    convert(source, tmp_path / "out", Solo(), 1)
     assert verify(tmp_path / "out", workers=1) == []
 
 
@@ -208,17 +210,20 @@ def test_an_impossible_conversion_is_a_one_line_error(source, tmp_path):
         (tmp_path, "has none of train, validation, test"),
     ):
         with pytest.raises(UserError, match=words):
-            convert(wrong, out, False, Solo(), 1)
+            convert(wrong, out, Solo(), 1)
     assert not out.exists()
     with pytest.raises(UserError, match="is the data set to convert"):
-        convert(source, source, False, Solo(), 1)
-    convert(source, out, False, Solo(), 1)
-    with pytest.raises(UserError, match="is converted already"):
-        convert(out, tmp_path / "again", False, Solo(), 1)
+        convert(source, source, Solo(), 1)
+    convert(source, out, Solo(), 1)
+    convert(source, tmp_path / "half", Solo(), 1, "npy-float16")
+    with pytest.raises(UserError, match=r"is converted already, and lost something \(npy-float16\)"):
+        convert(tmp_path / "half", tmp_path / "again", Solo(), 1)
     before = contents(out)
-    with pytest.raises(UserError, match="made with another dtype, statistics; remove it or give"):
-        convert(source, out, True, Solo(), 1)
+    with pytest.raises(
+        UserError, match="made with another codec, dtype, lossy, statistics; remove it or give"
+    ):
+        convert(source, out, Solo(), 1, "npy-float16")
     assert contents(out) == before
     (out / "train" / "foreign").touch()
     with pytest.raises(UserError, match="24 files, but 23 were converted"):
-        convert(source, out, False, Solo(), 1)
+        convert(source, out, Solo(), 1)

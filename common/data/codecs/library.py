@@ -1,0 +1,205 @@
+"""Codecs of other libraries (the extra ``codecs``), and checked access to them.
+
+They are imported when they are used: a data set in another format needs none of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.data.codecs.codec import Codec, Sections
+from mlhpc.common.data.codecs.frame import Frame
+from mlhpc.errors import UserError
+
+_PCO_LEVEL = 8  # pcodec's default; decoding does not depend on it
+_BLOSC2_LEVEL = 5
+ZSTD_LEVEL = 3
+
+
+def load(name: str, distribution: str) -> Any:
+    """A library's module. Raises UserError when it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"this codec needs {distribution}, which cannot be loaded ({error}); install it with "
+            "pip install 'mlhpc[codecs]'"
+        ) from error
+
+
+def pco_compress(array: npt.NDArray[Any]) -> bytes:
+    """A one-dimensional array of 16- or 32-bit numbers, compressed by pcodec; nothing for an empty one."""
+    pco = load("pcodec", "pcodec")
+    if not array.size:
+        return b""
+    config = pco.ChunkConfig(compression_level=_PCO_LEVEL)
+    compressed: bytes = pco.standalone.simple_compress(array, config)
+    return compressed
+
+
+def pco_decompress(frame: Frame, section: str, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
+    """The ``length`` values of ``section``. Raises UserError when it holds others."""
+    out = np.empty(length, dtype)
+    pco_decompress_into(frame, section, out)
+    return out
+
+
+def pco_decompress_into(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
+    """Fill ``out``, one-dimensional, with ``section``. Raises UserError when it does not."""
+    data = _content(frame, section, empty=not out.size)
+    if not out.size:
+        return
+    pco = load("pcodec", "pcodec")
+    try:
+        progress = pco.standalone.simple_decompress_into(bytes(data), out)
+    except Exception as error:
+        raise frame.error(f"not readable by pcodec: {_reason(error)}", section) from error
+    except BaseException as error:  # what it panics with is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        raise frame.error(f"not readable by pcodec: {_reason(error)}", section) from error
+    if progress.n_processed != len(out) or not progress.finished:
+        raise frame.error(f"pcodec found {progress.n_processed} values, expected {len(out)}", section)
+
+
+def _content(frame: Frame, section: str, empty: bool) -> memoryview:
+    if section not in frame.sections:
+        raise frame.error(f"it has no section {section!r}")
+    data = frame.sections[section]
+    if empty and len(data):
+        raise frame.error(f"has {len(data)} bytes, expected none", section)
+    return data
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__
+
+
+class Compressed:
+    """An array as one section, ``data``: compressed by ``compress``, and filled by ``fill(frame, section, out)``,
+    which gets the array as one axis and raises UserError when the section does not fill it exactly."""
+
+    def __init__(
+        self,
+        name: str,
+        compress: Callable[[npt.NDArray[Any]], bytes],
+        fill: Callable[[Frame, str, npt.NDArray[Any]], None],
+    ) -> None:
+        self.name, self.lossy = name, False
+        self._compress, self._fill = compress, fill
+
+    def encode(self, array: npt.NDArray[Any]) -> Sections:
+        return {"data": self._compress(np.ascontiguousarray(array).reshape(-1)) if array.size else b""}
+
+    def decode(self, frame: Frame, out: npt.NDArray[Any]) -> None:
+        frame.require(self.name, out.dtype, out.shape)
+        _content(frame, "data", empty=not out.size)
+        if out.size:
+            self._fill(frame, "data", out.reshape(-1))
+
+
+def _zstd_compress(array: npt.NDArray[Any]) -> bytes:
+    zstd = load("zstandard", "zstandard")
+    compressed: bytes = zstd.ZstdCompressor(level=ZSTD_LEVEL).compress(array)
+    return compressed
+
+
+def _zstd_fill(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
+    content = _zstd_decompress(frame, section, out.nbytes)
+    if len(content) != out.nbytes:
+        raise frame.error(f"holds {len(content)} bytes, expected {out.nbytes}", section)
+    out[...] = np.frombuffer(content, out.dtype)
+
+
+def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
+    """The content of ``section``, compressed by zstd. Raises UserError when it is not, or would be more than
+    ``most`` bytes, before they are allocated."""
+    zstd = load("zstandard", "zstandard")
+    data = frame.sections[section]
+    try:
+        size = zstd.frame_content_size(data)
+        if not 0 <= size <= most:
+            raise frame.error(f"says that it holds {size} bytes, at most {most} are expected", section)
+        content: bytes = zstd.ZstdDecompressor().decompress(
+            data, max_output_size=size, allow_extra_data=False
+        )
+    except zstd.ZstdError as error:
+        raise frame.error(f"not readable by zstd: {_reason(error)}", section) from error
+    return content
+
+
+def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
+    """The frame with those ``sections``, compressed by zstd, decompressed. Raises UserError when one is missing,
+    damaged, or larger than the frame's whole array."""
+    most = frame.dtype.itemsize * prod(frame.shape)
+    parts = {}
+    for section in sections:
+        _content(frame, section, empty=False)
+        parts[section] = memoryview(_zstd_decompress(frame, section, most))
+    return replace(frame, sections={**frame.sections, **parts})
+
+
+def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
+    """Two axes of float32, finite, with an error of at most ``tolerance``. Raises UserError for other values."""
+    if not np.isfinite(plane).all():
+        raise UserError("zfp keeps finite values only; take another codec")
+    zfp = load("zfpy", "zfpy")
+    compressed: bytes = zfp.compress_numpy(
+        np.ascontiguousarray(plane), tolerance=tolerance, write_header=False
+    )
+    return compressed
+
+
+def zfp_decompress(
+    frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
+) -> npt.NDArray[np.float32]:
+    """What ``zfp_compress`` made. Raises UserError when the section is missing or empty. zfp itself checks
+    nothing: a damaged stream gives other values, and it reads beyond the end of a short one."""
+    if not 0 < tolerance < np.inf:
+        raise frame.error("holds a tolerance that is none", "limits")
+    data = _content(frame, section, empty=False)
+    zfp = load("zfpy", "zfpy")
+    # What a block of 4 × 4 values can read at most (zfp's maximum_size: all its bits, and a header).
+    blocks = prod(-(-side // 4) for side in shape)
+    room = np.zeros(max(len(data), blocks * 80) + 64, np.uint8)
+    room[: len(data)] = np.frombuffer(data, np.uint8)
+    out = np.empty(shape, np.float32)
+    zfp._decompress(room.tobytes(), zfp.type_float, shape, out=out, tolerance=tolerance)
+    return out
+
+
+def _blosc2_compress(array: npt.NDArray[Any]) -> bytes:
+    blosc2 = load("blosc2", "blosc2")
+    compressed: bytes = blosc2.compress2(
+        array,
+        codec=blosc2.Codec.ZSTD,
+        clevel=_BLOSC2_LEVEL,
+        filters=[blosc2.Filter.BITSHUFFLE],
+        typesize=array.itemsize,
+        nthreads=1,  # and the same bytes for any number of threads
+    )
+    return compressed
+
+
+def _blosc2_fill(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
+    blosc2 = load("blosc2", "blosc2")
+    data = bytes(frame.sections[section])
+    try:
+        size, stored, _ = blosc2.get_cbuffer_sizes(data)
+        if (size, stored) != (out.nbytes, len(data)):
+            raise frame.error(f"holds {size} bytes, expected {out.nbytes}", section)
+        blosc2.decompress2(data, dst=out, nthreads=1)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise frame.error(f"not readable by blosc2: {_reason(error)}", section) from error
+
+
+LOSSLESS: tuple[Codec, ...] = (
+    Compressed("pco", pco_compress, pco_decompress_into),
+    Compressed("zstd", _zstd_compress, _zstd_fill),
+    Compressed("blosc2", _blosc2_compress, _blosc2_fill),
+)

@@ -1,0 +1,79 @@
+"""The compiled decoders (``_decode.c``), where they could be compiled; they run without the interpreter's lock."""
+
+import ctypes
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Delta(ctypes.Structure):
+    """``delta`` of ``_decode.c``."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "channels")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "kinds", "first", "coded", "pivots", "units", "codes", "raw", "differences", "shift", "scale",
+            )
+        ),
+    ]  # fmt: skip
+
+
+@cache
+def library() -> Any:
+    """The library; None where it was not compiled, and NumPy decodes."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_decode{suffix}")
+        if path.exists():
+            found = ctypes.CDLL(str(path))
+            found.mlhpc_gather.restype = ctypes.c_int64
+            found.mlhpc_gather.argtypes = [
+                ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int,
+                ctypes.c_void_p,
+            ]  # fmt: skip
+            found.mlhpc_delta.restype = None
+            found.mlhpc_delta.argtypes = [
+                ctypes.POINTER(Delta), ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int,
+                ctypes.c_void_p, ctypes.c_void_p,
+            ]  # fmt: skip
+            return found
+    return None
+
+
+def decoder() -> str:
+    """What decodes on this machine: "compiled" or "numpy"."""
+    return "compiled" if library() else "numpy"
+
+
+def gather(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any]) -> int | None:
+    """``out[i] = table[keys[i]]``: ``keys`` uint8 or uint16 [n], ``table`` [groups, values], ``out`` [n, values].
+
+    Returns the position of the first key that is not in the table, None when all are; then ``out`` is whole.
+    """
+    item = table.itemsize * table.shape[1]
+    assert (
+        keys.dtype in (np.uint8, np.uint16)
+        and table.dtype == out.dtype
+        and out.shape == (len(keys), table.shape[1])
+    )
+    found = library()
+    contiguous = all(array.flags.c_contiguous for array in (keys, table, out))
+    if found is None or item not in (2, 4, 8, 16) or not contiguous:
+        return gather_numpy(keys, table, out)
+    at: int = found.mlhpc_gather(
+        keys.ctypes.data, keys.itemsize, len(keys), table.ctypes.data, len(table), item, out.ctypes.data
+    )
+    return None if at < 0 else at
+
+
+def gather_numpy(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any]) -> int | None:
+    """``gather`` in NumPy, the truth that the compiled one is compared with."""
+    if len(keys) and int(keys.max()) >= len(table):
+        return int(np.argmax(keys >= len(table)))
+    out[...] = table[keys]
+    return None

@@ -1,0 +1,172 @@
+"""The lookup-table codec of paper 002 (Ibrahim and Oliker, section V-B), and the codecs of CosmoFlow by name.
+
+The four redshifts of a voxel are one *group*. A universe of 128³ voxels has some ten thousand different groups, so
+that a table of them and a key of one or two bytes a voxel say everything. Where a table does not hold all groups,
+or smaller tables with narrower keys are smaller together, a sample is cut into blocks of voxels in C order, each
+with a table of its own.
+
+``lut`` keeps keys and tables as they are: decoding is one look-up a voxel, and the logarithm of the counts can be
+taken of the table instead of the voxels. ``lut-small`` numbers the groups by falling frequency, which makes small
+keys frequent, and compresses keys and tables by pcodec.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.data.codecs import library, native
+from mlhpc.common.data.codecs.codec import Codec, Sections
+from mlhpc.common.data.codecs.frame import Frame
+
+_MOST_GROUPS = 1 << 16  # of a table: keys have at most 16 bits
+_MOST_VALUES = 4  # of a group, which are 8 bytes
+_SMALLEST_BLOCK = 1 << 12  # voxels
+_BLOCK = np.dtype([("voxels", "<u4"), ("groups", "<u4")])
+
+Transform = Callable[[npt.NDArray[np.int16]], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Voxels in C order from ``start`` on: the ``keys`` of each into ``table`` int16 [groups, values]."""
+
+    start: int
+    keys: npt.NDArray[Any]
+    table: npt.NDArray[np.int16]
+
+
+class LookupTable:
+    """``lut``, and with ``small`` ``lut-small``. Arrays are int16, their last axis is the group. Lossless."""
+
+    lossy = False
+
+    def __init__(self, name: str, small: bool) -> None:
+        self.name = name
+        self._small = small
+
+    def encode(self, array: npt.NDArray[np.int16]) -> Sections:
+        """Sections ``blocks`` (voxels and groups of each, uint32), ``tables`` (int16, one after the other) and
+        ``keys8``, ``keys16`` (of the blocks with up to 256 groups, and of the others). Compressed, the tables are
+        stored by value (all first values of all groups, then the second) in ``tables0``, ``tables1``…"""
+        values = array.shape[-1]
+        groups = np.ascontiguousarray(array, "<i2").reshape(-1, values)
+        blocks = list(_blocks(groups, by_frequency=self._small))
+        header = np.array([(len(b.keys), len(b.table)) for b in blocks], _BLOCK)
+        tables = np.concatenate([b.table for b in blocks]) if blocks else groups
+        keys = {
+            name: np.concatenate([np.empty(0, kind), *(b.keys for b in blocks if b.keys.dtype == kind)])
+            for name, kind in (("keys8", np.dtype("u1")), ("keys16", np.dtype("<u2")))
+        }
+        if not self._small:
+            return {"blocks": header.tobytes(), "tables": tables.tobytes()} | {
+                name: part.tobytes() for name, part in keys.items()
+            }
+        # pcodec has no type of one byte.
+        wide = keys | {"keys8": keys["keys8"].astype("<u2")}
+        columns = {f"tables{i}": np.ascontiguousarray(tables[:, i]) for i in range(values)}
+        return {"blocks": header.tobytes()} | {
+            name: library.pco_compress(part) for name, part in (wide | columns).items()
+        }
+
+    def decode(self, frame: Frame, out: npt.NDArray[Any], transform: Transform | None = None) -> None:
+        """Fill ``out`` with the counts, or with ``transform`` of them, which is asked for the tables only."""
+        if not 1 <= frame.shape[-1] <= _MOST_VALUES:
+            raise frame.error(f"groups of {frame.shape[-1]} values")
+        flat = out.reshape(-1, out.shape[-1])
+        assert np.shares_memory(flat, out) or not out.size
+        for block in self.blocks(frame):
+            table = block.table if transform is None else transform(block.table)
+            at = native.gather(block.keys, table, flat[block.start : block.start + len(block.keys)])
+            if at is not None:
+                raise frame.error(
+                    f"key {block.keys[at]} of voxel {block.start + at} is beyond its table of {len(block.table)}"
+                )
+
+    def blocks(self, frame: Frame) -> Iterator[Block]:
+        """The blocks of a frame, checked against each other and its shape, but for the keys' values."""
+        frame.require(self.name, "<i2", frame.shape)
+        *grid, values = frame.shape
+        header: npt.NDArray[Any] = frame.array("blocks", _BLOCK)
+        voxels, groups = (header[name].astype(np.int64) for name in ("voxels", "groups"))
+        if voxels.sum() != np.prod(grid, dtype=np.int64) or (groups > _MOST_GROUPS).any():
+            raise frame.error(f"blocks of {voxels.sum()} voxels do not make up {frame.shape}", "blocks")
+        narrow = groups <= 256
+        count8, count16, rows = int(voxels[narrow].sum()), int(voxels[~narrow].sum()), int(groups.sum())
+        if rows > max(int(voxels.sum()), 1):
+            raise frame.error(f"has tables of {rows} groups for {voxels.sum()} voxels", "blocks")
+        if self._small:
+            read = library.pco_decompress
+            keys8 = read(frame, "keys8", "<u2", count8)
+            if count8 and int(keys8.max()) > 255:
+                raise frame.error("holds a key beyond one byte", "keys8")
+            keys = {True: keys8.astype("u1"), False: read(frame, "keys16", "<u2", count16)}
+            tables = np.stack([read(frame, f"tables{i}", "<i2", rows) for i in range(values)], axis=1)
+        else:
+            keys = {True: frame.array("keys8", "u1", count8), False: frame.array("keys16", "<u2", count16)}
+            tables = frame.array("tables", "<i2", rows * values).reshape(rows, values)
+        start, row, taken = 0, 0, {True: 0, False: 0}
+        for size, length, is_narrow in zip(voxels.tolist(), groups.tolist(), narrow.tolist(), strict=True):
+            first = taken[is_narrow]
+            yield Block(start, keys[is_narrow][first : first + size], tables[row : row + length])
+            taken[is_narrow], start, row = first + size, start + size, row + length
+
+
+class _Range(NamedTuple):
+    """Voxels of one block, or of several that are smaller together: the different groups of all, the bytes
+    that the blocks take, and where each begins and ends."""
+
+    unique: npt.NDArray[Any]
+    size: int
+    cuts: list[tuple[int, int]]
+
+
+def _blocks(groups: npt.NDArray[np.int16], by_frequency: bool) -> Iterator[Block]:
+    """The smallest blocks of ``groups [voxels, values]`` that halving it again and again can give."""
+    values = groups.shape[1]
+    assert 1 <= values <= _MOST_VALUES
+    # Groups are compared as one integer.
+    padded = np.zeros((len(groups), 4), "<i2")
+    padded[:, :values] = groups
+    codes = padded.view("<u8").reshape(-1)
+
+    def best(start: int, stop: int) -> _Range:
+        whole = [(start, stop)]
+        if stop - start < 2 * _SMALLEST_BLOCK:
+            unique = np.unique(codes[start:stop])
+            return _Range(unique, _size(stop - start, len(unique), values), whole)
+        middle = (start + stop) // 2
+        left, right = best(start, middle), best(middle, stop)
+        unique = np.union1d(left.unique, right.unique)
+        size, parts = _size(stop - start, len(unique), values), left.size + right.size
+        if len(unique) <= _MOST_GROUPS and size <= parts:
+            return _Range(unique, size, whole)
+        return _Range(unique, parts, left.cuts + right.cuts)
+
+    for start, stop in best(0, len(codes)).cuts if len(codes) else ():
+        yield _block(start, codes[start:stop], values, by_frequency)
+
+
+def _size(voxels: int, groups: int, values: int) -> int:
+    """Bytes of a block."""
+    return voxels * (1 if groups <= 256 else 2) + groups * 2 * values
+
+
+def _block(start: int, codes: npt.NDArray[Any], values: int, by_frequency: bool) -> Block:
+    unique, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    if by_frequency:  # groups of one frequency stay sorted, which makes the table smaller
+        order = np.argsort(-counts, kind="stable")
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        unique, inverse = unique[order], rank[inverse]
+    table = np.ascontiguousarray(unique.view("<i2").reshape(-1, 4)[:, :values])
+    return Block(start, inverse.astype("u1" if len(unique) <= 256 else "<u2"), table)
+
+
+CODECS: dict[str, Codec] = {
+    codec.name: codec
+    for codec in (LookupTable("lut", small=False), LookupTable("lut-small", small=True), *library.LOSSLESS)
+}
+"""The codecs of encoded data sets; TFRecord files, plain or GZIP, are no frames and have none."""

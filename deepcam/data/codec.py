@@ -1,0 +1,203 @@
+"""The codecs of DeepCAM by name, and a sample as the bytes of a file: the field by its codec, the mask
+without loss.
+
+``delta`` keeps a bound that the user states, ``delta-small`` the same with the codes compressed once more, and
+``delta-paper`` is what paper 002 describes: no bound, and lines of which too many values are far off stay raw.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from isal import isal_zlib
+
+from mlhpc.common.data.codecs import frame, library
+from mlhpc.common.data.codecs.codec import Codec, Sections
+from mlhpc.common.data.codecs.frame import Frame
+from mlhpc.deepcam.data import delta, delta_encode
+from mlhpc.deepcam.data.delta import Lines, Normalisation
+from mlhpc.errors import UserError
+
+Of = Literal["range", "value"]
+FAR = 0.10
+"""Relative error beyond which the paper calls a value off (section V-A: "larger than 10% error")."""
+_MOST_FAR = 0.10  # share of such values in a line that delta-paper keeps; the paper states no rule
+_SIMILAR = 2.0**-11  # relative: half the last place of float16, in which the paper hands fields out
+_MASK_LEVEL = 1
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest error that a decoded value may have: ``error`` times the ``ranges`` [channels] of its
+    channel over the training set, or times the value itself."""
+
+    error: float
+    of: Of
+    ranges: npt.NDArray[np.float64]
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"max_error": self.error, "max_error_of": self.of}
+
+    def allowed(self, values: npt.NDArray[Any], channels: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+        """The largest error of each of ``values``, whose first axis is lines of the given channels."""
+        per_line = self.error * self.ranges[channels]
+        if self.of == "range":
+            return np.broadcast_to(per_line.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
+        return self.error * np.abs(values.astype(np.float64))
+
+
+class Delta:
+    """``delta``, ``delta-small`` and ``delta-paper``. Only encoding asks for the ``bound``; without one it is
+    that of the paper."""
+
+    lossy = True
+
+    def __init__(self, name: str, bound: Bound | None = None) -> None:
+        self.name, self.bound = name, bound
+
+    def facts(self) -> dict[str, Any]:
+        return self.bound.facts() if self.bound else {}
+
+    def encode(self, array: npt.NDArray[np.float32]) -> Sections:
+        """The sections of ``delta.parse``; for delta-small ``codes`` and ``raw`` are compressed by zstd. What
+        leaves here has been decoded, and found to keep the bound."""
+        bound, rows = self.bound, array.shape[0]
+        if bound is None:
+            sections = delta_encode.encode(array, _as_the_paper)
+        else:
+
+            def accept(values: Any, decoded: Any, lines: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+                error = np.abs(decoded.astype(np.float64) - values)
+                kept: npt.NDArray[np.bool_] = (error <= bound.allowed(values, lines // rows)).all(axis=1)
+                return kept
+
+            def unit(values: npt.NDArray[np.float64], lines: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+                least: npt.NDArray[np.float64] = bound.allowed(values, lines // rows).min(axis=2)
+                return 2 * least
+
+            sections = delta_encode.encode(array, accept, unit)
+            self._prove(array, sections, bound)
+        if self.name == "delta-small":
+            zstd = library.load("zstandard", "zstandard").ZstdCompressor(level=library.ZSTD_LEVEL)
+            sections |= {name: zstd.compress(sections[name]) for name in ("codes", "raw")}
+        return sections
+
+    def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
+        delta.decode(self.lines(frame), out)
+
+    def decode_into(self, frame: Frame, out: npt.NDArray[Any], normalise: Normalisation | None) -> None:
+        """``decode`` to float32 or float16, whichever ``out`` is, normalised in the same pass. Raises
+        UserError also where a value is not finite."""
+        lines = self.lines(frame)
+        if not np.isfinite(lines.raw).all():
+            raise frame.error("holds a value that is not finite", "raw")
+        delta.decode(lines, out, normalise, out.dtype.name)
+
+    def lines(self, frame: Frame) -> Lines:
+        """The lines of a frame. Raises UserError when it is malformed."""
+        if self.name == "delta-small":
+            frame = library.inflated(frame, ("codes", "raw"))
+        return delta.parse(frame)
+
+    def _prove(self, array: npt.NDArray[np.float32], sections: Mapping[str, bytes], bound: Bound) -> None:
+        read = frame.unpack(frame.pack("delta", "<f4", array.shape, sections))
+        out = np.empty_like(array)
+        delta.decode(delta.parse(read), out)
+        for channel in range(array.shape[2]):
+            values, decoded = array[..., channel], out[..., channel]
+            with np.errstate(invalid="ignore"):
+                error = np.abs(decoded.astype(np.float64) - values)
+            far = error > bound.allowed(values, np.full(len(values), channel))
+            assert not (far & (decoded.view(np.uint32) != values.view(np.uint32))).any(), (
+                "the bound is not kept"
+            )
+
+
+def _as_the_paper(values: Any, decoded: Any, lines: Any) -> npt.NDArray[np.bool_]:
+    exact = values.astype(np.float64)
+    error, size = np.abs(decoded - exact), np.abs(exact)
+    constant = (decoded == decoded[:, :1]).all(axis=1)
+    similar = (error <= _SIMILAR * size).all(axis=1)
+    kept: npt.NDArray[np.bool_] = np.where(constant, similar, (error > FAR * size).mean(axis=1) <= _MOST_FAR)
+    return kept
+
+
+class Zfp:
+    """zfp in fixed-accuracy mode, a channel at a time, each with the bound of its range."""
+
+    name, lossy = "zfp", True
+
+    def __init__(self, bound: Bound | None = None) -> None:
+        self.bound = bound
+
+    def facts(self) -> dict[str, Any]:
+        return self.bound.facts() if self.bound else {}
+
+    def encode(self, array: npt.NDArray[np.float32]) -> Sections:
+        assert self.bound
+        tolerances = self.bound.error * self.bound.ranges
+        planes = zip(np.moveaxis(array, 2, 0), tolerances, strict=True)
+        parts = {f"plane{i}": library.zfp_compress(plane, limit) for i, (plane, limit) in enumerate(planes)}
+        return {"limits": tolerances.astype("<f8").tobytes()} | parts
+
+    def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
+        frame.require(self.name, np.float32, out.shape)
+        tolerances = frame.array("limits", "<f8", out.shape[2])
+        for i, tolerance in enumerate(tolerances.tolist()):
+            out[..., i] = library.zfp_decompress(frame, f"plane{i}", out.shape[:2], tolerance)
+
+
+_BOUNDED: Mapping[str, Callable[[Bound], Codec]] = {
+    "delta": partial(Delta, "delta"),
+    "delta-small": partial(Delta, "delta-small"),
+    "zfp": Zfp,
+}
+_OURS: tuple[Codec, ...] = (Delta("delta"), Delta("delta-small"), Delta("delta-paper"), Zfp())
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
+"""What decodes, by name."""
+
+
+def encoder(
+    name: str,
+    max_error: float | None,
+    error_of: Of | None,
+    minimum: npt.NDArray[Any],
+    maximum: npt.NDArray[Any],
+) -> Codec:
+    """The codec ``name`` with a bound relative to the channels' ranges from ``minimum`` to ``maximum``, or to the
+    values. Raises UserError for a bound that this codec cannot have."""
+    if name not in _BOUNDED:
+        if max_error is not None or error_of is not None:
+            raise UserError(f"--max-error: {name} has no bound; it is for {', '.join(_BOUNDED)}")
+        return CODECS[name]
+    error = 1e-3 if max_error is None else max_error
+    if not 1e-12 < error < 1:
+        raise UserError(f"--max-error {error}: give a share between 1e-12 and 1")
+    of: Of = error_of or "range"
+    if name == "zfp" and of == "value":
+        raise UserError("--error-of value: zfp keeps an absolute bound; take --error-of range, or delta")
+    return _BOUNDED[name](Bound(error, of, (maximum - minimum).astype(np.float64)))
+
+
+def encode_sample(codec: Codec, field: npt.NDArray[np.float32], mask: npt.NDArray[np.uint8]) -> bytes:
+    """The file of a sample: ``field`` [rows, columns, channels], ``mask`` [rows, columns]."""
+    label = isal_zlib.compress(np.ascontiguousarray(mask), _MASK_LEVEL)
+    return frame.pack(codec.name, "<f4", field.shape, {**codec.encode(field), "mask": label})
+
+
+def decode_mask(frame: Frame, out: npt.NDArray[np.uint8]) -> None:
+    """Fill ``out`` [rows, columns] with the mask of a sample. Raises UserError when it is malformed."""
+    if "mask" not in frame.sections:
+        raise frame.error("it has no section 'mask'")
+    stream = isal_zlib.decompressobj()
+    try:
+        content = stream.decompress(frame.sections["mask"], out.size + 1)
+    except Exception as error:  # its errors are of no class of its own
+        raise frame.error(f"not readable by zlib: {' '.join(str(error).split())[:160]}", "mask") from error
+    if len(content) != out.size or not stream.eof:
+        raise frame.error(f"is no mask of {out.size} pixels", "mask")
+    out[...] = np.frombuffer(content, np.uint8).reshape(out.shape)

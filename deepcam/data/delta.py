@@ -1,0 +1,206 @@
+"""The differential codec of paper 002 (Ibrahim and Oliker, section V-A): its format, and decoding it.
+
+A field float32 [rows, columns, channels] is taken apart into lines along the columns, the smoothest
+direction; line ``channel · rows + row``. Every line has a kind (uint8), and can be decoded without the
+others:
+
+===== =====================================================================================================
+kind  line
+===== =====================================================================================================
+0     one value for all columns: a pivot
+1     raw float32 values
+2 s   segments of 2ˢ columns, 4 ≤ s ≤ 16, the last may be shorter: of each a pivot, an exponent (its *unit* is
+      2 to that) and a byte a column, the difference to the column before in the paper's logarithmic code
+2 s+1 the same with differences in the linear code
+===== =====================================================================================================
+
+A logarithmic byte has 1 sign bit, 3 bits of exponent e and 4 of mantissa m: ±(16 + m)·2ᵉ units, and byte 0 is no
+difference. A linear one is a signed integer of units. Differences are integers, so that the sum of those up to a
+column does not depend on the order of adding: value = float32(pivot + float32(sum) · unit), rounded once, is the
+same from every decoder. The paper leaves open the length of segments, the code of zero, and which lines are
+kept raw.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.data.codecs import native
+from mlhpc.common.data.codecs.frame import Frame
+
+CONSTANT, RAW = 0, 1
+LEAST_UNIT, MOST_UNIT = -126, 98  # sums stay below 2^28 units: no product is denormal, none above 2^126
+MOST_PIVOT = np.float32(2.0**126)  # nor is a sum with a pivot infinite
+LEAST_LOG2, MOST_LOG2 = 4, 16  # of the columns of a segment
+_byte = np.arange(256)
+_magnitude = (16 + (_byte & 15)) << ((_byte >> 4) & 7)
+_logarithmic = np.where(_byte < 128, _magnitude, -_magnitude)
+_logarithmic[0] = 0
+DIFFERENCES: npt.NDArray[np.int32] = np.stack([_logarithmic, _byte.astype(np.int8)]).astype(np.int32)
+"""[2, 256]: what the logarithmic and the linear byte stand for."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The sections of a frame, checked: everything that ``kinds`` asks for is there.
+
+    ``kinds`` [channels, rows]; ``first`` and ``coded`` int64 [channels, rows]: the first pivot of a line, or the
+    row of its raw values, and the row of its codes. ``pivots``, ``units`` one a segment; ``codes`` [lines,
+    columns]; ``raw`` [lines, columns].
+    """
+
+    shape: tuple[int, int, int]
+    kinds: npt.NDArray[np.uint8]
+    first: npt.NDArray[np.int64]
+    coded: npt.NDArray[np.int64]
+    pivots: npt.NDArray[np.float32]
+    units: npt.NDArray[np.int8]
+    codes: npt.NDArray[np.uint8]
+    raw: npt.NDArray[np.float32]
+
+    def shares(self) -> dict[str, float]:
+        """The share of the lines that are of each kind, by its name."""
+        kinds, counts = np.unique(self.kinds, return_counts=True)
+        return {kind_name(int(k)): float(n) / self.kinds.size for k, n in zip(kinds, counts, strict=True)}
+
+
+def kind_name(kind: int) -> str:
+    """How tables call a kind of line."""
+    if kind < 2:
+        return ("constant", "raw")[kind]
+    return f"{'linear' if kind & 1 else 'logarithmic'} {1 << (kind >> 1)}"
+
+
+def segments_of(kinds: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.int64]:
+    """How many pivots lines of these kinds have."""
+    lengths = np.int64(1) << (kinds >> 1).astype(np.int64)
+    return np.where(kinds == CONSTANT, 1, np.where(kinds == RAW, 0, -(-columns // lengths)))
+
+
+def parse(frame: Frame) -> Lines:
+    """The lines of a frame. Raises UserError when its sections do not fit each other or the frame's shape."""
+    frame.require(frame.codec, np.float32, frame.shape)
+    if len(frame.shape) != 3 or not 0 < frame.shape[1] <= 1 << MOST_LOG2:
+        raise frame.error(f"shape {list(frame.shape)} is not that of a field")
+    rows, columns, channels = frame.shape
+    kinds: npt.NDArray[Any] = frame.array("kinds", "u1", rows * channels)
+    log2 = kinds >> 1
+    if ((kinds > RAW) & ((log2 < LEAST_LOG2) | (log2 > MOST_LOG2))).any():
+        raise frame.error("holds a kind of line that there is not", "kinds")
+    segments, is_raw, is_coded = segments_of(kinds, columns), kinds == RAW, kinds > RAW
+    pivots: npt.NDArray[Any] = frame.array("pivots", "<f4", int(segments.sum()))
+    units: npt.NDArray[Any] = frame.array("units", "i1", int(segments.sum()))
+    if len(units) and not LEAST_UNIT <= int(units.min()) <= int(units.max()) <= MOST_UNIT:
+        raise frame.error(f"holds an exponent out of [{LEAST_UNIT}, {MOST_UNIT}]", "units")
+    if not (np.abs(pivots) < MOST_PIVOT).all():  # nor NaN
+        raise frame.error("holds a pivot that is not finite, or too large to add to", "pivots")
+    codes: npt.NDArray[Any] = frame.array("codes", "u1", int(is_coded.sum()) * columns)
+    raw: npt.NDArray[Any] = frame.array("raw", "<f4", int(is_raw.sum()) * columns)
+    first = np.where(is_raw, np.cumsum(is_raw) - 1, np.cumsum(segments) - segments)
+    coded = np.where(is_coded, np.cumsum(is_coded) - 1, 0)
+    return Lines(
+        (rows, columns, channels),
+        kinds.reshape(channels, rows),
+        first.reshape(channels, rows),
+        coded.reshape(channels, rows),
+        pivots,
+        units,
+        codes.reshape(-1, columns),
+        raw.reshape(-1, columns),
+    )
+
+
+def decode_line(lines: Lines, channel: int, row: int) -> npt.NDArray[np.float32]:
+    """A line [columns], the slow and obvious way: the truth that other decoders are compared with."""
+    kind, first, columns = int(lines.kinds[channel, row]), lines.first[channel, row], lines.shape[1]
+    if kind == RAW:
+        return np.array(lines.raw[first])
+    if kind == CONSTANT:
+        return np.full(columns, lines.pivots[first], np.float32)
+    length = 1 << (kind >> 1)
+    differences = DIFFERENCES[kind & 1][lines.codes[lines.coded[channel, row]]]
+    parts = []
+    for number, start in enumerate(range(0, columns, length)):
+        sums = np.cumsum(differences[start : start + length], dtype=np.int32)
+        unit = np.float32(2.0 ** int(lines.units[first + number]))
+        with np.errstate(all="ignore"):
+            parts.append(lines.pivots[first + number] + sums.astype(np.float32) * unit)
+    return np.concatenate(parts)
+
+
+Normalisation = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+"""Shift and scale of each channel: (value - shift) · scale in float32, as the reference normalises."""
+
+
+def decode_slowly(lines: Lines, normalise: Normalisation | None = None) -> npt.NDArray[np.float32]:
+    """All lines, float32 [rows, columns, channels]."""
+    rows, columns, channels = lines.shape
+    out = np.empty((rows, columns, channels), np.float32)
+    for channel in range(channels):
+        for row in range(rows):
+            out[row, :, channel] = decode_line(lines, channel, row)
+    if normalise:
+        with np.errstate(all="ignore"):
+            out -= normalise[0]
+            out *= normalise[1]
+    return out
+
+
+_KINDS_OF_OUTPUT: Mapping[str, tuple[int, str]] = {
+    "float32": (0, "<f4"),
+    "float16": (1, "<f2"),
+    "bfloat16": (2, "<u2"),
+}
+
+
+def decode(
+    lines: Lines,
+    out: npt.NDArray[Any],
+    normalise: Normalisation | None = None,
+    precision: str = "float32",
+    channels_first: bool = False,
+) -> None:
+    """Fill ``out``, C-contiguous [rows, columns, channels] or [channels, rows, columns], in float32, float16 or
+    bfloat16 (as uint16: NumPy has none): decoded, normalised and transposed in one pass over a row.
+
+    Runs without the interpreter's lock where the compiled decoder is there.
+    """
+    rows, columns, channels = lines.shape
+    number, dtype = _KINDS_OF_OUTPUT[precision]
+    shape = (channels, rows, columns) if channels_first else lines.shape
+    assert out.flags.c_contiguous and out.shape == shape and out.dtype == np.dtype(dtype)
+    library = native.library()
+    if library is None:
+        values = decode_slowly(lines, normalise)
+        out[...] = cast(values.transpose(2, 0, 1) if channels_first else values, precision)
+        return
+    arrays: list[npt.NDArray[Any]] = [
+        lines.kinds,
+        lines.first,
+        lines.coded,
+        lines.pivots,
+        lines.units,
+        lines.codes,
+        lines.raw,
+    ]
+    arrays += [DIFFERENCES, *(normalise or ())]
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    scratch = np.empty((channels + 2) * columns, np.float32)
+    call = native.Delta(rows, columns, channels, *(array.ctypes.data for array in arrays))
+    library.mlhpc_delta(call, 0, rows, number, channels_first, out.ctypes.data, scratch.ctypes.data)
+
+
+def cast(values: npt.NDArray[np.float32], precision: str) -> npt.NDArray[Any]:
+    """``values`` rounded to nearest even; bfloat16 as its 16 bits."""
+    if precision == "float32":
+        return values
+    if precision == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    quiet = (bits >> 16) | 0x40
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)

@@ -1,0 +1,107 @@
+"""The differential codec decoded on a GPU: the sections cross the bus, and a program takes a line of one channel.
+
+All kinds of lines go through one kernel without diverging inside a program; the sum along segments is a scan of
+integers, so that every value has the bits of ``delta.decode_line``. Triton's interpreter (``TRITON_INTERPRET=1``)
+runs it without a GPU.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from mlhpc.deepcam.data.delta import Lines, Normalisation
+
+
+@triton.jit
+def _add_within_segment(sum_a, starts_a, sum_b, starts_b):  # type: ignore[no-untyped-def]
+    return tl.where(starts_b != 0, sum_b, sum_a + sum_b), starts_a | starts_b
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def decode_line(  # type: ignore[no-untyped-def]
+    kinds,
+    first,
+    coded,
+    pivots,
+    units,
+    codes,
+    raw,
+    shift,
+    scale,
+    out,
+    rows,
+    columns,
+    row_stride,
+    column_stride,
+    channel_stride,
+    NORMALISE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (row, channel) decodes its line into ``out``, whose strides are in elements; ``BLOCK`` is a power of
+    two of at least ``columns``."""
+    row = tl.program_id(0)
+    channel = tl.program_id(1)
+    line = channel * rows + row
+    kind = tl.load(kinds + line).to(tl.int32)
+    begin = tl.load(first + line)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    is_raw = kind == 1
+    is_coded = kind > 1
+
+    log2 = tl.where(is_coded, kind >> 1, 20)
+    code = tl.load(codes + tl.load(coded + line) * columns + column, mask=inside & is_coded, other=0).to(
+        tl.int32
+    )
+    magnitude = (16 + (code & 15)) << ((code >> 4) & 7)
+    logarithmic = tl.where(code == 0, 0, tl.where(code >= 128, -magnitude, magnitude))
+    linear = (code ^ 128) - 128
+    difference = tl.where((kind & 1) == 1, linear, logarithmic)
+    starts = ((column & ((1 << log2) - 1)) == 0).to(tl.int32)
+    sums, _ = tl.associative_scan((difference, starts), 0, _add_within_segment)
+
+    segment = begin + (column >> log2)
+    not_raw = inside & (kind != 1)
+    pivot = tl.load(pivots + segment, mask=not_raw, other=0.0)
+    exponent = tl.load(units + segment, mask=not_raw, other=0).to(tl.int32)
+    unit = ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+    value = tl.where(is_coded, pivot + sums.to(tl.float32) * unit, pivot)
+    stored = tl.load(raw + begin * columns + column, mask=inside & is_raw, other=0.0)
+    value = tl.where(is_raw, stored, value)
+    if NORMALISE:
+        value = (value - tl.load(shift + channel)) * tl.load(scale + channel)
+    target = (
+        out + row.to(tl.int64) * row_stride + column.to(tl.int64) * column_stride + channel * channel_stride
+    )
+    tl.store(target, value.to(out.dtype.element_ty), mask=inside)
+
+
+def decode(lines: Lines, out: torch.Tensor, normalise: Normalisation | None = None) -> None:
+    """Fill ``out`` [rows, columns, channels] on a GPU, of any strides: a view of channels-first memory gives that
+    layout. float32, float16 or bfloat16."""
+    rows, columns, channels = lines.shape
+    assert tuple(out.shape) == lines.shape
+    device = out.device
+
+    def there(array: Any) -> torch.Tensor:
+        # One element at least: a pointer to nothing is no pointer.
+        whole = np.ascontiguousarray(array).reshape(-1)
+        whole = whole if whole.size else np.zeros(1, whole.dtype)
+        tensor = torch.from_numpy(np.array(whole) if not whole.flags.writeable else whole)
+        return tensor.to(device, non_blocking=True)
+
+    arrays = (lines.kinds, lines.first, lines.coded, lines.pivots, lines.units, lines.codes, lines.raw)
+    shift, scale = normalise or (np.zeros(1, np.float32), np.ones(1, np.float32))
+    decode_line[(rows, channels)](
+        *map(there, (*arrays, shift, scale)),
+        out,
+        rows,
+        columns,
+        *out.stride(),
+        NORMALISE=normalise is not None,
+        BLOCK=max(16, triton.next_power_of_2(columns)),
+        enable_fp_fusion=False,
+    )

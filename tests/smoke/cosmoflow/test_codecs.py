@@ -1,0 +1,48 @@
+"""Converted data sets in whole runs: without loss the training is the same, number by number."""
+
+from pathlib import Path
+
+import pytest
+from smoke.conftest import mlhpc, mllog, result, settings, trace
+
+from mlhpc.common.data import manifest
+
+
+@pytest.mark.parametrize("codec", ["lut", "lut-small"])
+def test_a_run_from_a_converted_set_has_the_same_losses(
+    one_rank: Path, tiny_data: Path, tmp_path: Path, codec: str
+) -> None:
+    """12 steps, staged, against the run from the published layout; the log says which format was read."""
+    made = tmp_path / "data"
+    done = mlhpc("data", "convert", "cosmoflow", tiny_data, made, "--codec", codec)
+    assert done.returncode == 0, done.stderr
+    assert mlhpc("data", "verify", made).returncode == 0
+    before, after = manifest.load(tiny_data), manifest.load(made)
+    assert [Path(file.path).with_suffix("") for file in after.files] == [
+        Path(file.path).with_suffix("") for file in before.files
+    ]
+    assert after.facts["codec"] == codec and after.facts["lossy"] is False
+    assert after.facts["simulation"] == before.facts["simulation"]
+    done = mlhpc(
+        "run", "cosmoflow", "--seed", 7, "--data", made, "--stage", tmp_path / "stage", "--out", tmp_path / "out",
+        *settings("training.checkpoint_epochs=1"),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert trace(tmp_path / "out") == trace(one_rank)
+    read = result(tmp_path / "out")
+    assert read["data"] == {"codec": codec, "lossy": False, "decoder": "compiled"}
+    assert read["staging"]["bytes"] == after.bytes
+    (record,) = [line for line in mllog(tmp_path / "out") if line["key"] == "data_codec"]
+    assert (record["value"], record["metadata"]["lossy"]) == (codec, False)
+
+
+def test_a_set_goes_there_and_back(tiny_data: Path, tmp_path: Path) -> None:
+    last = tiny_data
+    for codec in ("lut", "pco", "plain"):
+        done = mlhpc("data", "convert", "cosmoflow", last, tmp_path / codec, "--codec", codec)
+        assert done.returncode == 0, done.stderr
+        last = tmp_path / codec
+    done = mlhpc("data", "convert", "cosmoflow", tiny_data, tmp_path / "straight", "--plain")
+    assert done.returncode == 0, done.stderr
+    one, other = (manifest.load(tmp_path / name).files for name in ("plain", "straight"))
+    assert one == other
