@@ -35,7 +35,9 @@ class Paths:
     checkpoints: Path
 
 
-def run(workload: Workload, paths: Paths, settings: Settings, command: Sequence[str], world: World) -> dict[str, Any]:
+def run(
+    workload: Workload, paths: Paths, settings: Settings, command: Sequence[str], world: World
+) -> dict[str, Any]:
     """Emulate ``workload`` and leave ``result.json``, ``workload.toml``, ``env.json`` and ``steps.rankN.csv`` in
     ``paths.out``. Called by all ranks; returns the result on each.
 
@@ -82,8 +84,6 @@ def _measured(
     on_all_ranks(world, lambda: write_steps(real, paths.out / f"steps.rank{world.rank}.csv"))
     on_rank0(world, lambda: _write_record(workload, total, paths.out))
     return total
-
-
 
 
 def _clean_up(checkpoints: Checkpoints, out: Path, world: World) -> None:

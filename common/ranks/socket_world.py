@@ -1,8 +1,8 @@
 """The ranks of a run without a framework: collectives over TCP connections of their own.
 
-For what trains nothing (I/O emulation): a barrier, and small messages. Ranks meet in a tree of degree two under rank
-0, so that a barrier takes two messages for each of log2(ranks) levels. What a rank sends is the ``wire`` form, with
-its length before it.
+For what trains nothing (I/O emulation): a barrier, and small messages. Ranks meet in a tree of degree two
+under rank 0, so that a barrier takes two messages for each of log2(ranks) levels. What a rank sends is the
+``wire`` form, with its length before it.
 """
 
 import hmac
@@ -42,8 +42,8 @@ class SocketWorld(BaseWorld):
     def start(cls, info: RankInfo, roll_call: RollCall) -> Self:
         """Connect to the ranks beside this one in the tree. Called by all ranks that answered the roll call.
 
-        Rank 0 draws a secret and sends it over the roll call, whose connections have shown the launcher's token; who
-        does not know it is turned away. Raises ``UserError``.
+        Rank 0 draws a secret and sends it over the roll call, whose connections have shown the launcher's
+        token; who does not know it is turned away. Raises ``UserError``.
         """
         local = len({peer.hostname for peer in roll_call.roll}) == 1
         with socket.create_server((LOOPBACK if local else "", 0), backlog=1024) as listener:
@@ -156,7 +156,9 @@ def _accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[s
             connection, _ = listener.accept()
         except TimeoutError:
             lost = [rank for rank in ranks if rank not in found]
-            raise UserError(f"ranks {lost} did not connect within {CONNECT_S:.0f} s; see their output") from None
+            raise UserError(
+                f"ranks {lost} did not connect within {CONNECT_S:.0f} s; see their output"
+            ) from None
         try:
             connection.settimeout(3.0)
             token, rank = _HELLO.unpack(_receive_exactly(connection, _HELLO.size))

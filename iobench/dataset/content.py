@@ -1,9 +1,9 @@
 """The bytes of samples: any sample of any file by itself, so that every number of ranks writes the same files.
 
 Random generators that can start anywhere (counter-based, Salmon et al. 2011, "Parallel random numbers: as easy as
-1, 2, 3") are slower than a disk. So one block of random words is drawn once, and each block of a sample is a stretch
-of it from a place of its own, every word combined by exclusive or with a key of its own. No compressor finds the
-stretches in each other: its bytes repeat only where two keys agree.
+1, 2, 3") are slower than a disk. So one block of random words is drawn once, and each block of a sample is a
+stretch of it from a place of its own, every word combined by exclusive or with a key of its own. No compressor
+finds the stretches in each other: its bytes repeat only where two keys agree.
 """
 
 import numpy as np

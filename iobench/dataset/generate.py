@@ -1,4 +1,5 @@
-"""``mlhpc io generate``: the files of a workload, by several ranks and processes, going on where one was stopped."""
+"""``mlhpc io generate``: the files of a workload, by several ranks and processes, going on where one was
+stopped."""
 
 import os
 from dataclasses import dataclass
@@ -82,14 +83,14 @@ def require_data(dataset: Dataset, root: Path) -> None:
     if found != wanted:
         keys = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
         differing = "; ".join(f"{key} is {found.get(key)}, not {wanted.get(key)}" for key in keys[:3])
-        raise UserError(f"{root}: holds the data of another workload: {differing}; give another folder with --data")
+        raise UserError(
+            f"{root}: holds the data of another workload: {differing}; give another folder with --data"
+        )
     for split in SPLITS:
         if not layout.files(split):
             continue
         present = set(os.listdir(root / split))
-        lacking = sum(
-            layout.path(split, file).name not in present for file in range(layout.files(split))
-        )
+        lacking = sum(layout.path(split, file).name not in present for file in range(layout.files(split)))
         if lacking:
             raise UserError(f"{root / split}: lacks {lacking} of {layout.files(split)} files; {command}")
 
@@ -109,8 +110,9 @@ def _require_space(layout: Layout, lacking: int) -> None:
     needed, there = int(lacking * stored), filesystem_of(layout.root)
     if needed > there.free_bytes:
         raise UserError(
-            f"{layout.root}: needs {format_bytes(needed)}, {there.mount_point} has {format_bytes(there.free_bytes)} "
-            "free; free some, or make the data set smaller (--set dataset.files=...)"
+            f"{layout.root}: needs {format_bytes(needed)}, {there.mount_point} has "
+            f"{format_bytes(there.free_bytes)} free; free some, or make the data set "
+            "smaller (--set dataset.files=...)"
         )
 
 

@@ -46,8 +46,8 @@ class Layout:
         return file if split == "train" else self.dataset.files + file
 
     def sizes(self, split: Split, file: int) -> Sizes:
-        """Bytes of content of each sample of a file, ``[samples_per_file]``: normal around the mean, none smaller than
-        a hundredth of it."""
+        """Bytes of content of each sample of a file, ``[samples_per_file]``: normal around the mean, none
+        smaller than a hundredth of it."""
         mean, stdev, count = (
             self.dataset.sample_bytes,
             self.dataset.sample_bytes_stdev,

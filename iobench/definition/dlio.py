@@ -1,8 +1,9 @@
 """DLIO's workload files as they are: its tables and keys become those of a ``Workload``.
 
-The keys are those that DLIO's ``LoadConfig`` reads (argonne-lcf/dlio_benchmark, dlio_benchmark/utils/config.py, commit
-e1919d7 of 2026-06-17; defaults from ``ConfigArguments`` there), those of release 2.0.0 that were renamed since, and
-those that only its published files have. DLIO ignores a key that it does not know; here it is refused.
+The keys are those that DLIO's ``LoadConfig`` reads (argonne-lcf/dlio_benchmark,
+dlio_benchmark/utils/config.py, commit e1919d7 of 2026-06-17; defaults from ``ConfigArguments`` there), those
+of release 2.0.0 that were renamed since, and those that only its published files have. DLIO ignores a key that
+it does not know; here it is refused.
 """
 
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ Keys = tuple[str, ...]
 
 # Keys that this tool reads.
 _USED = {
-    "model": {"name", "type", "model_size", "model_size_bytes", "num_layers", "model_datatype", "optimizer_datatype",
-              "parallelism", "transformer", "optimization_groups", "layer_parameters"},
+    "model": {"name", "type", "model_size", "model_size_bytes", "num_layers", "model_datatype",
+              "optimizer_datatype", "parallelism", "transformer", "optimization_groups", "layer_parameters"},
     "model.parallelism": {"tensor", "pipeline", "data", "zero_stage"},
     "model.transformer": {"vocab_size", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads"},
-    "workflow": {"train", "evaluation", "checkpoint"},
+    "workflow": {"train", "generate_data", "evaluation", "checkpoint"},
     "dataset": {"format", "num_files_train", "num_files_eval", "num_samples_per_file", "record_length",
                 "record_length_bytes", "record_length_stdev", "record_length_bytes_stdev", "enable_chunking",
                 "chunk_size", "compression", "compression_level", "hdf5"},
@@ -35,7 +36,7 @@ _USED = {
 # Keys of DLIO that change nothing here: folders are options of the command, frameworks and loaders are not used.
 _NO_EFFECT = {
     "": {"framework"},
-    "workflow": {"generate_data", "profiling", "debug"},
+    "workflow": {"profiling", "debug"},
     "dataset": {"data_folder", "file_prefix", "keep_files", "num_subfolders_train", "num_subfolders_eval",
                 "generation_buffer_size", "record_length_bytes_resize", "record_length_resize",
                 "record_element_bytes", "record_element_type", "record_dims"},
@@ -46,7 +47,8 @@ _NO_EFFECT = {
     "train": {"seed_change_epoch"},
     "evaluation": {"eval_after_epoch"},
     "checkpoint": {"checkpoint_folder", "checkpoint_after_epoch", "checkpoint_mechanism_classname",
-                   "time_between_checkpoints", "recovery_rank_shift", "rank_sync", "mode", "randomize_tensor", "ksm"},
+                   "time_between_checkpoints", "recovery_rank_shift", "rank_sync", "mode",
+                   "randomize_tensor", "ksm"},
     "checkpoint.ksm": {"madv_mergeable_id", "high_ram_trigger", "low_ram_exit", "await_time"},
     "storage": {"storage_type", "storage_root", "storage_options"},
     "profiling": {"profiler", "iostat_devices"},
@@ -89,7 +91,8 @@ class BadKey(Exception):
 
 
 def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[Keys, Keys]]:
-    """The tables of a ``Workload``, and where in DLIO's file each key comes from. ``name`` where the file has none.
+    """The tables of a ``Workload``, and where in DLIO's file each key comes from. ``name`` where the file has
+    none.
 
     Raises BadKey for a key that DLIO does not have, and for values that this tool does not emulate.
     """
@@ -104,7 +107,8 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
     }
     if _table(tables, "storage").get("storage_type", "local_fs") not in ("local_fs", "parallel_fs"):
         raise BadKey(("storage", "storage_type"), "storage.storage_type: only file systems are emulated here")
-    if workflow.get("train", True):
+    # A file that only generates data has nothing to train; running it reads the data.
+    if workflow.get("train", True) or (workflow.get("generate_data") and "dataset" in tables):
         workload |= {
             "dataset": _dataset(_table(tables, "dataset"), _table(tables, "reader") | _table(tables, reader)),
             "reader": _reader(_table(tables, reader)),
@@ -117,7 +121,9 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
             "computation": _time(evaluation, "eval_time"),
         }
     if workflow.get("checkpoint"):
-        workload["checkpoint"] = _checkpoint(_table(tables, "checkpoint"), model, bool(workflow.get("train", True)))
+        workload["checkpoint"] = _checkpoint(
+            _table(tables, "checkpoint"), model, bool(workflow.get("train", True))
+        )
     return workload, {keys: (reader, *origin[1:]) if origin[0] == "reader" else origin
                       for keys, origin in ORIGIN.items()}  # fmt: skip
 
@@ -253,14 +259,17 @@ def transformer_bytes(model: Mapping[str, Any]) -> int:
     """Bytes of parameters and optimizer state of a transformer, over all ranks: each parameter once, and three
     values of it (master copy, two moments) in the optimizer.
 
-    Parameters as DLIO's ``BaseCheckpointing.get_num_parameters`` counts them: embedding and output layer, and in each
-    layer attention with grouped keys and values, a gated MLP and two norms. Llama 3 8B, 70B and 405B come to 105, 911
-    and 5292 GiB, which MLPerf Storage prints as 105 GB, 912 GB and 5.29 TB.
+    Parameters as DLIO's ``BaseCheckpointing.get_num_parameters`` counts them: embedding and output layer, and
+    in each layer attention with grouped keys and values, a gated MLP and two norms. Llama 3 8B, 70B and 405B
+    come to 105, 911 and 5292 GiB, which MLPerf Storage prints as 105 GB, 912 GB and 5.29 TB.
     """
     shape = model.get("transformer", {})
     hidden, ffn = shape.get("hidden_size", 2048), shape.get("ffn_hidden_size", 8192)
     kv = hidden // shape.get("num_attention_heads", 32) * shape.get("num_kv_heads", 8)
     layer = 2 * hidden + hidden * (hidden + 2 * kv) + hidden * hidden + 3 * hidden * ffn
     parameters = layer * model.get("num_layers", 0) + 2 * shape.get("vocab_size", 32000) * hidden + hidden
-    each = _DATATYPES[model.get("model_datatype", "fp16")] + 3 * _DATATYPES[model.get("optimizer_datatype", "fp32")]
+    each = (
+        _DATATYPES[model.get("model_datatype", "fp16")]
+        + 3 * _DATATYPES[model.get("optimizer_datatype", "fp32")]
+    )
     return int(parameters * each)

@@ -26,9 +26,13 @@ class Dataset(FrozenModel):
     total_bytes: BytesOrNone = Field(0, description="if given, checked against the product; 0: not stated")
     eval_files: NonNegativeInt = 0
     compressibility: float = Field(1.0, ge=1, description="raw to deflated size; 1: incompressible")
-    compression: Literal["none", "gzip", "lzf"] = Field("none", description="filter of HDF5; gzip of TFRecord")
+    compression: Literal["none", "gzip", "lzf"] = Field(
+        "none", description="filter of HDF5; gzip of TFRecord"
+    )
     compression_level: int = Field(4, ge=1, le=9)
-    chunk_bytes: BytesOrNone = Field(0, description="of HDF5 chunks; 0: contiguous, or a sample if compressed")
+    chunk_bytes: BytesOrNone = Field(
+        0, description="of HDF5 chunks; 0: contiguous, or a sample if compressed"
+    )
     columns: PositiveInt = Field(1024, description="numbers in a row of CSV")
     seed: NonNegativeInt = 2020
 
@@ -66,7 +70,9 @@ class Dataset(FrozenModel):
                 f"sample_bytes is {self.sample_bytes}"
             )
         if self.format in ("npy", "jpeg") and self.samples_per_file > 1:
-            raise ValueError(f"a {self.format} file holds one sample, samples_per_file is {self.samples_per_file}")
+            raise ValueError(
+                f"a {self.format} file holds one sample, samples_per_file is {self.samples_per_file}"
+            )
         return self
 
 
@@ -75,7 +81,9 @@ class Reader(FrozenModel):
 
     batch_size: PositiveInt = Field(1, description="samples of a rank in a step")
     eval_batch_size: PositiveInt = 1
-    threads: NonNegativeInt = Field(1, description="that read ahead; 0: the loop reads for itself, nothing hidden")
+    threads: NonNegativeInt = Field(
+        1, description="that read ahead; 0: the loop reads for itself, nothing hidden"
+    )
     prefetch: PositiveInt = Field(2, description="batches that may be ready or in work")
     partition: bool = Field(True, description="each rank reads its part of the samples; false: all of them")
     file_order: Literal["sequential", "shuffled"] = "sequential"
@@ -93,7 +101,9 @@ class Train(FrozenModel):
     epochs: PositiveInt = 1
     steps: NonNegativeInt = Field(0, description="of all epochs together; 0: whole epochs")
     computation: Duration = Field(Duration(mean=0.0), description="seconds of compute in a step")
-    barrier: bool = Field(True, description="ranks wait for each other after each step, as an all-reduce does")
+    barrier: bool = Field(
+        True, description="ranks wait for each other after each step, as an all-reduce does"
+    )
 
 
 class Evaluation(FrozenModel):

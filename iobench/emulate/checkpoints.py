@@ -16,14 +16,14 @@ from mlhpc.iobench.definition.schema import Checkpoint
 from mlhpc.iobench.emulate.waiting import clock
 
 BUFFER = 64 << 20
-"""Bytes of the content that is written over and over, each time changed: storage that compresses or finds duplicates
-gains nothing."""
+"""Bytes of the content that is written over and over, each time changed: storage that compresses or finds
+duplicates gains nothing."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One checkpoint written or read by one rank. ``seconds`` are those of opening, reading or writing, forcing to the
-    device and closing, not of making the bytes."""
+    """One checkpoint written or read by one rank. ``seconds`` are those of opening, reading or writing,
+    forcing to the device and closing, not of making the bytes."""
 
     kind: str
     number: int
@@ -66,8 +66,8 @@ class Checkpoints:
             for path in paths:
                 path.unlink(missing_ok=True)
             raise UserError(
-                f"{paths[0].parent}: the checkpoint cannot be written: {error.strerror or error}; check free space, or "
-                "give another folder with --checkpoints"
+                f"{paths[0].parent}: the checkpoint cannot be written: {error.strerror or error}; check free "
+                "space, or give another folder with --checkpoints"
             ) from error
         self.transfers.append(Transfer("write", self._written, sum(self.sizes), seconds, fsync_s))
         for path in self._paths(self._written - 1) if self._written else ():
@@ -96,7 +96,9 @@ class Checkpoints:
                 if done != size:
                     raise UserError(f"{path}: has {done} bytes, {size} were written: damaged")
         except OSError as error:
-            raise UserError(f"{paths[0].parent}: the checkpoint cannot be read: {error.strerror or error}") from error
+            raise UserError(
+                f"{paths[0].parent}: the checkpoint cannot be read: {error.strerror or error}"
+            ) from error
         number = sum(transfer.kind == "read" for transfer in self.transfers)
         self.transfers.append(Transfer("read", number, sum(self.sizes), seconds, 0.0))
 
@@ -150,6 +152,6 @@ def require_space(settings: Checkpoint, folder: Path, world: World) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise UserError(
-            f"{folder}: two checkpoints need {needed / 1e9:.3g} GB, {free / 1e9:.3g} GB are free; give another folder "
-            "with --checkpoints, or make them smaller"
+            f"{folder}: two checkpoints need {needed / 1e9:.3g} GB, {free / 1e9:.3g} GB are free; give another "
+            "folder with --checkpoints, or make them smaller"
         )

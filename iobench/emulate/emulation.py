@@ -15,7 +15,7 @@ from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.checkpoints import Checkpoints
 from mlhpc.iobench.emulate.counters import ProcessIo, cpu_seconds, device_io
 from mlhpc.iobench.emulate.pipeline import NullStorage, OpenFile, Pipeline, Storage
-from mlhpc.iobench.emulate.plan import Piece, pieces
+from mlhpc.iobench.emulate.plan import pieces
 from mlhpc.iobench.emulate.record import Run
 from mlhpc.iobench.emulate.steps import run_steps
 from mlhpc.iobench.emulate.waiting import clock, sharpen_timers
@@ -50,16 +50,15 @@ class _Rank:
     ) -> Pipeline:
         assert self.layout
         dataset, reader, world = self.layout.dataset, self.workload.reader, self.world
-        work = pieces(
-            dataset, self.layout.files(split), reader, world.rank, world.size, epoch, steps * batch
-        )
+        work = pieces(dataset, self.layout.files(split), reader, world.rank, world.size, epoch, steps * batch)
         return Pipeline(dataset, reader, split, work, batch, open_file, activity, self.settings.trace)
 
 
 def emulate(
     workload: Workload, layout: Layout | None, checkpoints: Checkpoints, world: World, settings: Settings
 ) -> Run:
-    """The workload with its real storage. Called by all ranks. Raises UserError when a file is missing or damaged."""
+    """The workload with its real storage. Called by all ranks. Raises UserError when a file is missing or
+    damaged."""
     sharpen_timers()
     rank, run = _Rank(workload, layout, world, settings), Run()
     train, per_epoch = workload.train, workload.steps_per_epoch(world.size)
@@ -82,7 +81,9 @@ def emulate(
         pipeline = None
         if layout and read and steps:
             storage = Storage(layout, workload.reader)
-            pipeline = rank.pipeline("train", epoch, steps, workload.reader.batch_size, storage.open, activity)
+            pipeline = rank.pipeline(
+                "train", epoch, steps, workload.reader.batch_size, storage.open, activity
+            )
         done = train.steps - left if train.steps else epoch * per_epoch
 
         def after_step(step: int, before: int = done) -> bool:
@@ -101,7 +102,11 @@ def emulate(
         left -= steps
         if workload.checkpoint.every_epochs and (epoch + 1) % workload.checkpoint.every_epochs == 0:
             checkpoints.write()
-        if layout and workload.evaluation.every_epochs and (epoch + 1) % workload.evaluation.every_epochs == 0:
+        if (
+            layout
+            and workload.evaluation.every_epochs
+            and (epoch + 1) % workload.evaluation.every_epochs == 0
+        ):
             _evaluate(rank, layout, epoch, run)
         if not left:
             break
@@ -127,8 +132,8 @@ def emulate(
 
 
 def emulate_null(workload: Workload, layout: Layout, world: World, settings: Settings) -> Run:
-    """Some steps of the same workload with its data in memory: what the machine does with storage that takes no time.
-    Called by all ranks."""
+    """Some steps of the same workload with its data in memory: what the machine does with storage that takes
+    no time. Called by all ranks."""
     rank, run, activity = _Rank(workload, layout, world, settings), Run(), Activity()
     reader, per_epoch = workload.reader, workload.steps_per_epoch(world.size)
     steps = min(settings.null_steps, per_epoch)
@@ -192,7 +197,9 @@ def _evaluate(rank: _Rank, layout: Layout, epoch: int, run: Run) -> None:
     sharing = world.size if workload.reader.partition else 1
     steps = layout.dataset.eval_files * layout.dataset.samples_per_file // (sharing * batch)
     activity = Activity()
-    pipeline = rank.pipeline("validation", epoch, steps, batch, Storage(layout, workload.reader).open, activity)
+    pipeline = rank.pipeline(
+        "validation", epoch, steps, batch, Storage(layout, workload.reader).open, activity
+    )
     barrier = world if workload.train.barrier else None
     times = run_steps(
         epoch, steps, pipeline, workload.evaluation.computation, rank.random, barrier, rank.process, activity

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,9 @@ class NullStorage:
 class Pipeline:
     """An epoch's samples, read by ``reader.threads`` threads, handed out in batches by ``next_batch``.
 
-    With 0 threads ``next_batch`` reads by itself. Samples of one piece keep their order; those of different threads
-    come as they are ready, as in a pipeline that does not ask for a fixed order. ``next_batch`` raises what a thread
-    raised.
+    With 0 threads ``next_batch`` reads by itself. Samples of one piece keep their order; those of different
+    threads come as they are ready, as in a pipeline that does not ask for a fixed order. ``next_batch`` raises
+    what a thread raised.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Pipeline:
         finally:
             samples.close()
 
-    def _samples(self, number: int) -> Iterator[Any]:
+    def _samples(self, number: int) -> Generator[Any, None, None]:
         """The samples that thread ``number`` reads, one by one, until there is no more work."""
         times, random = self.times[number], self._random[number]
         statistics, reader = times.statistics, self._reader

@@ -50,9 +50,10 @@ def pieces(
 ) -> Iterator[Piece]:
     """The work of a rank in an epoch: ``samples`` samples.
 
-    The files are put in their order, the same on all ranks; each rank takes an equal stretch of all samples, or all of
-    them. With ``sample_order`` sequential a piece is what the stretch has of one file; shuffled, all samples of the stretch are
-    permuted, and a piece is one sample; random, they are drawn with replacement from it.
+    The files are put in their order, the same on all ranks; each rank takes an equal stretch of all samples,
+    or all of them. With ``sample_order`` sequential a piece is what the stretch has of one file; shuffled, all
+    samples of the stretch are permuted, and a piece is one sample; random, they are drawn with replacement
+    from it.
     """
     per_file = dataset.samples_per_file
     order = np.arange(files)

@@ -14,9 +14,19 @@ from mlhpc.iobench.emulate.pipeline import Pipeline
 from mlhpc.iobench.emulate.waiting import clock, occupy
 from mlhpc.iobench.formats.access import Activity
 
-COLUMNS = ("start_s", "wait_s", "compute_s", "oversleep_s", "barrier_s", "reads", "read_bytes", "device_bytes")
-"""Of a step. ``compute_s`` is what was to be emulated; ``oversleep_s`` what it took beyond that. The last three are
-what the rank's threads read while the step went on, for later steps included; device bytes are -1 if not counted."""
+COLUMNS = (
+    "start_s",
+    "wait_s",
+    "compute_s",
+    "oversleep_s",
+    "barrier_s",
+    "reads",
+    "read_bytes",
+    "device_bytes",
+)
+"""Of a step. ``compute_s`` is what was to be emulated; ``oversleep_s`` what it took beyond that. The last
+three are what the rank's threads read while the step went on, for later steps included; device bytes are -1 if not
+counted."""
 
 
 @dataclass
@@ -45,8 +55,8 @@ def run_steps(
     activity: Activity,
     after_step: Callable[[int], bool] = lambda step: False,
 ) -> EpochTimes:
-    """``steps`` steps. ``pipeline`` None: nothing is read. ``world``: its ranks meet after every step; None: each goes
-    at its own pace. ``after_step`` may write a checkpoint, and returns whether it did."""
+    """``steps`` steps. ``pipeline`` None: nothing is read. ``world``: its ranks meet after every step; None:
+    each goes at its own pace. ``after_step`` may write a checkpoint, and returns whether it did."""
     times = EpochTimes(epoch, steps=np.zeros((steps, len(COLUMNS))))
     statistics = [thread.statistics for thread in pipeline.times] if pipeline else []
     calls = read = 0

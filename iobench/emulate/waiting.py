@@ -1,4 +1,5 @@
-"""Taking up time as a computation would: to the deadline, and neither sleeping past it nor starving the readers."""
+"""Taking up time as a computation would: to the deadline, and neither sleeping past it nor starving the
+readers."""
 
 import ctypes
 import time
@@ -13,7 +14,8 @@ clock = time.perf_counter
 
 
 def sharpen_timers() -> None:
-    """Have the kernel wake this thread within a nanosecond of its timers, not 50 µs (prctl(2), PR_SET_TIMERSLACK)."""
+    """Have the kernel wake this thread within a nanosecond of its timers, not 50 µs (prctl(2),
+    PR_SET_TIMERSLACK)."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 

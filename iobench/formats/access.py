@@ -76,8 +76,8 @@ class Activity:
 
 @dataclass
 class ReadStatistics:
-    """What one thread asked of the storage. As in Darshan, a read is sequential when it starts at or behind the end
-    of the previous read of that file, consecutive when exactly there."""
+    """What one thread asked of the storage. As in Darshan, a read is sequential when it starts at or behind
+    the end of the previous read of that file, consecutive when exactly there."""
 
     activity: Activity = field(default_factory=Activity)
     events: list[ReadEvent] | None = None
@@ -109,9 +109,9 @@ class ReadStatistics:
 class CountedFile:
     """A file open for reading. Not for several threads at once.
 
-    ``transfer``: bytes of the largest read, 0 for no limit. ``streaming``: the samples are read one after the other,
-    through a window of ``transfer`` bytes, as buffered input streams do; otherwise exactly what is asked for is read.
-    Raises UserError when the file cannot be opened, read, or ends early.
+    ``transfer``: bytes of the largest read, 0 for no limit. ``streaming``: the samples are read one after the
+    other, through a window of ``transfer`` bytes, as buffered input streams do; otherwise exactly what is
+    asked for is read. Raises UserError when the file cannot be opened, read, or ends early.
     """
 
     def __init__(

@@ -45,11 +45,13 @@ class Samples:
             self._dataset = self._file[NAME]
             if self._dataset.shape != (sizes.sum(),):
                 raise UserError(
-                    f"{file.path}: has {self._dataset.shape} bytes of samples, {sizes.sum()} are expected; generate "
-                    "the data set again"
+                    f"{file.path}: has {self._dataset.shape} bytes of samples, {sizes.sum()} are expected; "
+                    "generate the data set again"
                 )
         except (OSError, KeyError) as error:
-            raise UserError(f"{file.path}: not the HDF5 file expected ({error}); generate it again") from error
+            raise UserError(
+                f"{file.path}: not the HDF5 file expected ({error}); generate it again"
+            ) from error
 
     def read(self, number: int) -> Bytes:
         start = int(self._offsets[number])

@@ -1,7 +1,8 @@
 """JPEG: one picture a file, decoded when it is read.
 
-A noisy picture is encoded once per process, as large as fits into the sample's bytes; application segments (APP15) of
-random bytes make up the rest, so that files have exactly the size asked for and no two of them are alike.
+A noisy picture is encoded once per process, as large as fits into the sample's bytes; application segments
+(APP15) of random bytes make up the rest, so that files have exactly the size asked for and no two of them are
+alike.
 """
 
 import io
@@ -33,7 +34,9 @@ def picture(content: Bytes) -> bytes:
     """A JPEG file of exactly ``len(content)`` bytes, at least 1024."""
     size = len(content)
     if size < SMALLEST:
-        raise UserError(f"a JPEG file of {size} bytes is too small; dataset.sample_bytes must be at least {SMALLEST}")
+        raise UserError(
+            f"a JPEG file of {size} bytes is too small; dataset.sample_bytes must be at least {SMALLEST}"
+        )
     side = max(8, int(math.sqrt(size)) // 8 * 8)
     encoded = _encoded(side)
     while len(encoded) + 4 > size:
@@ -71,7 +74,9 @@ class Samples:
             with Image.open(io.BytesIO(data)) as image:
                 return np.asarray(image.convert("RGB"))
         except (OSError, SyntaxError) as error:
-            raise UserError(f"{self._file.path}: not a readable JPEG file ({error}); generate it again") from error
+            raise UserError(
+                f"{self._file.path}: not a readable JPEG file ({error}); generate it again"
+            ) from error
 
     def close(self) -> None:
         self._file.close()

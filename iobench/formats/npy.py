@@ -1,6 +1,7 @@
 """NumPy's ``.npy``: a header and the bytes of one array. The sample's bytes are its uint8 values."""
 
 import io
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +11,14 @@ from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.access import CountedFile
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
+_format: Any = np.lib.format
+
 
 def header(size: int) -> bytes:
     """The header of an array of ``size`` bytes."""
     out = io.BytesIO()
     facts = {"descr": "|u1", "fortran_order": False, "shape": (size,)}
-    np.lib.format.write_array_header_1_0(out, facts)
+    _format.write_array_header_1_0(out, facts)
     return out.getvalue()
 
 

@@ -22,7 +22,7 @@ _LOCAL_HEADER = 30  # bytes before the name (APPNOTE.TXT 6.3.10, 4.3.7)
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-    with zipfile.ZipFile(_Unseekable(fd), "w", zipfile.ZIP_STORED) as archive:  # type: ignore[arg-type]
+    with zipfile.ZipFile(_Unseekable(fd), "w", zipfile.ZIP_STORED) as archive:
         # A fixed date: the same samples give the same bytes.
         info = zipfile.ZipInfo(MEMBER, (1980, 1, 1, 0, 0, 0))
         with archive.open(info, "w", force_zip64=True) as member:
@@ -63,7 +63,7 @@ class Samples:
     def _load(self) -> Bytes:
         path = self._file.path
         try:
-            with zipfile.ZipFile(FileObject(self._file)) as archive:  # type: ignore[arg-type]
+            with zipfile.ZipFile(FileObject(self._file)) as archive:
                 info = archive.getinfo(MEMBER)
             local = self._file.read(info.header_offset, _LOCAL_HEADER)
             names = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")

@@ -31,10 +31,13 @@ class Samples:
         try:
             self._file = pq.ParquetFile(FileObject(file))
         except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{file.path}: not the Parquet file expected ({error}); generate it again") from error
+            raise UserError(
+                f"{file.path}: not the Parquet file expected ({error}); generate it again"
+            ) from error
         if self._file.num_row_groups != len(sizes):
             raise UserError(
-                f"{file.path}: has {self._file.num_row_groups} row groups, {len(sizes)} are expected; generate it again"
+                f"{file.path}: has {self._file.num_row_groups} row groups, {len(sizes)} are expected; "
+                "generate it again"
             )
 
     def read(self, number: int) -> Any:
@@ -43,7 +46,9 @@ class Samples:
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{self._counted.path}: sample {number}: {error}; generate it again") from error
         if buffer.size != self._sizes[number]:
-            raise UserError(f"{self._counted.path}: sample {number} has {buffer.size} bytes, not {self._sizes[number]}")
+            raise UserError(
+                f"{self._counted.path}: sample {number} has {buffer.size} bytes, not {self._sizes[number]}"
+            )
         return buffer
 
     def close(self) -> None:

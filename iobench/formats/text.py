@@ -19,9 +19,9 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 
 def row(content: Bytes, columns: int) -> Bytes:
-    """A row of ``columns`` numbers between 0 and 1 (``.27`` and so on), as long as ``content``, from its bytes. Where
-    a number would have more than DIGITS digits, blanks are added."""
-    text: Bytes = content % 10 + ord("0")
+    """A row of ``columns`` numbers between 0 and 1 (``.27`` and so on), as long as ``content``, from its
+    bytes. Where a number would have more than DIGITS digits, blanks are added."""
+    text = content % np.uint8(10) + np.uint8(ord("0"))
     ends = (np.arange(1, columns + 1) * len(text)) // columns - 1
     starts = np.concatenate([[0], ends[:-1] + 1])
     text[starts[ends - starts >= 2]] = ord(".")

@@ -4,6 +4,7 @@ Where records start follows from the sizes of the samples, so that any record ca
 """
 
 import struct
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -46,8 +47,8 @@ def masked_crc(data: bytes | Bytes) -> bytes:
 
 
 def record_sizes(sizes: Sizes) -> Sizes:
-    """Bytes of each record without its framing: the content inside five nested protocol buffer messages (bytes list,
-    feature, entry of the map with its key, features, example), each with a tag and its length."""
+    """Bytes of each record without its framing: the content inside five nested protocol buffer messages (bytes
+    list, feature, entry of the map with its key, features, example), each with a tag and its length."""
     value = 1 + _varint_size(sizes) + sizes
     feature = 1 + _varint_size(value) + value
     entry = 2 + len(FEATURE) + 1 + _varint_size(feature) + feature
@@ -87,13 +88,16 @@ class GzipSamples:
         if self._data is None:
             self._data = self._inflate()
         start = int(self._offsets[number])
-        return decode(self._data[start : start + int(self._sizes[number])], f"{self._file.path}: record {number}")
+        return decode(
+            self._data[start : start + int(self._sizes[number])], f"{self._file.path}: record {number}"
+        )
 
     def _inflate(self) -> Bytes:
         from isal import igzip
 
         try:
-            data = np.frombuffer(igzip.decompress(self._file.read(0, self._file.size)), np.uint8)
+            inflate: Any = igzip.decompress
+            data = np.frombuffer(inflate(self._file.read(0, self._file.size)), np.uint8)
         except Exception as error:  # isal raises types of its own
             raise UserError(f"{self._file.path}: corrupt gzip file: {error}; generate it again") from error
         if len(data) != self._sizes.sum():

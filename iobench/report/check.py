@@ -21,7 +21,9 @@ def read_result(run: Path) -> dict[str, Any]:
         if found["kind"] != "io":
             raise ValueError("of another kind")
     except FileNotFoundError:
-        raise UserError(f"{run}: no result.json; give the folder of an emulation (mlhpc io run --out)") from None
+        raise UserError(
+            f"{run}: no result.json; give the folder of an emulation (mlhpc io run --out)"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, ValidationError, RecursionError):
         raise UserError(f"{path}: not the result of an emulation; give the folder of mlhpc io run") from None
     return found

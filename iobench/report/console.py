@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.errors import count
-from mlhpc.iobench.definition.quantities import format_bytes
 from mlhpc.iobench.definition.mlperf_storage import Size
+from mlhpc.iobench.definition.quantities import format_bytes
 
 _RESOURCES = {
     "compute": "nothing: the storage keeps up",
@@ -25,7 +25,9 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
     for name in ("epoch", "steps", "samples/s", "seconds", "wait", "compute", "oversleep", "barrier", "AU %"):
         table.add_column(name, justify="right")
     for epoch in result["epochs"]:
-        seconds = (f"{epoch[key]:.3g}" for key in ("seconds", "wait_s", "compute_s", "oversleep_s", "barrier_s"))
+        seconds = (
+            f"{epoch[key]:.3g}" for key in ("seconds", "wait_s", "compute_s", "oversleep_s", "barrier_s")
+        )
         table.add_row(
             str(epoch["epoch"]), str(epoch["steps"]), _number(epoch["samples_per_s"]), *seconds,
             _number(epoch["au_percent"]),
@@ -50,7 +52,8 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
         )
         lines.append(
             f"rate: {format_bytes(reading['bandwidth'] or 0)}/s over the epochs; sequential "
-            f"{_percent(reading['sequential_percent'])}, I/O hidden behind compute {_percent(reading['hidden_percent'])}"
+            f"{_percent(reading['sequential_percent'])}, I/O hidden behind compute "
+            f"{_percent(reading['hidden_percent'])}"
         )
     if result["au_percent"] is not None:
         line = f"accelerator utilisation: {result['au_percent']:.1f}%"
@@ -62,13 +65,14 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(line)
     if bound := result["binding"]:
         parts = ", ".join(
-            f"{name} {bound[name]:.1f}%" for name in ("compute", "storage", "decode", "cpu", "barrier", "oversleep", "rest")
+            f"{name} {bound[name]:.1f}%"
+            for name in ("compute", "storage", "decode", "cpu", "barrier", "oversleep", "rest")
         )
         lines.append(f"binding: {_RESOURCES[bound['resource']]} ({parts})")
     for each in result["checkpoints"]:
         lines.append(
-            f"checkpoint {each['number']} {each['kind']}: {format_bytes(each['bytes'])} in {each['seconds']:.3g} s, "
-            f"{format_bytes(each['bytes_per_s'])}/s"
+            f"checkpoint {each['number']} {each['kind']}: {format_bytes(each['bytes'])} in "
+            f"{each['seconds']:.3g} s, {format_bytes(each['bytes_per_s'])}/s"
         )
     return lines
 
@@ -80,7 +84,12 @@ def print_sizes(sizes: Mapping[str, Size], console: Console) -> None:
         table.add_column(name, justify="right")
     for name, size in sizes.items():
         table.add_row(
-            name, str(size.files), str(size.samples), format_bytes(size.bytes), str(size.steps_per_epoch), size.bound
+            name,
+            str(size.files),
+            str(size.samples),
+            format_bytes(size.bytes),
+            str(size.steps_per_epoch),
+            size.bound,
         )
     console.print(table)
 

@@ -52,7 +52,10 @@ def _epoch(epoch: EpochTimes, workload: Workload) -> dict[str, Any]:
         "steps": len(epoch.steps),
         "seconds": epoch.seconds,
         "checkpoint_s": epoch.checkpoint_s,
-        **{name: float(epoch.column(name).sum()) for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")},
+        **{
+            name: float(epoch.column(name).sum())
+            for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")
+        },
         "au_percent": shares([epoch], workload.metric).utilisation,
     }
 
@@ -78,7 +81,9 @@ def result(
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The result of all ranks. ``facts``: the data folder, cache policy and the like, added as they are."""
-    epochs = [_over_ranks([rank["epochs"][n] for rank in ranks], workload) for n in range(len(ranks[0]["epochs"]))]
+    epochs = [
+        _over_ranks([rank["epochs"][n] for rank in ranks], workload) for n in range(len(ranks[0]["epochs"]))
+    ]
     real = _total([rank["shares"] for rank in ranks])
     null = _total([rank["null"]["shares"] for rank in ranks]) if "null" in ranks[0] else None
     busy = _cpu_busy(ranks) if null else None
@@ -118,7 +123,8 @@ def _total(parts: Sequence[Mapping[str, float]]) -> Shares:
 
 
 def _cpu_busy(ranks: Sequence[Mapping[str, Any]]) -> float:
-    """Per cent of its cores that the busiest node used in the null run. The cores are those that its ranks may use."""
+    """Per cent of its cores that the busiest node used in the null run. The cores are those that its ranks may
+    use."""
     used: dict[str, float] = {}
     cores: dict[str, int] = {}
     seconds = max(rank["null"]["seconds"] for rank in ranks)
@@ -176,7 +182,8 @@ def reading(ranks: Sequence[Mapping[str, Any]], training_s: float) -> dict[str, 
         "sequential_percent": 100 * total("sequential") / follow_ups if follow_ups else None,
         "consecutive_percent": 100 * total("consecutive") / follow_ups if follow_ups else None,
         "bandwidth": asked / training_s if training_s else None,
-        "bandwidth_while_reading": sum(part.bytes / part.reading_s for part in parts if part.reading_s) or None,
+        "bandwidth_while_reading": sum(part.bytes / part.reading_s for part in parts if part.reading_s)
+        or None,
         "io_s": reading_s / len(parts),
         "hidden_percent": 100 * (1 - total("waited_s") / reading_s) if reading_s else None,
         "thread_s": {
@@ -234,5 +241,7 @@ def write_steps(run: Run, path: Path) -> None:
         origin = float(epoch.steps[0, 0]) if len(epoch.steps) else 0.0
         for number, row in enumerate(epoch.steps, 1):
             times = (f"{value:.7f}" for value in (row[0] - origin, *row[1:5]))
-            lines.append(",".join((str(epoch.epoch + 1), str(number), *times, *(str(int(v)) for v in row[5:]))))
+            lines.append(
+                ",".join((str(epoch.epoch + 1), str(number), *times, *(str(int(v)) for v in row[5:])))
+            )
     path.write_text("\n".join(lines) + "\n")

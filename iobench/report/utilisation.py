@@ -1,9 +1,9 @@
 """Accelerator utilisation, and what the rest of the time went into.
 
 MLPerf Storage (mlcommons/storage, Submission guidelines, "Metric"): AU = total compute time / total running time,
-where compute time is that of the steps as configured, and what comes before the first step's end is left out. DLIO's
-code adds up the sleep it measured instead, so a machine that oversleeps scores higher; here compute is what was asked
-for, and what it took beyond that counts against the utilisation.
+where compute time is that of the steps as configured, and what comes before the first step's end is left out.
+DLIO's code adds up the sleep it measured instead, so a machine that oversleeps scores higher; here compute is what
+was asked for, and what it took beyond that counts against the utilisation.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,8 @@ def shares(epochs: Sequence[EpochTimes], metric: Metric) -> Shares:
 
 @dataclass(frozen=True)
 class Binding:
-    """Per cent of the running time: what the accelerators computed, and what kept them from it. They add up to 100.
+    """Per cent of the running time: what the accelerators computed, and what kept them from it. They add up to
+    100.
     ``oversleep``: the computing thread got its core, or the interpreter, back too late. ``resource``: the largest
     of the losses, or ``compute`` where they are small; oversleep is the processor's."""
 
@@ -76,8 +77,9 @@ class Binding:
 def binding(real: Shares, null: Shares, cpu_busy_percent: float) -> Binding | None:
     """``real`` against steps of the same workload with ``null`` storage, each relative to its compute time.
 
-    What a run waits for data and for other ranks beyond the null run is storage's: ranks also wait for one that waits
-    for data. The rest of it is divided as in the null run: between decoding, or the processor where its cores were
+    What a run waits for data and for other ranks beyond the null run is storage's: ranks also wait for one
+    that waits for data. The rest of it is divided as in the null run: between decoding, or the processor where
+    its cores were
     ``cpu_busy_percent`` busy, and the barrier. None when there was nothing to compute.
     """
     if real.utilisation is None or null.utilisation is None:

@@ -20,7 +20,9 @@ def add(commands: Commands) -> None:
     _add_workload(run)
     run.add_argument("--data", type=folder, help="its data (default: data/io-WORKLOAD)")
     run.add_argument("--out", type=folder, help="folder for the result (default: results/io-WORKLOAD-NUMBER)")
-    run.add_argument("--checkpoints", type=folder, help="where checkpoints are written (default: OUT/checkpoints)")
+    run.add_argument(
+        "--checkpoints", type=folder, help="where checkpoints are written (default: OUT/checkpoints)"
+    )
     run.add_argument("--ranks", type=int, default=0, help="number of local ranks")
     run.add_argument(
         "--cache",
@@ -30,9 +32,14 @@ def add(commands: Commands) -> None:
         "(default: each)",
     )
     run.add_argument(
-        "--null-steps", type=int, default=50, help="steps to repeat with the data in memory (default: 50; 0: none)"
+        "--null-steps",
+        type=int,
+        default=50,
+        help="steps to repeat with the data in memory (default: 50; 0: none)",
     )
-    run.add_argument("--trace", action="store_true", help="write trace.json, for Perfetto or chrome://tracing")
+    run.add_argument(
+        "--trace", action="store_true", help="write trace.json, for Perfetto or chrome://tracing"
+    )
     run.add_argument("--json", action="store_true", help="print the result as JSON")
     generate = add_command(actions, "generate", _generate, "write the data of a workload")
     _add_workload(generate)
@@ -55,7 +62,9 @@ def add(commands: Commands) -> None:
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workload", metavar="WORKLOAD", help="a name (mlhpc io list), or a .toml or DLIO .yaml file")
+    parser.add_argument(
+        "workload", metavar="WORKLOAD", help="a name (mlhpc io list), or a .toml or DLIO .yaml file"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
 
 
@@ -133,8 +142,7 @@ def _generate(options: argparse.Namespace) -> int:
 def _size(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.iobench.definition import mlperf_storage
-    from mlhpc.iobench.definition import load
+    from mlhpc.iobench.definition import load, mlperf_storage
     from mlhpc.iobench.report.console import print_sizes
 
     memory = _memory(options.memory)
@@ -143,7 +151,9 @@ def _size(options: argparse.Namespace) -> int:
     else:
         loaded = (load.load(name) for name in load.names())
         workloads = [each for each in loaded if each.suite == "mlperf-storage" and each.dataset]
-    sizes = {w.name: mlperf_storage.required(w, memory, options.accelerators, options.clients) for w in workloads}
+    sizes = {
+        w.name: mlperf_storage.required(w, memory, options.accelerators, options.clients) for w in workloads
+    }
     if options.json:
         print(json.dumps({name: vars(size) for name, size in sizes.items()}))
     else:
