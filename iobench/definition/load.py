@@ -128,7 +128,8 @@ def _with_setting(tables: dict[str, Any], setting: str) -> tuple[dict[str, Any],
 
 
 def _first_problem(error: ValidationError) -> tuple[tuple[str, ...], str]:
-    problem = error.errors()[0]
+    # A key that is mistyped is also missing: what is unknown comes first.
+    problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     keys = tuple(str(part) for part in problem["loc"])
     place = ".".join(keys)
     if problem["type"] == "extra_forbidden":

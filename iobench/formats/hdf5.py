@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mlhpc.common.files import atomic
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.access import CountedFile, FileObject
@@ -27,13 +28,63 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
         options["compression"] = dataset.compression
         if dataset.compression == "gzip":
             options["compression_opts"] = dataset.compression_level
-    with os.fdopen(os.dup(fd), "r+b", buffering=0) as raw, h5py.File(raw, "w") as file:
-        # Without times of creation the same samples give the same bytes (h5py's default).
-        written = file.create_dataset(NAME, (total,), np.uint8, **options)
-        at = 0
-        for number, size in enumerate(sizes.tolist()):
-            written[at : at + size] = make_sample(number, size)
-            at += size
+    output = _Output(fd)
+    try:
+        with h5py.File(output, "w") as file:
+            # Without times of creation the same samples give the same bytes (h5py's default).
+            written = file.create_dataset(NAME, (total,), np.uint8, **options)
+            at = 0
+            for number, size in enumerate(sizes.tolist()):
+                written[at : at + size] = make_sample(number, size)
+                at += size
+    except Exception:
+        # HDF5 goes on after a failed write and fails again elsewhere: the first error is the one to report.
+        if output.error:
+            raise output.error from None
+        raise
+    if output.error:
+        raise output.error
+
+
+class _Output:
+    """The file that HDF5 writes to. Remembers the first error of a write."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at = fd, 0
+        self.error: OSError | None = None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = os.lseek(self._fd, offset, whence)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, length: int = -1) -> bytes:
+        """h5py takes for a file what has this; it calls ``readinto``."""
+        raise NotImplementedError
+
+    def readinto(self, buffer: memoryview) -> int:
+        count = os.preadv(self._fd, [buffer], self._at)
+        self._at += count
+        return count
+
+    def write(self, data: memoryview) -> int:
+        try:
+            os.lseek(self._fd, self._at, os.SEEK_SET)
+            atomic.write_all(self._fd, memoryview(data).cast("B"))
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        self._at += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+    def truncate(self, size: int) -> int:
+        os.ftruncate(self._fd, size)
+        return size
+
+    def flush(self) -> None:
+        pass
 
 
 class Samples:

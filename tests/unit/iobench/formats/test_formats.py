@@ -139,7 +139,7 @@ def test_a_flipped_bit_is_found(tmp_path, format):
     data = bytearray(path.read_bytes())
     data[20_000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match="checksum|damaged"):
+    with pytest.raises(UserError, match=r"checksum|damaged"):
         read(layout, 0)
 
 
