@@ -70,8 +70,8 @@ class Checkpoints:
                 "space, or give another folder with --checkpoints"
             ) from error
         self.transfers.append(Transfer("write", self._written, sum(self.sizes), seconds, fsync_s))
-        for path in self._paths(self._written - 1) if self._written else ():
-            path.unlink(missing_ok=True)
+        if self._written:
+            self._remove(self._written - 1)
         self._written += 1
 
     def read(self) -> None:
@@ -105,12 +105,15 @@ class Checkpoints:
     def remove(self) -> None:
         """Remove what is there of this rank's checkpoints."""
         for number in range(max(0, self._written - 1), self._written + 1):
-            for path in self._paths(number):
-                path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty: other ranks' files
-                (self._folder / f"checkpoint-{number}").rmdir()
+            self._remove(number)
         with contextlib.suppress(OSError):
             self._folder.rmdir()
+
+    def _remove(self, number: int) -> None:
+        for path in self._paths(number):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty: other ranks' files, and the last of them removes it
+            (self._folder / f"checkpoint-{number}").rmdir()
 
     def _paths(self, number: int) -> list[Path]:
         folder = self._folder / f"checkpoint-{number}"

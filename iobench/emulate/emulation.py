@@ -66,7 +66,7 @@ def emulate(
     read = layout is not None and not workload.reader.load_all
     node_before = device_io(layout.root) if layout and world.local_rank == 0 else None
     device_before, cpu_before, device_after = rank.process.read_bytes(), 0.0, None
-    for epoch in range(train.epochs):
+    for epoch in range(train.epochs if left else 0):
         world.enter(f"epoch {epoch + 1}")
         if layout:
             _prepare_cache(layout, world, settings.cache, epoch, run)

@@ -99,7 +99,7 @@ def result(
         "launcher": world.launcher,
         **facts,
         "samples": samples,
-        "samples_per_s": samples / training_s if training_s else None,
+        "samples_per_s": samples / training_s if samples else None,
         "au_percent": real.utilisation,
         "au_null_percent": null.utilisation if null else None,
         "null_steps": ranks[0]["null"]["steps"] if null else 0,
@@ -148,7 +148,7 @@ def _over_ranks(parts: Sequence[Mapping[str, Any]], workload: Workload) -> dict[
         "seconds": seconds,
         "checkpoint_s": checkpoint_s,
         "samples": samples,
-        "samples_per_s": samples / (seconds - checkpoint_s) if seconds > checkpoint_s else None,
+        "samples_per_s": samples / (seconds - checkpoint_s) if reads and seconds > checkpoint_s else None,
         **{
             name: float(np.mean([part[name] for part in parts]))
             for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")

@@ -85,6 +85,9 @@ def _run(options: argparse.Namespace) -> int:
     workload = load.load(options.workload, options.set)
     if options.null_steps < 0:
         raise UserError(f"--null-steps {options.null_steps}: give 0 or more")
+    from mlhpc.iobench.emulate.plan import require_enough
+
+    require_enough(workload, max(1, options.ranks))  # before the ranks are started
     if (status := _in_ranks(options)) is not None:
         return status
     from mlhpc.common.ranks import launch
