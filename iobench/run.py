@@ -24,6 +24,7 @@ from mlhpc.iobench.emulate.emulation import Settings, emulate, emulate_null
 from mlhpc.iobench.emulate.plan import require_enough
 from mlhpc.iobench.formats.formats import find
 from mlhpc.iobench.report.result import rank_summary, result, write_steps
+from mlhpc.iobench.report.trace import join_parts, write_part
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ def _measured(
     facts = _facts(workload, layout, paths, settings, command)
     total = result(workload, ranks, world, facts)
     on_all_ranks(world, lambda: write_steps(real, paths.out / f"steps.rank{world.rank}.csv"))
+    if settings.trace:
+        on_all_ranks(world, lambda: write_part(real, world.rank, paths.out))
+        on_rank0(world, lambda: join_parts(world.size, paths.out))
     on_rank0(world, lambda: _write_record(workload, total, paths.out))
     return total
 

@@ -72,6 +72,7 @@ def emulate(
             _prepare_cache(layout, world, settings.cache, epoch, run)
         if epoch == 0:
             world.barrier()
+            run.origin = clock()
             device_before, cpu_before = rank.process.read_bytes(), cpu_seconds()
             if layout and workload.reader.load_all:
                 run.load_s = _load_all(rank, layout, run)

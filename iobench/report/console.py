@@ -9,6 +9,7 @@ from rich.table import Table
 from mlhpc.errors import count
 from mlhpc.iobench.definition.mlperf_storage import Size
 from mlhpc.iobench.definition.quantities import format_bytes
+from mlhpc.iobench.report.similarity import COSINE, DIFFERENCE, Similarity
 
 _RESOURCES = {
     "compute": "nothing: the storage keeps up",
@@ -100,3 +101,18 @@ def _number(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}%"
+
+
+def print_similarity(found: Similarity, console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("factor")
+    table.add_column("difference", justify="right")
+    for name, difference in found.differences.items():
+        table.add_row(name, f"{100 * difference:+.1f}%")
+    console.print(table)
+    name, largest = found.largest
+    verdict = "alike" if found.alike else f"not alike: {COSINE} and {100 * DIFFERENCE:.0f}% are required"
+    console.print(
+        f"cosine {found.cosine:.3f}, largest difference {100 * abs(largest):.1f}% ({name}): {verdict}",
+        highlight=False,
+    )

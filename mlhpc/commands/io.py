@@ -1,4 +1,4 @@
-"""Commands that emulate a training run's I/O: io run, generate, size, check, list."""
+"""Commands that emulate a training run's I/O: io run, generate, size, check, report, observe, similarity, list."""
 
 import argparse
 import json
@@ -57,6 +57,17 @@ def add(commands: Commands) -> None:
     check = add_command(actions, "check", _check, "hold runs of a workload to the rules of MLPerf Storage")
     check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that io run wrote")
     check.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
+    report = add_command(actions, "report", _report, "write the page of a run")
+    report.add_argument("run", type=Path, metavar="RUN", help="a folder that io run wrote")
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN/report.html")
+    similarity = add_command(
+        actions, "similarity", _similarity, "how alike the I/O of two commands is, observed by strace"
+    )
+    similarity.add_argument("observations", type=Path, nargs=2, metavar="FOLDER", help="of mlhpc io observe")
+    observe = add_command(actions, "observe", _observe, "run a command under strace and keep what it read")
+    observe.add_argument("--out", type=folder, required=True, help="folder for the observation")
+    observe.add_argument("--below", type=folder, required=True, help="count files below this folder only")
+    observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
     listing = add_command(actions, "list", _list, "the workloads that come with the suite")
     listing.add_argument("workload", metavar="WORKLOAD", nargs="?", help="print this one, resolved")
 
@@ -181,6 +192,41 @@ def _check(options: argparse.Namespace) -> int:
         print(finding)
     print("no findings" if not findings else f"{len(findings)} findings: not a result of MLPerf Storage")
     return 1 if findings else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from mlhpc.common.files import atomic
+    from mlhpc.iobench.report.check import read_result
+    from mlhpc.iobench.report.page import page
+
+    out = options.out or options.run / "report.html"
+    text = page(read_result(options.run))
+    try:
+        atomic.write_bytes(out, text.encode())
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
+    print(out)
+    return 0
+
+
+def _observe(options: argparse.Namespace) -> int:
+    from mlhpc.iobench.report.observe import observe
+
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    return observe(words, options.below, options.out)
+
+
+def _similarity(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.iobench.report.console import print_similarity
+    from mlhpc.iobench.report.observe import read_observation
+    from mlhpc.iobench.report.similarity import compare
+
+    first, second = (read_observation(path) for path in options.observations)
+    found = compare(first, second)
+    print_similarity(found, Console())
+    return 0 if found.alike else 1
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).resolve().parents[2] / "ranks" / "socket_collectives.py"
-START = "import sys; from mlhpc.common.ranks.local import run_local; sys.exit(run_local({ranks}, [sys.executable, {program!r}]))"
+START = """\
+import sys
+from mlhpc.common.ranks.local import run_local
+sys.exit(run_local({ranks}, [sys.executable, {program!r}]))
+"""
 
 
 @pytest.mark.parametrize("ranks", [2, 6])
