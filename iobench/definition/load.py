@@ -15,6 +15,7 @@ from mlhpc.iobench.definition import dlio
 from mlhpc.iobench.definition.lines import toml_line, yaml_line
 from mlhpc.iobench.definition.schema import Workload
 
+_SIZES = {("dataset", key) for key in ("files", "samples_per_file", "sample_bytes")}
 LineOf = Callable[[Sequence[str]], int | None]
 
 
@@ -99,6 +100,13 @@ def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line
     for setting in settings:
         tables, keys = _with_setting(tables, setting)
         changed.add(keys)
+    if (
+        changed & _SIZES
+        and ("dataset", "total_bytes") not in changed
+        and isinstance(tables.get("dataset"), dict)
+    ):
+        # The file's total was that of the file's sizes.
+        tables = {**tables, "dataset": {k: v for k, v in tables["dataset"].items() if k != "total_bytes"}}
     try:
         return Workload(**tables)
     except ValidationError as error:

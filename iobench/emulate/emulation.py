@@ -182,8 +182,8 @@ def _load_all(rank: _Rank, layout: Layout, run: Run) -> float:
     sharing = rank.world.size if workload.reader.partition else 1
     samples = layout.dataset.samples // sharing
     activity, start = Activity(), clock()
-    pipeline = rank.pipeline("train", 0, samples, 1, Storage(layout, workload.reader).open, activity)
     activity.waiting(True)  # nothing is computed meanwhile
+    pipeline = rank.pipeline("train", 0, samples, 1, Storage(layout, workload.reader).open, activity)
     kept = [pipeline.next_batch() for _ in range(samples)]
     activity.waiting(False)
     seconds = clock() - start

@@ -157,6 +157,9 @@ class Pipeline:
                 try:
                     sample = next(samples)
                 except StopIteration:
+                    with self._change:  # the place goes to a thread that has samples left
+                        self._claimed -= 1
+                        self._change.notify_all()
                     return
                 with self._change:
                     self._ready.append(sample)

@@ -115,4 +115,5 @@ def print_similarity(found: Similarity, console: Console) -> None:
     console.print(
         f"cosine {found.cosine:.3f}, largest difference {100 * abs(largest):.1f}% ({name}): {verdict}",
         highlight=False,
+        soft_wrap=True,
     )

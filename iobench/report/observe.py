@@ -68,7 +68,8 @@ class Reads:
 
 def observe(command: Sequence[str], below: Path, out: Path) -> int:
     """Run ``command`` under strace, and write what it read below ``below`` to ``out/observation.json``.
-    Returns the exit status of the command; nothing is written unless it is 0. Raises UserError."""
+    Returns the exit status of the command, whatever it is: a training run that misses its target has read as
+    well. Raises UserError, also when it read nothing."""
     strace = shutil.which("strace")
     if strace is None:
         raise UserError(
@@ -82,19 +83,19 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
         log = Path(folder) / "strace"
         options = ["-f", "-qq", "-ttt", "-T", "-y", "-s", "0", "--seccomp-bpf", "-e", f"trace={_CALLS}"]
         status = subprocess.run([strace, *options, "-o", str(log), "--", *command]).returncode
-        if status:
-            return status
         with log.open(errors="replace") as lines:
             reads = parse(lines, str(below.resolve()))
     if not reads.sizes:
-        raise UserError(f"the command read nothing below {below}; give the folder of its data with --below")
+        raise UserError(
+            f"the command (status {status}) read nothing below {below}; give the folder of its data with --below"
+        )
     record = {
-        "command": list(command), "below": str(below), "reads": len(reads.sizes), "bytes": sum(reads.sizes),
-        "factors": reads.factors(),
+        "command": list(command), "status": status, "below": str(below), "reads": len(reads.sizes),
+        "bytes": sum(reads.sizes), "factors": reads.factors(),
     }  # fmt: skip
     out.mkdir(parents=True)
     atomic.write_bytes(out / NAME, (json.dumps(record, indent=1) + "\n").encode())
-    return 0
+    return status
 
 
 def read_observation(folder: Path) -> dict[str, float]:

@@ -111,7 +111,7 @@ def result(
             _over_ranks([rank["evaluations"][n] for rank in ranks], workload)
             for n in range(len(ranks[0]["evaluations"]))
         ],
-        "reading": reading(ranks, training_s),
+        "reading": reading(ranks, training_s + max(rank["load_s"] for rank in ranks)),
         "resident_before_epochs": np.mean([rank["resident"] for rank in ranks], axis=0).tolist(),
         "checkpoints": checkpoints(ranks),
         "rank_results": list(ranks),

@@ -65,6 +65,14 @@ def test_what_is_wrong_is_one_line_with_its_place(tmp_path, old, new, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_stated_total_does_not_hinder_a_smaller_data_set(tmp_path):
+    path = write(tmp_path, GOOD.replace("files = 4", "files = 4\ntotal_bytes = 4096"))
+    smaller = load.load(path, ["dataset.files=2"]).dataset
+    assert smaller is not None and (smaller.bytes, smaller.total_bytes) == (2048, 0)
+    with pytest.raises(UserError, match="contradictory sizes"):
+        load.load(path, ["dataset.files=2", "dataset.total_bytes=4096"])
+
+
 def test_a_bad_setting_is_named_as_such(tmp_path):
     with pytest.raises(UserError, match=r"--set dataset\.files: .*got -1"):
         load.load(write(tmp_path, GOOD), ["dataset.files=-1"])

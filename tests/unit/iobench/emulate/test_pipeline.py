@@ -50,6 +50,16 @@ def test_every_sample_comes_once(layout, threads, order):
     assert sum(times.statistics.bytes for times in lines.times) == sum(map(len, found))
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("threads", [2, 6, 9])
+def test_threads_without_work_leave_their_places_to_the_others(layout, threads):
+    """With fewer places than threads, those that find nothing more to read must not keep one."""
+    for _ in range(20):
+        lines = pipeline(layout, Reader(batch_size=1, threads=threads, prefetch=1))
+        assert len([lines.next_batch() for _ in range(24)]) == 24
+        lines.stop()
+
+
 def test_no_more_batches_are_read_ahead_than_asked_for(layout):
     lines = pipeline(layout, Reader(batch_size=2, threads=4, prefetch=3))
     lines.next_batch()
