@@ -18,7 +18,8 @@ from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import AlreadyReported, Terminated, UserError
 
 Framework = Literal["horovod", "torch", "sockets", "none"]
-"""What carries the collectives of several ranks; ``sockets``: no framework; ``none``: only one rank is possible."""
+"""What carries the collectives of several ranks; ``sockets``: no framework; ``none``: only one rank is
+possible."""
 
 
 def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s: float = 60.0) -> World:

@@ -29,4 +29,4 @@ def occupy(seconds: float) -> float:
         time.sleep(0)  # lets reader threads have the interpreter
     while now < end:
         now = clock()
-    return now - start
+    return max(seconds, now - start)  # the difference of two large numbers is rounded
