@@ -43,7 +43,7 @@ lint: $(VENV)/.test
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo '== types: mypy'
 	@rm -rf build/typecheck && mkdir -p build/typecheck/mlhpc && ln -s $(CURDIR)/mlhpc/*.py $(CURDIR)/mlhpc/commands $(CURDIR)/mlhpc/doctor build/typecheck/mlhpc/
-	@for room in benchmarks common cosmoflow deepcam perf resnet50 submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
+	@for room in benchmarks common cosmoflow deepcam iobench perf resnet50 submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
 	@cd build/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p mlhpc
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
 	shellcheck -x .ci/run run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shell: shellcheck is not installed, skipped'; fi
@@ -72,7 +72,7 @@ $(VENV)/.test: $(VENV)/.demo
 	@$(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] TensorFlow' && $(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] Gloo' \
 	|| { echo 'Horovod was built without TensorFlow or Gloo: make clean, then again'; exit 1; }
 	@echo '== environment: test tools, and PyTorch to compare with (about a minute)'
-	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,test]'
+	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,io,test]'
 	@$(BIN)/python -m pip check
 	@touch $@
 

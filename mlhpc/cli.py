@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mlhpc import __version__
 from mlhpc.benchmarks.registry import load_object
-from mlhpc.commands import data, models, preflight, results, training
+from mlhpc.commands import data, io, models, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
 from mlhpc.errors import AlreadyReported, Terminated, UserError, did_you_mean
 
@@ -59,6 +59,6 @@ def _parser() -> Parser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(parser=parser, command=print_help)
     commands = parser.add_subparsers(title="commands", metavar="", parser_class=Parser)
-    for group in (training, data, preflight, models, results):
+    for group in (training, data, io, preflight, models, results):
         group.add(commands)
     return parser

@@ -17,8 +17,9 @@ from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import AlreadyReported, Terminated, UserError
 
-Framework = Literal["horovod", "torch", "none"]
-"""What carries the collectives of several ranks; ``none``: only one rank is possible."""
+Framework = Literal["horovod", "torch", "sockets", "none"]
+"""What carries the collectives of several ranks; ``sockets``: no framework; ``none``: only one rank is
+possible."""
 
 
 def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s: float = 60.0) -> World:
@@ -34,7 +35,7 @@ def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s
         raise UserError(
             f"{info.launcher} started {info.size} ranks of a command that runs as one; start it once"
         )
-    if framework == "torch" and not info.leader:
+    if framework in ("torch", "sockets") and not info.leader:
         info = with_leader(info, env)
     # The roll call comes before loading the framework, so that a missing rank is reported sooner.
     roll_call = call_roll(info, env, timeout_s) if info.leader else None
@@ -44,6 +45,11 @@ def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s
 
             assert roll_call is not None
             return TorchWorld.start(info, roll_call)
+        if framework == "sockets":
+            from mlhpc.common.ranks.socket_world import SocketWorld
+
+            assert roll_call is not None
+            return SocketWorld.start(info, roll_call)
         from mlhpc.common.ranks.horovod_world import HorovodWorld
 
         return HorovodWorld.start(info, roll_call, timeout_s)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP = ("benchmarks", "common", "cosmoflow", "deepcam", "mlhpc", "perf", "resnet50", "submission")
+TOP = ("benchmarks", "common", "cosmoflow", "deepcam", "iobench", "mlhpc", "perf", "resnet50", "submission")
 # A room imports only from the floors below its own, and within a floor only from itself. So no circle is
 # possible, lazy imports included. "mlhpc/cli" is cli.py and __main__.py, the roof.
 FLOORS = (
@@ -30,6 +30,12 @@ FLOORS = (
     {"perf/accelerator"},
     {"perf"},
     {"perf/profile"},
+    {"iobench/definition"},
+    {"iobench/formats"},
+    {"iobench/dataset"},
+    {"iobench/emulate"},
+    {"iobench/report"},
+    {"iobench"},
     {"submission/logs", "submission/system"},
     {"submission/score"},
     {"submission/check"},
@@ -48,7 +54,8 @@ NEVER = {
     "deepcam": {"cosmoflow", "resnet50"},
     "resnet50": {"cosmoflow", "deepcam"},
     "perf": {"cosmoflow", "deepcam", "resnet50"},
-    "submission": {"cosmoflow", "deepcam", "resnet50"},
+    "iobench": {"cosmoflow", "deepcam", "resnet50", "perf"},
+    "submission": {"cosmoflow", "deepcam", "resnet50", "iobench"},
 }
 FRAMEWORKS = {"tensorflow", "keras", "horovod", "torch", "torchvision", "nvidia"}
 MAY_USE_FRAMEWORKS = {
@@ -184,6 +191,10 @@ def test_the_tests_mirror_the_packages():
         ),
         ("import mlhpc.cosmoflow.tf.train", {"torch"}),
         ("import mlhpc.cosmoflow.synthetic.simulate, mlhpc.common.staging.stage", {"tensorflow", "torch"}),
+        (
+            "import mlhpc.iobench.run, mlhpc.common.ranks.socket_world",
+            {"tensorflow", "torch", "scipy", "matplotlib", "pandas", "h5py", "pyarrow", "PIL", "altair"},
+        ),
         ("import mlhpc.submission.check.check, mlhpc.submission.report.report", {"tensorflow", "torch"}),
     ],
 )

@@ -1,0 +1,202 @@
+"""The ranks of a run without a framework: collectives over TCP connections of their own.
+
+For what trains nothing (I/O emulation): a barrier, and small messages. Ranks meet in a tree of degree two
+under rank 0, so that a barrier takes two messages for each of log2(ranks) levels. What a rank sends is the
+``wire`` form, with its length before it.
+"""
+
+import hmac
+import secrets
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.ranks import wire
+from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, my_address, with_node_index
+from mlhpc.common.ranks.environment import RankInfo
+from mlhpc.common.ranks.rendezvous import LOOPBACK
+from mlhpc.common.ranks.rollcall import RollCall
+from mlhpc.errors import UserError
+
+_LENGTH = struct.Struct("<Q")
+_HELLO = struct.Struct("<32sI")  # the token's digest and the rank
+CONNECT_S = 60.0
+"""How long a rank may take to meet its parent in the tree."""
+LONGEST = 1 << 40
+"""Bytes of a message; more is not a message of ours."""
+
+
+@dataclass(frozen=True)
+class SocketWorld(BaseWorld):
+    """A ``World`` whose collectives go over a tree of connections: ``parent`` None on rank 0."""
+
+    parent: socket.socket | None
+    children: tuple[socket.socket, ...]
+
+    @classmethod
+    def start(cls, info: RankInfo, roll_call: RollCall) -> Self:
+        """Connect to the ranks beside this one in the tree. Called by all ranks that answered the roll call.
+
+        Rank 0 draws a secret and sends it over the roll call, whose connections have shown the launcher's
+        token; who does not know it is turned away. Raises ``UserError``.
+        """
+        local = len({peer.hostname for peer in roll_call.roll}) == 1
+        with socket.create_server((LOOPBACK if local else "", 0), backlog=1024) as listener:
+            port = listener.getsockname()[1]
+            facts: dict[str, Any] = {}
+            if info.rank == 0:
+                facts = {"address": roll_call.my_address(), "port": port, "secret": secrets.token_hex(16)}
+            facts = roll_call.broadcast(facts)
+            leader, secret = str(facts["address"]), str(facts["secret"]).encode()
+            if info.rank == 0:
+                places = _collect_places((leader, port), listener, secret, info.size)
+            else:
+                mine = (my_address(roll_call, leader), port)
+                places = _send_place(mine, (leader, int(facts["port"])), secret, info.rank)
+            parent = _connect(places[(info.rank - 1) // 2], secret, info.rank) if info.rank else None
+            below = [rank for rank in (2 * info.rank + 1, 2 * info.rank + 2) if rank < info.size]
+            children = _accept(listener, secret, below)
+        world = cls(with_node_index(info, roll_call.roll), roll_call, parent, children)
+        world.barrier()
+        roll_call.start_beating()
+        return world
+
+    def barrier(self) -> None:
+        for child in self.children:
+            _receive_exactly(child, 1)
+        if self.parent is not None:
+            self.parent.sendall(b"\0")
+            _receive_exactly(self.parent, 1)
+        for child in self.children:
+            child.sendall(b"\0")
+
+    def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        mine = np.asarray(values, dtype=np.float64)
+        # In order of rank, so that the result depends on nothing but the values.
+        return np.asarray(np.sum(self.gather(mine), axis=0), dtype=np.float64)
+
+    def _broadcast_bytes(self, data: bytes) -> bytes:
+        if self.parent is not None:
+            data = _receive(self.parent)
+        for child in self.children:
+            _send(child, data)
+        return data
+
+    def _gather_bytes(self, data: bytes) -> list[bytes]:
+        found: dict[int, bytes] = {self.rank: data}
+        for child in self.children:
+            found |= wire.decode(_receive(child))
+        if self.parent is not None:
+            _send(self.parent, wire.encode(found))
+        everything: dict[int, bytes] = wire.decode(
+            self._broadcast_bytes(wire.encode(found) if self.rank == 0 else b"")
+        )
+        return [everything[rank] for rank in range(self.size)]
+
+    def fail(self, reason: str) -> None:
+        if reason.startswith(("ConnectionResetError", "BrokenPipeError", "EOFError")):
+            self.roll_call.wait_for_loss(SYMPTOM_S)  # a symptom: the roll call knows who was lost
+        self.roll_call.fail(reason)
+
+    def close(self) -> None:
+        self.barrier()  # no rank leaves while another still needs it
+        self.roll_call.close()
+        for connection in (self.parent, *self.children):
+            if connection is not None:
+                connection.close()
+
+
+Place = tuple[str, int]
+"""Where a rank listens: address and port."""
+
+
+def _collect_places(mine: Place, listener: socket.socket, secret: bytes, size: int) -> list[Place]:
+    """On rank 0: where every rank listens, told to every rank."""
+    connections = _accept(listener, secret, list(range(1, size)))
+    places = [mine, *(wire.decode(_receive(connection)) for connection in connections)]
+    for connection in connections:
+        _send(connection, wire.encode(places))
+        connection.close()
+    return places
+
+
+def _send_place(mine: Place, leader: Place, secret: bytes, rank: int) -> list[Place]:
+    """On another rank: tell rank 0 where this one listens, and learn where all do."""
+    with _connect(leader, secret, rank) as connection:
+        _send(connection, wire.encode(mine))
+        places: list[Place] = wire.decode(_receive(connection))
+    return places
+
+
+def _connect(place: Place, secret: bytes, rank: int) -> socket.socket:
+    host, port = place
+    try:
+        connection = socket.create_connection((host, port), timeout=CONNECT_S)
+        _settle(connection)
+        connection.sendall(_HELLO.pack(secret, rank))
+    except OSError as error:
+        raise UserError(
+            f"rank {rank} cannot connect to {host} port {port}: {error}; check that the nodes can reach each other"
+        ) from error
+    return connection
+
+
+def _accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[socket.socket, ...]:
+    """The connections of ``ranks``, in their order; strangers are turned away."""
+    found: dict[int, socket.socket] = {}
+    deadline = time.monotonic() + CONNECT_S
+    while len(found) < len(ranks):
+        listener.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            lost = [rank for rank in ranks if rank not in found]
+            raise UserError(
+                f"ranks {lost} did not connect within {CONNECT_S:.0f} s; see their output"
+            ) from None
+        try:
+            connection.settimeout(3.0)
+            token, rank = _HELLO.unpack(_receive_exactly(connection, _HELLO.size))
+        except (OSError, EOFError):
+            connection.close()
+            continue
+        if not hmac.compare_digest(token, secret) or rank not in ranks or rank in found:
+            connection.close()
+            continue
+        _settle(connection)
+        found[rank] = connection
+    return tuple(found[rank] for rank in ranks)
+
+
+def _settle(connection: socket.socket) -> None:
+    connection.settimeout(None)  # a collective may wait for hours; the roll call detects lost ranks
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(_LENGTH.pack(len(data)))
+    connection.sendall(data)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
+    if length > LONGEST:
+        raise EOFError(f"a message of {length} bytes")
+    return bytes(_receive_exactly(connection, length))
+
+
+def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
+    """Raises EOFError when the other end is gone."""
+    data = bytearray(length)
+    view = memoryview(data)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise EOFError("a rank closed its connection")
+        view = view[count:]
+    return data

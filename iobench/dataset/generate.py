@@ -1,0 +1,134 @@
+"""``mlhpc io generate``: the files of a workload, by several ranks and processes, going on where one was
+stopped."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.data.generate import claim_folder, in_processes, missing, write_on_all_ranks
+from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.files.untrusted import read_object
+from mlhpc.common.host.progress import progress
+from mlhpc.common.ranks.collectives import on_rank0
+from mlhpc.common.ranks.world import World
+from mlhpc.errors import UserError
+from mlhpc.iobench.dataset.content import Content
+from mlhpc.iobench.dataset.layout import RECORD, Layout, Split
+from mlhpc.iobench.definition.quantities import format_bytes
+from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats.formats import find
+
+FRAMING = 1.02
+"""Room left for what formats add to the samples."""
+SPLITS: tuple[Split, ...] = ("train", "validation")
+_content: dict[tuple[int, float], Content] = {}  # of this process: made once, 8 MiB
+
+
+@dataclass(frozen=True)
+class Generated:
+    files: int
+    made: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Task:
+    layout: Layout
+    split: Split
+    file: int
+
+
+def generate(dataset: Dataset, root: Path, world: World, workers: int) -> Generated:
+    """Write the files of ``dataset`` that ``root`` lacks; the same bytes for any number of ranks and ``workers``.
+    Called by all ranks.
+
+    Every file has its name only once it is whole. Raises UserError, the same on all ranks, when ``root`` holds
+    another data set, the library of the format is missing, or the file system is or would be full.
+    """
+    layout = Layout(root, dataset)
+    find(dataset.format).load()
+    on_rank0(world, lambda: _prepare(layout))
+    names = {
+        layout.name(split, file): _Task(layout, split, file)
+        for split in SPLITS
+        for file in range(layout.files(split))
+    }
+    lacking = on_rank0(world, lambda: missing(root, list(names)))
+    mine = lacking[world.rank :: world.size]
+    on_rank0(world, lambda: _require_space(layout, len(lacking)))
+    written: list[int] = []
+
+    def write() -> None:
+        with progress(len(mine), f"generating {root}", "files", show=world.rank == 0) as advance:
+            written.extend(in_processes(_write_file, [names[name] for name in mine], workers, advance))
+
+    write_on_all_ranks(world, root, write)
+    total = world.sum(float(sum(written)))
+    return Generated(len(names), len(lacking), int(total))
+
+
+def require_data(dataset: Dataset, root: Path) -> None:
+    """Raise UserError unless ``root`` holds the whole data set that :func:`generate` makes of ``dataset``."""
+    layout = Layout(root, dataset)
+    command = f"generate it with 'mlhpc io generate WORKLOAD --data {root}'"
+    try:
+        found = read_object(root / RECORD)
+    except FileNotFoundError:
+        raise UserError(f"{root}: no data set of this tool; {command}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{root / RECORD}: cannot be read: {error}; {command}") from None
+    wanted = layout.record()
+    if found != wanted:
+        keys = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+        differing = "; ".join(f"{key} is {found.get(key)}, not {wanted.get(key)}" for key in keys[:3])
+        raise UserError(
+            f"{root}: holds the data of another workload: {differing}; give another folder with --data"
+        )
+    for split in SPLITS:
+        if not layout.files(split):
+            continue
+        present = set(os.listdir(root / split))
+        lacking = sum(layout.path(split, file).name not in present for file in range(layout.files(split)))
+        if lacking:
+            raise UserError(f"{root / split}: lacks {lacking} of {layout.files(split)} files; {command}")
+
+
+def _prepare(layout: Layout) -> None:
+    claim_folder(layout.root, layout.record(), RECORD)
+    for split in SPLITS:
+        if layout.files(split):
+            (layout.root / split).mkdir(exist_ok=True)
+
+
+def _require_space(layout: Layout, lacking: int) -> None:
+    dataset = layout.dataset
+    stored = dataset.samples_per_file * dataset.sample_bytes * FRAMING
+    if dataset.compression != "none":
+        stored /= dataset.compressibility
+    needed, there = int(lacking * stored), filesystem_of(layout.root)
+    if needed > there.free_bytes:
+        raise UserError(
+            f"{layout.root}: needs {format_bytes(needed)}, {there.mount_point} has "
+            f"{format_bytes(there.free_bytes)} free; free some, or make the data set "
+            "smaller (--set dataset.files=...)"
+        )
+
+
+def _write_file(task: _Task) -> int:
+    """Write one file; returns its size in bytes."""
+    layout, dataset = task.layout, task.layout.dataset
+    key = (dataset.seed, dataset.compressibility)
+    if key not in _content:
+        _content.clear()
+        _content[key] = Content(*key)
+    content, number = _content[key], layout.number(task.split, task.file)
+    path = layout.path(task.split, task.file)
+
+    def make(sample: int, size: int) -> Any:
+        return content.sample(number, sample, size)
+
+    with atomic.writing(path) as fd:
+        find(dataset.format).write(fd, layout.sizes(task.split, task.file), make, dataset)
+        return os.fstat(fd).st_size

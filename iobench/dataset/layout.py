@@ -1,0 +1,65 @@
+"""Which files a data set has and how large their samples are: known without opening one."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats.formats import find
+
+Split = Literal["train", "validation"]
+Sizes = npt.NDArray[np.int64]
+
+RECORD = ".iobench.json"
+"""What the data set in a folder is, beside it: a run refuses one of another workload."""
+SMALLEST = 100
+"""No sample is smaller than the mean divided by this."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of ``dataset`` under ``root``: ``train/00000.npz`` and so on, and ``validation`` if it has any."""
+
+    root: Path
+    dataset: Dataset
+
+    def files(self, split: Split) -> int:
+        return self.dataset.files if split == "train" else self.dataset.eval_files
+
+    @cached_property
+    def _digits(self) -> int:
+        return max(5, len(str(max(self.dataset.files, self.dataset.eval_files) - 1)))
+
+    def name(self, split: Split, file: int) -> str:
+        """Path of a file below the root."""
+        return f"{split}/{file:0{self._digits}}.{find(self.dataset.format).suffix}"
+
+    def path(self, split: Split, file: int) -> Path:
+        return self.root / self.name(split, file)
+
+    def number(self, split: Split, file: int) -> int:
+        """Its number among the files of both splits, for its content."""
+        return file if split == "train" else self.dataset.files + file
+
+    def sizes(self, split: Split, file: int) -> Sizes:
+        """Bytes of content of each sample of a file, ``[samples_per_file]``: normal around the mean, none
+        smaller than a hundredth of it."""
+        mean, stdev, count = (
+            self.dataset.sample_bytes,
+            self.dataset.sample_bytes_stdev,
+            self.dataset.samples_per_file,
+        )
+        if not stdev:
+            return np.full(count, mean, np.int64)
+        # The key alone determines the stream: any file by itself.
+        key = [self.dataset.seed, self.number(split, file)]
+        drawn = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64))).normal(mean, stdev, count)
+        return np.maximum(np.rint(drawn), max(1, mean // SMALLEST)).astype(np.int64)
+
+    def record(self) -> dict[str, Any]:
+        """What identifies the data set: all that its bytes depend on."""
+        return {"iobench": 1, **self.dataset.model_dump(mode="json", exclude={"total_bytes"})}

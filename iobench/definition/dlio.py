@@ -1,0 +1,275 @@
+"""DLIO's workload files as they are: its tables and keys become those of a ``Workload``.
+
+The keys are those that DLIO's ``LoadConfig`` reads (argonne-lcf/dlio_benchmark,
+dlio_benchmark/utils/config.py, commit e1919d7 of 2026-06-17; defaults from ``ConfigArguments`` there), those
+of release 2.0.0 that were renamed since, and those that only its published files have. DLIO ignores a key that
+it does not know; here it is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlhpc.errors import did_you_mean
+
+Keys = tuple[str, ...]
+
+# Keys that this tool reads.
+_USED = {
+    "model": {"name", "type", "model_size", "model_size_bytes", "num_layers", "model_datatype",
+              "optimizer_datatype", "parallelism", "transformer", "optimization_groups", "layer_parameters"},
+    "model.parallelism": {"tensor", "pipeline", "data", "zero_stage"},
+    "model.transformer": {"vocab_size", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads"},
+    "workflow": {"train", "generate_data", "evaluation", "checkpoint"},
+    "dataset": {"format", "num_files_train", "num_files_eval", "num_samples_per_file", "record_length",
+                "record_length_bytes", "record_length_stdev", "record_length_bytes_stdev", "enable_chunking",
+                "chunk_size", "compression", "compression_level", "hdf5"},
+    "reader": {"read_threads", "batch_size", "batch_size_eval", "prefetch_size", "file_shuffle", "sample_shuffle",
+               "read_type", "transfer_size", "odirect", "preprocess_time", "preprocess_time_stdev"},
+    "train": {"epochs", "total_training_steps", "computation_time", "computation_time_stdev", "seed"},
+    "evaluation": {"eval_time", "eval_time_stdev", "epochs_between_evals"},
+    "checkpoint": {"epochs_between_checkpoints", "steps_between_checkpoints", "type", "fsync",
+                   "num_checkpoints_write", "num_checkpoints_read", "model_size"},
+    "output": {"metric"},
+    "output.metric": {"exclude_start_steps", "exclude_end_steps"},
+    "metric": {"au"},
+}  # fmt: skip
+# Keys of DLIO that change nothing here: folders are options of the command, frameworks and loaders are not used.
+_NO_EFFECT = {
+    "": {"framework"},
+    "workflow": {"profiling", "debug"},
+    "dataset": {"data_folder", "file_prefix", "keep_files", "num_subfolders_train", "num_subfolders_eval",
+                "generation_buffer_size", "record_length_bytes_resize", "record_length_resize",
+                "record_element_bytes", "record_element_type", "record_dims"},
+    "dataset.hdf5": {"chunk_dims", "num_dset_per_record", "max_shape"},
+    "reader": {"data_loader", "data_loader_classname", "data_loader_sampler", "reader_classname",
+               "multiprocessing_context", "dont_use_mmap", "computation_threads", "shuffle_size", "file_access",
+               "pin_memory", "transformed_record_dims", "transformed_record_element_type"},
+    "train": {"seed_change_epoch"},
+    "evaluation": {"eval_after_epoch"},
+    "checkpoint": {"checkpoint_folder", "checkpoint_after_epoch", "checkpoint_mechanism_classname",
+                   "time_between_checkpoints", "recovery_rank_shift", "rank_sync", "mode",
+                   "randomize_tensor", "ksm"},
+    "checkpoint.ksm": {"madv_mergeable_id", "high_ram_trigger", "low_ram_exit", "await_time"},
+    "storage": {"storage_type", "storage_root", "storage_options"},
+    "profiling": {"profiler", "iostat_devices"},
+    "output": {"folder", "log_file"},
+}  # fmt: skip
+_TABLES = {"model", "workflow", "dataset", "reader", "data_reader", "train", "evaluation", "checkpoint", "storage",
+           "profiling", "output", "metric"}  # fmt: skip
+_FORMATS = {"tfrecord": "tfrecord", "hdf5": "hdf5", "hdf5_opt": "hdf5", "csv": "csv", "npz": "npz", "npy": "npy",
+            "jpeg": "jpeg", "indexed_binary": "binary", "mmap_indexed_binary": "binary",
+            "parquet": "parquet"}  # fmt: skip
+_DATATYPES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
+
+# Where a key of ours comes from, for the line in a message.
+ORIGIN: dict[Keys, Keys] = {
+    ("dataset", "files"): ("dataset", "num_files_train"),
+    ("dataset", "eval_files"): ("dataset", "num_files_eval"),
+    ("dataset", "samples_per_file"): ("dataset", "num_samples_per_file"),
+    ("dataset", "sample_bytes"): ("dataset", "record_length_bytes"),
+    ("dataset", "sample_bytes_stdev"): ("dataset", "record_length_bytes_stdev"),
+    ("dataset", "chunk_bytes"): ("dataset", "chunk_size"),
+    ("reader", "threads"): ("reader", "read_threads"),
+    ("reader", "prefetch"): ("reader", "prefetch_size"),
+    ("reader", "eval_batch_size"): ("reader", "batch_size_eval"),
+    ("reader", "transfer_bytes"): ("reader", "transfer_size"),
+    ("reader", "direct"): ("reader", "odirect"),
+    ("reader", "preprocess"): ("reader", "preprocess_time"),
+    ("train", "steps"): ("train", "total_training_steps"),
+    ("train", "computation"): ("train", "computation_time"),
+    ("evaluation", "computation"): ("evaluation", "eval_time"),
+    ("metric", "au_percent"): ("metric", "au"),
+}
+
+
+class BadKey(Exception):
+    """A key, or its value, that cannot be taken over; ``keys`` is its place in the file."""
+
+    def __init__(self, keys: Keys, message: str) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[Keys, Keys]]:
+    """The tables of a ``Workload``, and where in DLIO's file each key comes from. ``name`` where the file has
+    none.
+
+    Raises BadKey for a key that DLIO does not have, and for values that this tool does not emulate.
+    """
+    without_effect = _checked(tables)
+    model, workflow = _table(tables, "model"), _table(tables, "workflow")
+    reader = "data_reader" if "data_reader" in tables else "reader"
+    workload: dict[str, Any] = {
+        "name": str(model.get("name", name)),
+        "suite": "dlio",
+        "without_effect": sorted(without_effect),
+        "metric": _metric(tables),
+    }
+    if _table(tables, "storage").get("storage_type", "local_fs") not in ("local_fs", "parallel_fs"):
+        raise BadKey(("storage", "storage_type"), "storage.storage_type: only file systems are emulated here")
+    # A file that only generates data has nothing to train; running it reads the data.
+    if workflow.get("train", True) or (workflow.get("generate_data") and "dataset" in tables):
+        workload |= {
+            "dataset": _dataset(_table(tables, "dataset"), _table(tables, "reader") | _table(tables, reader)),
+            "reader": _reader(_table(tables, reader)),
+            "train": _train(_table(tables, "train")),
+        }
+    if workflow.get("evaluation"):
+        evaluation = _table(tables, "evaluation")
+        workload["evaluation"] = {
+            "every_epochs": evaluation.get("epochs_between_evals", 1),
+            "computation": _time(evaluation, "eval_time"),
+        }
+    if workflow.get("checkpoint"):
+        workload["checkpoint"] = _checkpoint(
+            _table(tables, "checkpoint"), model, bool(workflow.get("train", True))
+        )
+    return workload, {keys: (reader, *origin[1:]) if origin[0] == "reader" else origin
+                      for keys, origin in ORIGIN.items()}  # fmt: skip
+
+
+def _checked(tables: Mapping[str, Any]) -> set[str]:
+    """Dotted names of the keys without effect. Raises BadKey for unknown ones."""
+    without_effect: set[str] = set()
+    for top, value in tables.items():
+        if top not in _TABLES:
+            if top not in _NO_EFFECT[""]:
+                raise BadKey((str(top),), f"unknown key {top!r}; {did_you_mean(str(top), _TABLES)}")
+            without_effect.add(str(top))
+        elif not isinstance(value, Mapping):
+            raise BadKey((top,), f"{top} is not a table")
+        else:
+            _check_table(value, (top,), "reader" if top == "data_reader" else top, without_effect)
+    return without_effect
+
+
+def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_effect: set[str]) -> None:
+    used, idle = _USED.get(known_as, set()), _NO_EFFECT.get(known_as, set())
+    for key, value in table.items():
+        inner = f"{known_as}.{key}"
+        if key not in used | idle:
+            raise BadKey(
+                (*place, str(key)),
+                f"unknown key {'.'.join((*place, str(key)))!r}; {did_you_mean(str(key), used | idle)}",
+            )
+        if inner in _USED or inner in _NO_EFFECT:
+            if not isinstance(value, Mapping):
+                raise BadKey((*place, key), f"{'.'.join((*place, key))} is not a table")
+            _check_table(value, (*place, key), inner, without_effect)
+        elif key in idle:
+            without_effect.add(".".join((*place, key)))
+
+
+def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return dict(tables.get(name, {}))
+
+
+def _dataset(table: dict[str, Any], reader: dict[str, Any]) -> dict[str, Any]:
+    kind = table.get("format", "tfrecord")
+    if kind not in _FORMATS:
+        raise BadKey(
+            ("dataset", "format"),
+            f"dataset.format: {kind!r} is not emulated; {did_you_mean(str(kind), _FORMATS)}",
+        )
+    dataset = {
+        "format": _FORMATS[kind],
+        "files": table.get("num_files_train", 8),
+        "eval_files": table.get("num_files_eval", 0),
+        "samples_per_file": table.get("num_samples_per_file", 1),
+        "sample_bytes": _either(table, "record_length_bytes", "record_length", 64 * 1024),
+        "sample_bytes_stdev": _either(table, "record_length_bytes_stdev", "record_length_stdev", 0),
+        "compression": table.get("compression", "none"),
+        "compression_level": table.get("compression_level", 4),
+    }
+    if table.get("enable_chunking"):
+        dataset["chunk_bytes"] = table.get("chunk_size", 0)
+    return dataset
+
+
+def _either(table: dict[str, Any], new: str, old: str, default: int) -> Any:
+    return table.get(new, table.get(old, default))
+
+
+def _reader(table: dict[str, Any]) -> dict[str, Any]:
+    shuffles = {"off": "sequential", "seed": "shuffled", "random": "shuffled", False: "sequential"}
+    orders = {}
+    for ours, key in (("file_order", "file_shuffle"), ("sample_order", "sample_shuffle")):
+        value = table.get(key, "off")
+        if value not in shuffles:
+            raise BadKey(("reader", key), f"reader.{key}: {value!r} is none of off, seed, random")
+        orders[ours] = shuffles[value]
+    return {
+        **orders,
+        "batch_size": table.get("batch_size", 1),
+        "eval_batch_size": table.get("batch_size_eval", 1),
+        "threads": table.get("read_threads", 1),
+        "prefetch": table.get("prefetch_size", 2),
+        "transfer_bytes": table.get("transfer_size") or 0,
+        "direct": table.get("odirect", False),
+        "load_all": table.get("read_type", "on_demand") == "memory",
+        "preprocess": _time(table, "preprocess_time"),
+    }
+
+
+def _train(table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "epochs": table.get("epochs", 1),
+        "steps": max(0, table.get("total_training_steps", -1)),
+        "computation": _time(table, "computation_time"),
+    }
+
+
+def _time(table: dict[str, Any], key: str) -> Any:
+    value = table.get(key, 0.0)
+    if isinstance(value, Mapping):
+        return {"mean": 0.0} if not value else dict(value)
+    return {"mean": value, "stdev": table.get(f"{key}_stdev", 0.0)}
+
+
+def _metric(tables: Mapping[str, Any]) -> dict[str, Any]:
+    excluded = _table(_table(tables, "output"), "metric")
+    metric: dict[str, Any] = {key: int(value) for key, value in excluded.items()}
+    if "au" in _table(tables, "metric"):
+        metric["au_percent"] = 100 * _table(tables, "metric")["au"]
+    return metric
+
+
+def _checkpoint(table: dict[str, Any], model: dict[str, Any], trains: bool) -> dict[str, Any]:
+    steps = table.get("steps_between_checkpoints", -1)
+    sizes: dict[str, Any] = {}
+    for key in ("optimization_groups", "layer_parameters"):
+        if model.get(key):
+            raise BadKey(("model", key), f"model.{key}: checkpoints of stated layers are not emulated")
+    if model.get("type") == "transformer":
+        sizes = {"total_bytes": transformer_bytes(model)}
+    elif size := model.get("model_size_bytes", model.get("model_size", table.get("model_size", 10240))):
+        sizes = {"files": [size]}  # 10240: DLIO's default
+    return {
+        **sizes,
+        "ranks": "all" if model.get("type") == "transformer" or table.get("type") == "all_ranks" else "first",
+        "every_steps": max(0, steps) if trains else 0,
+        "every_epochs": table.get("epochs_between_checkpoints", 1) if trains and steps <= 0 else 0,
+        "writes": 0 if trains else max(0, table.get("num_checkpoints_write", -1)),
+        "reads": 0 if trains else max(0, table.get("num_checkpoints_read", -1)),
+        "fsync": table.get("fsync", False),
+    }
+
+
+def transformer_bytes(model: Mapping[str, Any]) -> int:
+    """Bytes of parameters and optimizer state of a transformer, over all ranks: each parameter once, and three
+    values of it (master copy, two moments) in the optimizer.
+
+    Parameters as DLIO's ``BaseCheckpointing.get_num_parameters`` counts them: embedding and output layer, and
+    in each layer attention with grouped keys and values, a gated MLP and two norms. Llama 3 8B, 70B and 405B
+    come to 105, 911 and 5292 GiB, which MLPerf Storage prints as 105 GB, 912 GB and 5.29 TB.
+    """
+    shape = model.get("transformer", {})
+    hidden, ffn = shape.get("hidden_size", 2048), shape.get("ffn_hidden_size", 8192)
+    kv = hidden // shape.get("num_attention_heads", 32) * shape.get("num_kv_heads", 8)
+    layer = 2 * hidden + hidden * (hidden + 2 * kv) + hidden * hidden + 3 * hidden * ffn
+    parameters = layer * model.get("num_layers", 0) + 2 * shape.get("vocab_size", 32000) * hidden + hidden
+    each = (
+        _DATATYPES[model.get("model_datatype", "fp16")]
+        + 3 * _DATATYPES[model.get("optimizer_datatype", "fp32")]
+    )
+    return int(parameters * each)

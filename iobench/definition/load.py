@@ -1,0 +1,160 @@
+"""From a workload's file, or the name of one that comes with the suite, to a validated ``Workload``."""
+
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from mlhpc.common.files.untrusted import read_text
+from mlhpc.errors import UserError, did_you_mean
+from mlhpc.iobench.definition import dlio
+from mlhpc.iobench.definition.lines import toml_line, yaml_line
+from mlhpc.iobench.definition.schema import Workload
+
+_SIZES = {("dataset", key) for key in ("files", "samples_per_file", "sample_bytes")}
+LineOf = Callable[[Sequence[str]], int | None]
+
+
+def names() -> dict[str, str]:
+    """Name and description of each workload that comes with the suite."""
+    found = {}
+    for file in sorted(_folder().iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            tables = tomllib.loads(file.read_text("utf-8"))
+            found[file.name.removesuffix(".toml")] = str(tables.get("description", ""))
+    return found
+
+
+def load(source: str, settings: Iterable[str] = ()) -> Workload:
+    """The workload in the file ``source`` (.toml, .yaml or .yml), or the suite's own of that name, with
+    ``settings`` (``table.key=value``) laid over it.
+
+    Raises UserError, with file and line, for what is not readable, unknown, not valid or contradictory.
+    """
+    path = Path(source)
+    if path.suffix not in (".toml", ".yaml", ".yml"):
+        known = names()
+        if source not in known:
+            raise UserError(
+                f"no workload {source!r}; {did_you_mean(source, known)} Or give a .toml or .yaml file"
+            )
+        text = _folder().joinpath(f"{source}.toml").read_text("utf-8")
+        return _from_toml(text, f"workload {source}", settings)
+    try:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"{path}: cannot be read: {reason}; give the file of a workload") from None
+    if path.suffix == ".toml":
+        return _from_toml(text, str(path), settings)
+    return _from_yaml(text, str(path), path.stem, settings)
+
+
+def dumps(workload: Workload) -> str:
+    """The workload as TOML text, everything resolved."""
+    return tomli_w.dumps(workload.model_dump(mode="json", exclude_none=True))
+
+
+def _folder() -> Any:
+    return resources.files("mlhpc.iobench") / "workloads"
+
+
+def _from_toml(text: str, where: str, settings: Iterable[str]) -> Workload:
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{where}: invalid TOML: {error}") from None
+    return _validated(tables, settings, where, lambda keys: toml_line(text, keys))
+
+
+def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Workload:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise UserError(f"{where}: reading YAML needs PyYAML; install mlhpc[io], or write TOML") from None
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+        tables = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{where}{line}: invalid YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(tables, dict):
+        raise UserError(f"{where}: not a workload; expected tables such as dataset, reader and train")
+    try:
+        converted, origin = dlio.convert(tables, stem)
+    except dlio.BadKey as bad:
+        line_number = yaml_line(root, bad.keys)
+        raise UserError(f"{where}{f':{line_number}' if line_number else ''}: {bad}") from None
+    return _validated(
+        converted, settings, where, lambda keys: yaml_line(root, origin.get(tuple(keys), tuple(keys)))
+    )
+
+
+def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line_of: LineOf) -> Workload:
+    changed: set[tuple[str, ...]] = set()
+    for setting in settings:
+        tables, keys = _with_setting(tables, setting)
+        changed.add(keys)
+    if (
+        changed & _SIZES
+        and ("dataset", "total_bytes") not in changed
+        and isinstance(tables.get("dataset"), dict)
+    ):
+        # The file's total was that of the file's sizes.
+        tables = {**tables, "dataset": {k: v for k, v in tables["dataset"].items() if k != "total_bytes"}}
+    try:
+        return Workload(**tables)
+    except ValidationError as error:
+        keys, message = _first_problem(error)
+        if any(keys[: len(each)] == each for each in changed):
+            raise UserError(f"--set {'.'.join(keys)}: {message}") from None
+        line = line_of(keys)
+        raise UserError(f"{where}{f':{line}' if line else ''}: {message}") from None
+
+
+def _with_setting(tables: dict[str, Any], setting: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    key, equals, text = setting.partition("=")
+    keys = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(keys) or not text.strip():
+        raise UserError(f"--set {setting!r} is not of the form table.key=value, such as dataset.files=16")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    merged = dict(tables)
+    inner = merged
+    for part in keys[:-1]:
+        inner[part] = dict(inner[part]) if isinstance(inner.get(part), dict) else {}
+        inner = inner[part]
+    inner[keys[-1]] = value
+    return merged, keys
+
+
+def _first_problem(error: ValidationError) -> tuple[tuple[str, ...], str]:
+    # A key that is mistyped is also missing: what is unknown comes first.
+    problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    keys = tuple(str(part) for part in problem["loc"])
+    place = ".".join(keys)
+    if problem["type"] == "extra_forbidden":
+        return keys, f"unknown key {place!r}; {did_you_mean(place, _names(Workload))}"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(problem["input"], dict | BaseModel) else f"; got {problem['input']!r}"
+    return keys, f"{place}: {message}{given}" if place else message
+
+
+def _names(model: type[BaseModel], prefix: str = "") -> list[str]:
+    found = []
+    for name, field in model.model_fields.items():
+        inner = [t for t in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_model(t)]
+        deeper = _names(inner[0], f"{prefix}{name}.") if inner and inner[0].__name__ != "Duration" else []
+        found += deeper or [prefix + name]
+    return found
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

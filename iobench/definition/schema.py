@@ -1,0 +1,180 @@
+"""What a workload is made of: the data set, how a rank reads it, what it computes in between, its checkpoints.
+
+A workload is a TOML file with these tables. Every class is frozen and refuses unknown keys.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from mlhpc.benchmarks.schema import FrozenModel
+from mlhpc.iobench.definition.quantities import Bytes, BytesOrNone, Duration, format_bytes
+
+FormatName = Literal["tfrecord", "hdf5", "npz", "npy", "binary", "csv", "jpeg", "parquet"]
+TOLERANCE = 0.05
+"""Relative difference between a stated total and files times samples times bytes: published totals are rounded."""
+
+
+class Dataset(FrozenModel):
+    """The files. ``files`` of 1 is one file shared by all ranks."""
+
+    format: FormatName
+    files: PositiveInt
+    samples_per_file: PositiveInt = 1
+    sample_bytes: Bytes = Field(description="mean size of a sample's content, without the format's framing")
+    sample_bytes_stdev: BytesOrNone = Field(0, description="sizes are normal, cut off at mean/100")
+    total_bytes: BytesOrNone = Field(0, description="if given, checked against the product; 0: not stated")
+    eval_files: NonNegativeInt = 0
+    compressibility: float = Field(1.0, ge=1, description="raw to deflated size; 1: incompressible")
+    compression: Literal["none", "gzip", "lzf"] = Field(
+        "none", description="filter of HDF5; gzip of TFRecord"
+    )
+    compression_level: int = Field(4, ge=1, le=9)
+    chunk_bytes: BytesOrNone = Field(
+        0, description="of HDF5 chunks; 0: contiguous, or a sample if compressed"
+    )
+    columns: PositiveInt = Field(1024, description="numbers in a row of CSV")
+    seed: NonNegativeInt = 2020
+
+    @property
+    def samples(self) -> int:
+        return self.files * self.samples_per_file
+
+    @property
+    def bytes(self) -> int:
+        """Expected content of all samples that are trained on, in bytes."""
+        return self.samples * self.sample_bytes
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if self.total_bytes and abs(self.bytes / self.total_bytes - 1) > TOLERANCE:
+            raise ValueError(
+                f"contradictory sizes: {self.files} files of {self.samples_per_file} samples of "
+                f"{self.sample_bytes} bytes are {format_bytes(self.bytes)}, but total_bytes is "
+                f"{format_bytes(self.total_bytes)}"
+            )
+        if self.sample_bytes_stdev >= self.sample_bytes:
+            raise ValueError(
+                f"contradictory sizes: a spread of {self.sample_bytes_stdev} bytes around a mean of "
+                f"{self.sample_bytes}; sample_bytes_stdev must be smaller"
+            )
+        if self.compression != "none" and self.format not in ("hdf5", "tfrecord"):
+            raise ValueError(f"compression {self.compression!r} is for hdf5 and tfrecord, not {self.format}")
+        if self.compression == "lzf" and self.format != "hdf5":
+            raise ValueError("compression 'lzf' is for hdf5")
+        if self.chunk_bytes and self.format != "hdf5":
+            raise ValueError(f"chunk_bytes is for hdf5, not {self.format}")
+        if self.format == "csv" and self.sample_bytes < 2 * self.columns:
+            raise ValueError(
+                f"contradictory sizes: a row of {self.columns} numbers needs {2 * self.columns} bytes, "
+                f"sample_bytes is {self.sample_bytes}"
+            )
+        if self.format in ("npy", "jpeg") and self.samples_per_file > 1:
+            raise ValueError(
+                f"a {self.format} file holds one sample, samples_per_file is {self.samples_per_file}"
+            )
+        return self
+
+
+class Reader(FrozenModel):
+    """How each rank reads."""
+
+    batch_size: PositiveInt = Field(1, description="samples of a rank in a step")
+    eval_batch_size: PositiveInt = 1
+    threads: NonNegativeInt = Field(
+        1, description="that read ahead; 0: the loop reads for itself, nothing hidden"
+    )
+    prefetch: PositiveInt = Field(2, description="batches that may be ready or in work")
+    partition: bool = Field(True, description="each rank reads its part of the samples; false: all of them")
+    file_order: Literal["sequential", "shuffled"] = "sequential"
+    sample_order: Literal["sequential", "shuffled", "random"] = Field(
+        "sequential", description="of all samples of the rank; random: with replacement"
+    )
+    transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: a sample at once")
+    direct: bool = Field(False, description="O_DIRECT: past the page cache")
+    metadata_bytes: BytesOrNone = Field(0, description="an extra read of this size before each sample")
+    load_all: bool = Field(False, description="read all samples into memory before the first step")
+    preprocess: Duration = Field(Duration(mean=0.0), description="seconds a reader thread spends on a sample")
+
+
+class Train(FrozenModel):
+    epochs: PositiveInt = 1
+    steps: NonNegativeInt = Field(0, description="of all epochs together; 0: whole epochs")
+    computation: Duration = Field(Duration(mean=0.0), description="seconds of compute in a step")
+    barrier: bool = Field(
+        True, description="ranks wait for each other after each step, as an all-reduce does"
+    )
+
+
+class Evaluation(FrozenModel):
+    every_epochs: NonNegativeInt = Field(0, description="0: never")
+    computation: Duration = Duration(mean=0.0)
+
+
+class Checkpoint(FrozenModel):
+    """Files written while training (``every_*``), or ``writes`` and ``reads`` of them after it."""
+
+    files: tuple[Bytes, ...] = Field((), description="sizes of the files that one writer writes")
+    total_bytes: BytesOrNone = Field(0, description="instead of files: shared equally by the writing ranks")
+    ranks: Literal["first", "all"] = "first"
+    every_steps: NonNegativeInt = 0
+    every_epochs: NonNegativeInt = 0
+    writes: NonNegativeInt = Field(0, description="checkpoints written after training")
+    reads: NonNegativeInt = Field(0, description="and read back, caches cleared")
+    fsync: bool = True
+    transfer_bytes: Bytes = 4 << 20
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.every_steps or self.every_epochs or self.writes)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.files and self.total_bytes:
+            raise ValueError("contradictory sizes: give files or total_bytes, not both")
+        if self.enabled and not (self.files or self.total_bytes):
+            raise ValueError("a checkpoint needs files, or total_bytes")
+        if self.reads and not self.enabled:
+            raise ValueError("reads without writes")
+        return self
+
+
+class Metric(FrozenModel):
+    """What is computed from the times."""
+
+    au_percent: PositiveFloat | None = Field(None, le=100, description="accelerator utilisation to reach")
+    exclude_start_steps: NonNegativeInt = Field(1, description="of each epoch, left out of the utilisation")
+    exclude_end_steps: NonNegativeInt = 0
+
+
+class Workload(FrozenModel):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    description: str = ""
+    suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field("", description="where it is defined")
+    dataset: Dataset | None = Field(None, description="none: nothing is read")
+    reader: Reader = Reader()
+    train: Train = Train()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    metric: Metric = Metric()
+    without_effect: tuple[str, ...] = Field((), description="keys of DLIO's file that change nothing here")
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Self:
+        if self.dataset is None and not self.train.steps and not self.checkpoint.writes:
+            raise ValueError("nothing to do: give [dataset], train.steps or checkpoint.writes")
+        if self.dataset and self.dataset.samples < self.reader.batch_size:
+            raise ValueError(
+                f"contradictory sizes: {self.dataset.samples} samples cannot fill a batch of "
+                f"{self.reader.batch_size}"
+            )
+        if self.evaluation.every_epochs and not (self.dataset and self.dataset.eval_files):
+            raise ValueError("evaluation.every_epochs needs dataset.eval_files")
+        return self
+
+    def steps_per_epoch(self, ranks: int) -> int:
+        """Of each rank: as many as the samples fill. Without a data set, the stated steps."""
+        if self.dataset is None:
+            return self.train.steps
+        sharing = ranks if self.reader.partition else 1
+        return self.dataset.samples // (sharing * self.reader.batch_size)

@@ -1,0 +1,160 @@
+"""Writing checkpoints and reading them back: each writing rank its files, in pieces, forced to the device."""
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mlhpc.common.files import pagecache
+from mlhpc.common.ranks.world import World
+from mlhpc.errors import UserError
+from mlhpc.iobench.dataset.content import Content
+from mlhpc.iobench.definition.schema import Checkpoint
+from mlhpc.iobench.emulate.waiting import clock
+
+BUFFER = 64 << 20
+"""Bytes of the content that is written over and over, each time changed: storage that compresses or finds
+duplicates gains nothing."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One checkpoint written or read by one rank. ``seconds`` are those of opening, reading or writing,
+    forcing to the device and closing, not of making the bytes."""
+
+    kind: str
+    number: int
+    bytes: int
+    seconds: float
+    fsync_s: float
+
+
+class Checkpoints:
+    """The checkpoints of a rank under ``folder``; the last one stays until ``remove``."""
+
+    def __init__(self, settings: Checkpoint, folder: Path, world: World) -> None:
+        self._settings, self._folder, self._rank = settings, folder, world.rank
+        writers = world.size if settings.ranks == "all" else 1
+        self.sizes: tuple[int, ...] = ()
+        if world.rank < writers:
+            self.sizes = settings.files
+            if settings.total_bytes:
+                share, more = divmod(settings.total_bytes, writers)
+                self.sizes = (share + (world.rank < more),)
+        self.transfers: list[Transfer] = []
+        self._written = 0
+        if self.sizes:
+            room = min(max(self.sizes), BUFFER)
+            self._buffer = Content(world.rank).sample(0, 0, max(room, settings.transfer_bytes))
+
+    def write(self) -> None:
+        """The next checkpoint; the one before is removed when this is complete. Raises UserError when the disk is
+        full, and leaves nothing of this one."""
+        if not self.sizes:
+            return
+        seconds = fsync_s = 0.0
+        paths = self._paths(self._written)
+        try:
+            paths[0].parent.mkdir(parents=True, exist_ok=True)
+            for path, size in zip(paths, self.sizes, strict=True):
+                spent, synced = self._write_file(path, size)
+                seconds, fsync_s = seconds + spent, fsync_s + synced
+        except OSError as error:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            raise UserError(
+                f"{paths[0].parent}: the checkpoint cannot be written: {error.strerror or error}; check free "
+                "space, or give another folder with --checkpoints"
+            ) from error
+        self.transfers.append(Transfer("write", self._written, sum(self.sizes), seconds, fsync_s))
+        if self._written:
+            self._remove(self._written - 1)
+        self._written += 1
+
+    def read(self) -> None:
+        """Read the last checkpoint, dropped from the page cache before. Raises UserError when it is damaged."""
+        if not self.sizes:
+            return
+        paths = self._paths(self._written - 1)
+        step = self._settings.transfer_bytes
+        buffer = np.empty(step, np.uint8)
+        seconds = 0.0
+        try:
+            pagecache.evict(paths)
+            for path, size in zip(paths, self.sizes, strict=True):
+                start = clock()
+                fd, done = os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0
+                try:
+                    while count := os.preadv(fd, [buffer.data], done):
+                        done += count
+                finally:
+                    os.close(fd)
+                seconds += clock() - start
+                if done != size:
+                    raise UserError(f"{path}: has {done} bytes, {size} were written: damaged")
+        except OSError as error:
+            raise UserError(
+                f"{paths[0].parent}: the checkpoint cannot be read: {error.strerror or error}"
+            ) from error
+        number = sum(transfer.kind == "read" for transfer in self.transfers)
+        self.transfers.append(Transfer("read", number, sum(self.sizes), seconds, 0.0))
+
+    def remove(self) -> None:
+        """Remove what is there of this rank's checkpoints."""
+        for number in range(max(0, self._written - 1), self._written + 1):
+            self._remove(number)
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+    def _remove(self, number: int) -> None:
+        for path in self._paths(number):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty: other ranks' files, and the last of them removes it
+            (self._folder / f"checkpoint-{number}").rmdir()
+
+    def _paths(self, number: int) -> list[Path]:
+        folder = self._folder / f"checkpoint-{number}"
+        return [folder / f"rank{self._rank}-{file}" for file in range(len(self.sizes))]
+
+    def _write_file(self, path: Path, size: int) -> tuple[float, float]:
+        """Seconds of the file, and those of its fsync among them."""
+        buffer, step = self._buffer, self._settings.transfer_bytes
+        start = clock()
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        seconds, synced = clock() - start, 0.0
+        try:
+            left, at = size, 0
+            while left:
+                if at + min(step, left) > len(buffer):
+                    at = 0
+                    np.add(buffer, 1, out=buffer)  # other bytes than the last time round
+                start = clock()
+                count = os.write(fd, buffer[at : at + min(step, left)].data)
+                seconds += clock() - start
+                left, at = left - count, at + count
+            if self._settings.fsync:
+                start = clock()
+                os.fsync(fd)
+                synced = clock() - start
+        finally:
+            start = clock()
+            os.close(fd)
+        return seconds + synced + clock() - start, synced
+
+
+def require_space(settings: Checkpoint, folder: Path, world: World) -> None:
+    """Raise UserError when two checkpoints, the last and the next, do not fit. For rank 0."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    writers = world.size if settings.ranks == "all" else 1
+    needed = 2 * (settings.total_bytes or writers * sum(settings.files))
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise UserError(
+            f"{folder}: two checkpoints need {needed / 1e9:.3g} GB, {free / 1e9:.3g} GB are free; give another "
+            "folder with --checkpoints, or make them smaller"
+        )

@@ -1,0 +1,57 @@
+"""What the kernel counts: bytes that a process fetched from storage, and bytes that the device moved."""
+
+import os
+import resource
+from pathlib import Path
+from typing import NamedTuple
+
+SECTOR = 512  # of /sys/block/*/stat, whatever the device's (Documentation/block/stat.rst)
+
+
+class ProcessIo:
+    """``/proc/self/io`` (proc(5)), kept open: a reading costs some microseconds."""
+
+    def __init__(self) -> None:
+        try:
+            self._fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # a kernel without CONFIG_TASK_IO_ACCOUNTING
+            self._fd = -1
+
+    def read_bytes(self) -> int | None:
+        """Bytes fetched from the storage layer for this process, readahead included; None where not counted. What
+        came from the page cache is not in it, nor, on some network file systems, what came over the network."""
+        if self._fd < 0:
+            return None
+        for line in os.pread(self._fd, 512, 0).split(b"\n"):
+            if line.startswith(b"read_bytes:"):
+                return int(line[11:])
+        return None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class DeviceIo(NamedTuple):
+    """Bytes that the whole machine moved to and from the block device of a folder."""
+
+    read_bytes: int
+    written_bytes: int
+
+
+def device_io(folder: Path) -> DeviceIo | None:
+    """The counters of the block device under ``folder``; None where there is none (network, tmpfs)."""
+    number = os.stat(folder).st_dev
+    path = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
+    try:
+        fields = path.read_text().split()
+    except OSError:
+        return None
+    return DeviceIo(int(fields[2]) * SECTOR, int(fields[6]) * SECTOR)
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,217 @@
+"""The reader threads of a rank and the batches they fill, a few ahead of the loop that consumes them."""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlhpc.iobench.dataset.layout import Layout, Split
+from mlhpc.iobench.definition.schema import Dataset, Reader
+from mlhpc.iobench.emulate.plan import Piece
+from mlhpc.iobench.emulate.waiting import clock, occupy
+from mlhpc.iobench.formats.access import Activity, CountedFile, MemoryFile, ReadStatistics
+from mlhpc.iobench.formats.formats import SampleReader, Sizes, find
+
+OPEN_FILES = 64
+"""Files that a thread keeps open while it reads samples in random order."""
+
+OpenFile = Callable[[Split, int, ReadStatistics], tuple[CountedFile, Sizes]]
+
+
+@dataclass
+class ThreadTimes:
+    """What one reader thread did. Seconds of ``decode_s`` are what a sample took beyond its reads."""
+
+    statistics: ReadStatistics
+    samples: int = 0
+    content_bytes: int = 0
+    decode_s: float = 0.0
+    preprocess_s: float = 0.0
+    blocked_s: float = 0.0  # all batches that may be ready were ready
+
+
+@dataclass
+class Storage:
+    """The files of a data set, on disk."""
+
+    layout: Layout
+    reader: Reader
+
+    def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
+        opened = CountedFile(
+            self.layout.path(split, file),
+            statistics,
+            transfer=self.reader.transfer_bytes,
+            direct=self.reader.direct,
+            streaming=self.reader.sample_order == "sequential",
+        )
+        return opened, self.layout.sizes(split, file)
+
+
+@dataclass
+class NullStorage:
+    """A few files of a data set in memory, which stand for all: storage that takes no time."""
+
+    layout: Layout
+    files: dict[int, Any]
+    numbers: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = sorted(self.files)
+
+    @classmethod
+    def load(cls, layout: Layout, files: Iterable[int], budget: int) -> "NullStorage":
+        """The first of ``files`` that fit into ``budget`` bytes, at least one. Raises OSError."""
+        loaded: dict[int, Any] = {}
+        for file in files:
+            path = layout.path("train", file)
+            budget -= path.stat().st_size
+            if loaded and budget < 0:
+                break
+            loaded[file] = np.fromfile(path, np.uint8)
+        return cls(layout, loaded)
+
+    def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
+        stand_in = self.numbers[file % len(self.numbers)]
+        path = Path("memory") / self.layout.name(split, stand_in)
+        return MemoryFile(path, self.files[stand_in]), self.layout.sizes("train", stand_in)
+
+
+class Pipeline:
+    """An epoch's samples, read by ``reader.threads`` threads, handed out in batches by ``next_batch``.
+
+    With 0 threads ``next_batch`` reads by itself. Samples of one piece keep their order; those of different
+    threads come as they are ready, as in a pipeline that does not ask for a fixed order. ``next_batch`` raises
+    what a thread raised.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        reader: Reader,
+        split: Split,
+        work: Iterator[Piece],
+        batch_size: int,
+        open_file: OpenFile,
+        activity: Activity,
+        trace: bool,
+    ) -> None:
+        self._dataset, self._reader, self._split = dataset, reader, split
+        self._open_file, self._batch = open_file, batch_size
+        self._work, self._work_lock = work, threading.Lock()
+        self._ready: deque[Any] = deque()
+        self._room = batch_size * reader.prefetch
+        self._claimed = 0  # samples ready or in work
+        self._change = threading.Condition()
+        self._stopped = False
+        self._error: BaseException | None = None
+        count = max(1, reader.threads)
+        self.times = [ThreadTimes(ReadStatistics(activity, [] if trace else None)) for _ in range(count)]
+        self._random = [np.random.default_rng([dataset.seed, number]) for number in range(count)]
+        self._inline = self._samples(0) if reader.threads == 0 else None
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"reader {number}", daemon=True)
+            for number in range(reader.threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def next_batch(self) -> Sequence[Any]:
+        if self._inline is not None:
+            return [next(self._inline) for _ in range(self._batch)]
+        with self._change:
+            while len(self._ready) < self._batch and self._error is None:
+                self._change.wait()
+            if self._error is not None:
+                raise self._error
+            batch = [self._ready.popleft() for _ in range(self._batch)]
+            self._claimed -= self._batch
+            self._change.notify_all()
+        return batch
+
+    def stop(self) -> None:
+        """End the threads; what they have begun is finished first."""
+        with self._change:
+            self._stopped = True
+            self._change.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, number: int) -> None:
+        times = self.times[number]
+        samples = self._samples(number)
+        try:
+            while True:
+                start = clock()
+                with self._change:
+                    while self._claimed >= self._room and not self._stopped:
+                        self._change.wait()
+                    if self._stopped:
+                        return
+                    self._claimed += 1
+                times.blocked_s += clock() - start
+                try:
+                    sample = next(samples)
+                except StopIteration:
+                    with self._change:  # the place goes to a thread that has samples left
+                        self._claimed -= 1
+                        self._change.notify_all()
+                    return
+                with self._change:
+                    self._ready.append(sample)
+                    if len(self._ready) >= self._batch:
+                        self._change.notify_all()
+        except BaseException as error:
+            with self._change:
+                self._error = error
+                self._change.notify_all()
+        finally:
+            samples.close()
+
+    def _samples(self, number: int) -> Generator[Any, None, None]:
+        """The samples that thread ``number`` reads, one by one, until there is no more work."""
+        times, random = self.times[number], self._random[number]
+        statistics, reader = times.statistics, self._reader
+        preprocess = reader.preprocess
+        files: OrderedDict[int, tuple[SampleReader, CountedFile, Sizes]] = OrderedDict()
+        try:
+            while True:
+                with self._work_lock:
+                    piece = next(self._work, None)
+                if piece is None:
+                    return
+                if piece.file in files:
+                    files.move_to_end(piece.file)
+                else:
+                    self._make_room(files)
+                    start, read = clock(), statistics.seconds + statistics.open_s
+                    counted, sizes = self._open_file(self._split, piece.file, statistics)
+                    samples = find(self._dataset.format).open_samples(counted, sizes, self._dataset)
+                    files[piece.file] = samples, counted, sizes
+                    times.decode_s += clock() - start - (statistics.seconds + statistics.open_s - read)
+                samples, counted, sizes = files[piece.file]
+                for sample in piece.samples.tolist():
+                    start, read = clock(), statistics.seconds
+                    if reader.metadata_bytes:
+                        counted.read(0, min(reader.metadata_bytes, counted.size))
+                    value = samples.read(sample)
+                    times.decode_s += clock() - start - (statistics.seconds - read)
+                    if not preprocess.constant or preprocess.expected:
+                        times.preprocess_s += occupy(preprocess.draw(random))
+                    times.samples += 1
+                    times.content_bytes += int(sizes[sample])
+                    yield value
+        finally:
+            for samples, _, _ in files.values():
+                samples.close()
+
+    def _make_room(self, files: OrderedDict[int, tuple[SampleReader, CountedFile, Sizes]]) -> None:
+        # In sequential order a thread is done with a file when it opens the next.
+        most = 1 if self._reader.sample_order == "sequential" else OPEN_FILES
+        while len(files) >= most:
+            _, (samples, _, _) = files.popitem(last=False)
+            samples.close()

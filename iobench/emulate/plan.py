@@ -1,0 +1,79 @@
+"""Which samples a rank reads in an epoch, in which order, cut into pieces of work for its reader threads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.errors import UserError, count
+from mlhpc.iobench.definition.schema import Dataset, Reader, Workload
+
+Numbers = npt.NDArray[np.int64]
+_RANDOM = 1 << 32  # apart from the keys of the orders
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Samples ``samples`` (numbers in the file) of file ``file``, read one after the other."""
+
+    file: int
+    samples: Numbers
+
+
+def require_enough(workload: Workload, ranks: int) -> None:
+    """Raise UserError when the files or samples are too few for this number of ranks."""
+    dataset, reader = workload.dataset, workload.reader
+    if dataset is None:
+        return
+    if reader.partition and 1 < dataset.files < ranks:
+        raise UserError(
+            f"{dataset.files} files are too few for {count(ranks, 'rank')}: each reads files of its own, unless "
+            "there is one shared file; use more files (--set dataset.files=...), or fewer ranks"
+        )
+    if workload.steps_per_epoch(ranks) < 1:
+        raise UserError(
+            f"{count(dataset.samples, 'sample')} for {count(ranks, 'rank')} cannot fill a step of "
+            f"{count(reader.batch_size, 'sample')} per rank; use more files, a smaller batch or fewer ranks"
+        )
+    if dataset.eval_files and workload.evaluation.every_epochs:
+        samples = dataset.eval_files * dataset.samples_per_file
+        if samples < ranks * reader.eval_batch_size:
+            raise UserError(
+                f"{count(samples, 'evaluation sample')} for {count(ranks, 'rank')} cannot fill a step of "
+                f"{reader.eval_batch_size} per rank; use more dataset.eval_files"
+            )
+
+
+def pieces(
+    dataset: Dataset, files: int, reader: Reader, rank: int, ranks: int, epoch: int, samples: int
+) -> Iterator[Piece]:
+    """The work of a rank in an epoch: ``samples`` samples.
+
+    The files are put in their order, the same on all ranks; each rank takes an equal stretch of all samples,
+    or all of them. With ``sample_order`` sequential a piece is what the stretch has of one file; shuffled, all
+    samples of the stretch are permuted, and a piece is one sample; random, they are drawn with replacement
+    from it.
+    """
+    per_file = dataset.samples_per_file
+    order = np.arange(files)
+    if reader.file_order != "sequential":
+        order = np.random.default_rng([dataset.seed, epoch]).permutation(files)
+    share = files * per_file // (ranks if reader.partition else 1)
+    first = rank * share if reader.partition else 0
+    if reader.sample_order == "sequential":
+        at, end = first, first + samples
+        while at < end:
+            slot, start = divmod(at, per_file)
+            stop = min(per_file, start + end - at)
+            yield Piece(int(order[slot]), np.arange(start, stop))
+            at += stop - start
+        return
+    random = np.random.default_rng([dataset.seed, epoch, rank, _RANDOM])
+    if reader.sample_order == "shuffled":
+        chosen = random.permutation(share)[:samples]
+    else:
+        chosen = random.integers(0, share, samples)
+    for position in chosen.tolist():
+        slot, sample = divmod(first + position, per_file)
+        yield Piece(int(order[slot]), np.array([sample]))

@@ -1,0 +1,70 @@
+"""What a rank's emulation leaves behind, before it is summed up."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mlhpc.iobench.emulate.checkpoints import Transfer
+from mlhpc.iobench.emulate.counters import DeviceIo
+from mlhpc.iobench.emulate.pipeline import ThreadTimes
+from mlhpc.iobench.emulate.steps import EpochTimes
+from mlhpc.iobench.formats.access import ReadEvent
+
+
+@dataclass
+class Reading:
+    """The reads and the work of all reader threads over some epochs. Thread seconds add up over threads."""
+
+    opens: int = 0
+    open_s: float = 0.0
+    calls: int = 0
+    bytes: int = 0
+    call_s: float = 0.0
+    follow_ups: int = 0
+    sequential: int = 0
+    consecutive: int = 0
+    samples: int = 0
+    content_bytes: int = 0
+    decode_s: float = 0.0
+    preprocess_s: float = 0.0
+    blocked_s: float = 0.0
+    reading_s: float = 0.0  # at least one thread was reading
+    waited_s: float = 0.0  # and the loop waited
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def add(self, times: Sequence[ThreadTimes]) -> None:
+        sizes = Counter(self.sizes)
+        for thread in times:
+            statistics = thread.statistics
+            self.opens += statistics.opens
+            self.open_s += statistics.open_s
+            self.calls += statistics.calls
+            self.bytes += statistics.bytes
+            self.call_s += statistics.seconds
+            self.follow_ups += statistics.follow_ups
+            self.sequential += statistics.sequential
+            self.consecutive += statistics.consecutive
+            self.samples += thread.samples
+            self.content_bytes += thread.content_bytes
+            self.decode_s += thread.decode_s
+            self.preprocess_s += thread.preprocess_s
+            self.blocked_s += thread.blocked_s
+            sizes += statistics.sizes
+        self.sizes = dict(sizes)
+
+
+@dataclass
+class Run:
+    """One emulation on one rank: of the real storage, or of the null storage."""
+
+    epochs: list[EpochTimes] = field(default_factory=list)
+    evaluations: list[EpochTimes] = field(default_factory=list)
+    reading: Reading = field(default_factory=Reading)
+    origin: float = 0.0  # on this process's clock, when the ranks met before the first epoch
+    cpu_s: float = 0.0
+    load_s: float = 0.0
+    device_bytes: int | None = None  # of this process, all epochs
+    node_device: DeviceIo | None = None  # of the block device, all epochs; on the first rank of a node
+    resident: list[float] = field(default_factory=list)  # of the data in the page cache, before each epoch
+    events: list[tuple[int, list[ReadEvent]]] = field(default_factory=list)  # by reader thread, if traced
+    transfers: list[Transfer] = field(default_factory=list)

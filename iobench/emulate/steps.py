@@ -1,0 +1,92 @@
+"""The emulated training loop of a rank: wait for a batch, compute for a while, wait for the other ranks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.ranks.world import World
+from mlhpc.iobench.definition.quantities import Duration
+from mlhpc.iobench.emulate.counters import ProcessIo
+from mlhpc.iobench.emulate.pipeline import Pipeline
+from mlhpc.iobench.emulate.waiting import clock, occupy
+from mlhpc.iobench.formats.access import Activity
+
+COLUMNS = (
+    "start_s",
+    "wait_s",
+    "compute_s",
+    "oversleep_s",
+    "barrier_s",
+    "reads",
+    "read_bytes",
+    "device_bytes",
+)
+"""Of a step. ``compute_s`` is what was to be emulated; ``oversleep_s`` what it took beyond that. The last
+three are what the rank's threads read while the step went on, for later steps included; device bytes are -1 if not
+counted."""
+
+
+@dataclass
+class EpochTimes:
+    """One epoch of one rank. ``steps`` is ``[steps, columns]``; ``checkpoint_s`` is part of ``seconds``."""
+
+    epoch: int
+    seconds: float = 0.0
+    checkpoint_s: float = 0.0
+    checkpoint_at: list[int] = field(default_factory=list)  # steps, from 0, that a checkpoint followed
+    checkpoint_step_s: list[float] = field(default_factory=list)
+    steps: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(COLUMNS))))
+
+    def column(self, name: str) -> npt.NDArray[np.float64]:
+        return self.steps[:, COLUMNS.index(name)]
+
+
+def run_steps(
+    epoch: int,
+    steps: int,
+    pipeline: Pipeline | None,
+    computation: Duration,
+    random: np.random.Generator,
+    world: World | None,
+    process: ProcessIo,
+    activity: Activity,
+    after_step: Callable[[int], bool] = lambda step: False,
+) -> EpochTimes:
+    """``steps`` steps. ``pipeline`` None: nothing is read. ``world``: its ranks meet after every step; None:
+    each goes at its own pace. ``after_step`` may write a checkpoint, and returns whether it did."""
+    times = EpochTimes(epoch, steps=np.zeros((steps, len(COLUMNS))))
+    statistics = [thread.statistics for thread in pipeline.times] if pipeline else []
+    calls = read = 0
+    device = process.read_bytes()
+    begin = clock()
+    batch: Any = None
+    for step in range(steps):
+        start = clock()
+        if pipeline:
+            del batch  # as a training loop does not keep the last one
+            activity.waiting(True)
+            batch = pipeline.next_batch()
+            activity.waiting(False)
+        ready = clock()
+        target = computation.draw(random)
+        took = occupy(target) if target else 0.0
+        done = clock()
+        if world:
+            world.barrier()
+        end = clock()
+        now_calls, now_read = sum(s.calls for s in statistics), sum(s.bytes for s in statistics)
+        now_device = process.read_bytes()
+        fetched = -1 if now_device is None or device is None else now_device - device
+        times.steps[step] = (
+            start, ready - start, target, took - target, end - done, now_calls - calls, now_read - read, fetched
+        )  # fmt: skip
+        calls, read, device = now_calls, now_read, now_device
+        if after_step(step):
+            times.checkpoint_at.append(step)
+            times.checkpoint_step_s.append(clock() - end)
+    times.seconds = clock() - begin
+    times.checkpoint_s = sum(times.checkpoint_step_s)
+    return times

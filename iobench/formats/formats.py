@@ -1,0 +1,77 @@
+"""The formats by name. A format writes a file and reads its samples; a library is imported when it is needed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats.access import CountedFile
+
+Bytes = npt.NDArray[np.uint8]
+Sizes = npt.NDArray[np.int64]
+MakeSample = Callable[[int, int], Bytes]
+"""The content of a sample, by its number in the file and its size in bytes."""
+
+
+class SampleReader(Protocol):
+    def read(self, number: int) -> Any:
+        """Sample ``number`` of the file, decoded. Raises UserError when it is damaged."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """``module`` has ``write(fd, sizes, make_sample, dataset)`` and ``open_samples(file, sizes, dataset)``.
+    ``package`` is what it needs beside NumPy, ``import_name`` how that is imported."""
+
+    name: str
+    suffix: str
+    module: str
+    package: str = ""
+    import_name: str = ""
+
+    def load(self) -> ModuleType:
+        """Its code. Raises UserError when its library is not installed."""
+        if self.import_name and find_spec(self.import_name) is None:
+            raise UserError(
+                f"the format {self.name} needs the package {self.package}, which is not installed; install it "
+                "(pip install 'mlhpc[io]'), or choose another dataset.format"
+            )
+        return import_module(f"mlhpc.iobench.formats.{self.module}")
+
+    def write(self, fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+        """Write the samples to an empty file. Raises OSError as the file system does."""
+        self.load().write(fd, sizes, make_sample, dataset)
+
+    def open_samples(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> SampleReader:
+        """A reader of the samples of ``file``, which has samples of these ``sizes``. Raises UserError."""
+        reader: SampleReader = self.load().open_samples(file, sizes, dataset)
+        return reader
+
+
+_FORMATS = {
+    each.name: each
+    for each in (
+        Format("tfrecord", "tfrecord", "tfrecord"),
+        Format("npz", "npz", "npz"),
+        Format("npy", "npy", "npy"),
+        Format("binary", "bin", "binary"),
+        Format("csv", "csv", "text"),
+        Format("hdf5", "h5", "hdf5", "h5py", "h5py"),
+        Format("jpeg", "jpg", "jpeg", "pillow", "PIL"),
+        Format("parquet", "parquet", "parquet", "pyarrow", "pyarrow"),
+    )
+}
+
+
+def find(name: str) -> Format:
+    """The format called ``name``, one of the schema's."""
+    return _FORMATS[name]

@@ -1,0 +1,122 @@
+"""HDF5: the samples of a file in one dataset ``samples`` of bytes, contiguous or in chunks with a filter.
+
+HDF5 itself decides which bytes to read, and reads them through the counted file: chunk by chunk, and its own
+metadata. The library is not thread-safe: h5py's lock admits one thread of a process at a time.
+"""
+
+import os
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mlhpc.common.files import atomic
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats.access import CountedFile, FileObject
+from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+
+NAME = "samples"
+
+
+def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    total = int(sizes.sum())
+    options: dict[str, Any] = {}
+    if dataset.chunk_bytes or dataset.compression != "none":
+        options["chunks"] = (min(dataset.chunk_bytes or dataset.sample_bytes, total),)
+    if dataset.compression != "none":
+        options["compression"] = dataset.compression
+        if dataset.compression == "gzip":
+            options["compression_opts"] = dataset.compression_level
+    output = _Output(fd)
+    try:
+        with h5py.File(output, "w") as file:
+            # Without times of creation the same samples give the same bytes (h5py's default).
+            written = file.create_dataset(NAME, (total,), np.uint8, **options)
+            at = 0
+            for number, size in enumerate(sizes.tolist()):
+                written[at : at + size] = make_sample(number, size)
+                at += size
+    except Exception:
+        # HDF5 goes on after a failed write and fails again elsewhere: the first error is the one to report.
+        if output.error:
+            raise output.error from None
+        raise
+    if output.error:
+        raise output.error
+
+
+class _Output:
+    """The file that HDF5 writes to. Remembers the first error of a write."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at = fd, 0
+        self.error: OSError | None = None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = os.lseek(self._fd, offset, whence)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, length: int = -1) -> bytes:
+        """h5py takes for a file what has this; it calls ``readinto``."""
+        raise NotImplementedError
+
+    def readinto(self, buffer: memoryview) -> int:
+        count = os.preadv(self._fd, [buffer], self._at)
+        self._at += count
+        return count
+
+    def write(self, data: memoryview) -> int:
+        try:
+            os.lseek(self._fd, self._at, os.SEEK_SET)
+            atomic.write_all(self._fd, memoryview(data).cast("B"))
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        self._at += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+    def truncate(self, size: int) -> int:
+        os.ftruncate(self._fd, size)
+        return size
+
+    def flush(self) -> None:
+        pass
+
+
+class Samples:
+    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
+        self._counted, self._sizes = file, sizes
+        self._offsets = np.cumsum(sizes) - sizes
+        try:
+            self._file = h5py.File(FileObject(file), "r")
+            self._dataset = self._file[NAME]
+            if self._dataset.shape != (sizes.sum(),):
+                raise UserError(
+                    f"{file.path}: has {self._dataset.shape} bytes of samples, {sizes.sum()} are expected; "
+                    "generate the data set again"
+                )
+        except (OSError, KeyError) as error:
+            raise UserError(
+                f"{file.path}: not the HDF5 file expected ({error}); generate it again"
+            ) from error
+
+    def read(self, number: int) -> Bytes:
+        start = int(self._offsets[number])
+        out = np.empty(int(self._sizes[number]), np.uint8)
+        try:
+            self._dataset.read_direct(out, np.s_[start : start + len(out)])
+        except OSError as error:
+            raise UserError(f"{self._counted.path}: sample {number}: {error}; generate it again") from error
+        return out
+
+    def close(self) -> None:
+        self._file.close()
+        self._counted.close()
+
+
+def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
+    return Samples(file, sizes)

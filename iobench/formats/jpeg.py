@@ -1,0 +1,86 @@
+"""JPEG: one picture a file, decoded when it is read.
+
+A noisy picture is encoded once per process, as large as fits into the sample's bytes; application segments
+(APP15) of random bytes make up the rest, so that files have exactly the size asked for and no two of them are
+alike.
+"""
+
+import io
+import math
+import struct
+from functools import cache
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mlhpc.common.files.atomic import write_all
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats.access import CountedFile
+from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+
+QUALITY = 75
+SEGMENT = 65535  # largest length field of a segment (ITU-T T.81, B.2.4.6)
+SMALLEST = 1024
+
+
+def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    (size,) = sizes.tolist()
+    write_all(fd, memoryview(picture(make_sample(0, size))))
+
+
+def picture(content: Bytes) -> bytes:
+    """A JPEG file of exactly ``len(content)`` bytes, at least 1024."""
+    size = len(content)
+    if size < SMALLEST:
+        raise UserError(
+            f"a JPEG file of {size} bytes is too small; dataset.sample_bytes must be at least {SMALLEST}"
+        )
+    side = max(8, int(math.sqrt(size)) // 8 * 8)
+    encoded = _encoded(side)
+    while len(encoded) + 4 > size:
+        side = max(8, side * 3 // 4 // 8 * 8)
+        encoded = _encoded(side)
+    parts, left = [encoded[:2]], size - len(encoded)
+    while left:
+        # A segment is a marker, a length of at least 2, and the rest; none may leave less than a segment.
+        length = min(SEGMENT, left - 2)
+        if 0 < left - 2 - length < 4:
+            length -= 4
+        parts += [b"\xff\xef", struct.pack(">H", length), content[left - length : left - 2].tobytes()]
+        left -= 2 + length
+    return b"".join([*parts, encoded[2:]])
+
+
+@cache
+def _encoded(side: int) -> bytes:
+    random = np.random.Generator(np.random.Philox(key=side))
+    coarse = random.integers(0, 256, (side // 8, side // 8, 3), dtype=np.uint8)
+    noise = random.integers(-24, 25, (side, side, 3))
+    pixels = np.clip(coarse.repeat(8, 0).repeat(8, 1) + noise, 0, 255).astype(np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG", quality=QUALITY)
+    return out.getvalue()
+
+
+class Samples:
+    def __init__(self, file: CountedFile) -> None:
+        self._file = file
+
+    def read(self, number: int) -> Any:
+        data = self._file.read(0, self._file.size).data
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                return np.asarray(image.convert("RGB"))
+        except (OSError, SyntaxError) as error:
+            raise UserError(
+                f"{self._file.path}: not a readable JPEG file ({error}); generate it again"
+            ) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
+    return Samples(file)

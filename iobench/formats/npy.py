@@ -1,0 +1,49 @@
+"""NumPy's ``.npy``: a header and the bytes of one array. The sample's bytes are its uint8 values."""
+
+import io
+from typing import Any
+
+import numpy as np
+
+from mlhpc.common.files.atomic import write_all
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats.access import CountedFile
+from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+
+_format: Any = np.lib.format
+
+
+def header(size: int) -> bytes:
+    """The header of an array of ``size`` bytes."""
+    out = io.BytesIO()
+    facts = {"descr": "|u1", "fortran_order": False, "shape": (size,)}
+    _format.write_array_header_1_0(out, facts)
+    return out.getvalue()
+
+
+def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    (size,) = sizes.tolist()
+    write_all(fd, memoryview(header(size)))
+    write_all(fd, make_sample(0, size).data)
+
+
+class Samples:
+    def __init__(self, file: CountedFile, size: int) -> None:
+        self._file, self._size = file, size
+
+    def read(self, number: int) -> Bytes:
+        expected = header(self._size)
+        data = self._file.read(0, len(expected) + self._size)
+        if data[: len(expected)].tobytes() != expected:
+            raise UserError(
+                f"{self._file.path}: not the .npy file of an array of {self._size} bytes; generate it again"
+            )
+        return data[len(expected) :]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
+    return Samples(file, int(sizes[0]))

@@ -1,0 +1,83 @@
+"""NumPy's ``.npz``: a zip file, stored, with one array ``x`` of all samples of the file, uint8.
+
+``np.load`` reads the file's directory at its end, then the array, and checks its CRC-32; so does this, with the
+reads of the workload's size. The samples of a file are read together, as the array is one.
+"""
+
+import io
+import zipfile
+
+import numpy as np
+from isal import isal_zlib
+
+from mlhpc.common.files.atomic import write_all
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats.access import CountedFile, FileObject
+from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+from mlhpc.iobench.formats.npy import header
+
+MEMBER = "x.npy"
+_LOCAL_HEADER = 30  # bytes before the name (APPNOTE.TXT 6.3.10, 4.3.7)
+
+
+def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    with zipfile.ZipFile(_Unseekable(fd), "w", zipfile.ZIP_STORED) as archive:
+        # A fixed date: the same samples give the same bytes.
+        info = zipfile.ZipInfo(MEMBER, (1980, 1, 1, 0, 0, 0))
+        with archive.open(info, "w", force_zip64=True) as member:
+            member.write(header(int(sizes.sum())))
+            for number, size in enumerate(sizes.tolist()):
+                member.write(make_sample(number, size).data)
+
+
+class _Unseekable(io.RawIOBase):
+    """What zipfile writes to: only forward, so that it puts sizes behind the data, and never half of a write."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]
+        write_all(self._fd, view)
+        return len(view)
+
+
+class Samples:
+    """The array is read with the first sample asked for; the others are in memory then."""
+
+    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
+        self._file, self._sizes = file, sizes
+        self._offsets = np.cumsum(sizes) - sizes
+        self._array: Bytes | None = None
+
+    def read(self, number: int) -> Bytes:
+        if self._array is None:
+            self._array = self._load()
+        start = int(self._offsets[number])
+        return self._array[start : start + int(self._sizes[number])]
+
+    def _load(self) -> Bytes:
+        path = self._file.path
+        try:
+            with zipfile.ZipFile(FileObject(self._file)) as archive:
+                info = archive.getinfo(MEMBER)
+            local = self._file.read(info.header_offset, _LOCAL_HEADER)
+            names = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+            data = self._file.read(info.header_offset + _LOCAL_HEADER + names, info.file_size)
+        except (zipfile.BadZipFile, KeyError, ValueError) as error:
+            raise UserError(f"{path}: not the .npz file expected ({error}); generate it again") from error
+        expected = header(int(self._sizes.sum()))
+        if isal_zlib.crc32(data) != info.CRC or data[: len(expected)].tobytes() != expected:
+            raise UserError(f"{path}: its array is damaged; generate it again")
+        return data[len(expected) :]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
+    return Samples(file, sizes)

@@ -1,0 +1,60 @@
+"""Parquet: one binary column ``sample``, a row group for each sample, so that a sample can be read by itself."""
+
+import os
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats.access import CountedFile, FileObject
+from mlhpc.iobench.formats.formats import MakeSample, Sizes
+
+COLUMN = "sample"
+
+
+def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    schema = pa.schema([(COLUMN, pa.large_binary())])
+    with (
+        os.fdopen(os.dup(fd), "wb", buffering=0) as raw,
+        pq.ParquetWriter(raw, schema, compression="none", use_dictionary=False) as writer,
+    ):
+        for number, size in enumerate(sizes.tolist()):
+            column = pa.array([make_sample(number, size).tobytes()], pa.large_binary())
+            writer.write_table(pa.table([column], schema=schema))
+
+
+class Samples:
+    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
+        self._counted, self._sizes = file, sizes
+        try:
+            self._file = pq.ParquetFile(FileObject(file))
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(
+                f"{file.path}: not the Parquet file expected ({error}); generate it again"
+            ) from error
+        if self._file.num_row_groups != len(sizes):
+            raise UserError(
+                f"{file.path}: has {self._file.num_row_groups} row groups, {len(sizes)} are expected; "
+                "generate it again"
+            )
+
+    def read(self, number: int) -> Any:
+        try:
+            buffer = self._file.read_row_group(number).column(COLUMN).chunk(0)[0].as_buffer()
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{self._counted.path}: sample {number}: {error}; generate it again") from error
+        if buffer.size != self._sizes[number]:
+            raise UserError(
+                f"{self._counted.path}: sample {number} has {buffer.size} bytes, not {self._sizes[number]}"
+            )
+        return buffer
+
+    def close(self) -> None:
+        self._file.close()
+        self._counted.close()
+
+
+def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
+    return Samples(file, sizes)

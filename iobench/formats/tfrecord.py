@@ -1,0 +1,126 @@
+"""TFRecord files of ``tf.train.Example`` with one bytes feature, ``sample``; plain, or one gzip stream a file.
+
+Where records start follows from the sizes of the samples, so that any record can be read without an index.
+"""
+
+import struct
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from mlhpc.common.files import atomic
+from mlhpc.common.formats import tfrecord
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats.access import CountedFile
+from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+
+FEATURE = "sample"
+HEADER = 12  # bytes of length and its checksum, before a record
+
+
+def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    if dataset.compression == "gzip":
+        return _write_gzip(fd, sizes, make_sample, dataset.compression_level)
+    for number, size in enumerate(sizes.tolist()):
+        tfrecord.write_record(fd, tfrecord.feature_pieces({FEATURE: make_sample(number, size).data}))
+
+
+def _write_gzip(fd: int, sizes: Sizes, make_sample: MakeSample, level: int) -> None:
+    import zlib
+
+    # zlib: its levels are those the workload means, and its output depends on the input only.
+    deflate = zlib.compressobj(level, wbits=31)
+    for number, size in enumerate(sizes.tolist()):
+        record = b"".join(tfrecord.feature_pieces({FEATURE: make_sample(number, size).data}))
+        length = struct.pack("<Q", len(record))
+        for part in (length, masked_crc(length), record, masked_crc(record)):
+            atomic.write_all(fd, memoryview(deflate.compress(part)))
+    atomic.write_all(fd, memoryview(deflate.flush()))
+
+
+def masked_crc(data: bytes | Bytes) -> bytes:
+    """The checksum of a record (tensorflow/core/lib/hash/crc32c.h)."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF)
+
+
+def record_sizes(sizes: Sizes) -> Sizes:
+    """Bytes of each record without its framing: the content inside five nested protocol buffer messages (bytes
+    list, feature, entry of the map with its key, features, example), each with a tag and its length."""
+    value = 1 + _varint_size(sizes) + sizes
+    feature = 1 + _varint_size(value) + value
+    entry = 2 + len(FEATURE) + 1 + _varint_size(feature) + feature
+    features = 1 + _varint_size(entry) + entry
+    return np.asarray(1 + _varint_size(features) + features, np.int64)
+
+
+def _varint_size(values: Sizes) -> Sizes:
+    """Bytes of a number as a base-128 varint: 7 bits each."""
+    bits = np.frexp(values.astype(np.float64))[1]  # exact below 2^53
+    return np.maximum(1, -(-bits // 7)).astype(np.int64)
+
+
+class Samples:
+    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
+        self._file = file
+        self._sizes = record_sizes(sizes) + tfrecord.RECORD_OVERHEAD
+        self._offsets = np.cumsum(self._sizes) - self._sizes
+
+    def read(self, number: int) -> memoryview:
+        framed = self._file.read(int(self._offsets[number]), int(self._sizes[number]))
+        return decode(framed, f"{self._file.path}: record {number}")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class GzipSamples:
+    """A gzip stream is read and inflated whole."""
+
+    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
+        self._file, self._sizes = file, record_sizes(sizes) + tfrecord.RECORD_OVERHEAD
+        self._offsets = np.cumsum(self._sizes) - self._sizes
+        self._data: Bytes | None = None
+
+    def read(self, number: int) -> memoryview:
+        if self._data is None:
+            self._data = self._inflate()
+        start = int(self._offsets[number])
+        return decode(
+            self._data[start : start + int(self._sizes[number])], f"{self._file.path}: record {number}"
+        )
+
+    def _inflate(self) -> Bytes:
+        from isal import igzip
+
+        try:
+            inflate: Any = igzip.decompress
+            data = np.frombuffer(inflate(self._file.read(0, self._file.size)), np.uint8)
+        except Exception as error:  # isal raises types of its own
+            raise UserError(f"{self._file.path}: corrupt gzip file: {error}; generate it again") from error
+        if len(data) != self._sizes.sum():
+            raise UserError(f"{self._file.path}: inflates to {len(data)} bytes, not {self._sizes.sum()}")
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def decode(framed: Bytes, where: str) -> memoryview:
+    """The content of a framed record, checksums verified. Raises UserError."""
+    length = int.from_bytes(framed[:8], "little")
+    body = framed[HEADER:-4]
+    if length != len(body) or masked_crc(framed[:8]) != framed[8:HEADER].tobytes():
+        raise UserError(f"{where}: not where it is expected; generate the data set again")
+    if masked_crc(body) != framed[-4:].tobytes():
+        raise UserError(f"{where}: wrong checksum; generate the data set again")
+    content = tfrecord.decode_features(body.data, (FEATURE,)).get(FEATURE)
+    if not isinstance(content, memoryview):
+        raise UserError(f"{where}: has no feature {FEATURE!r}; generate the data set again")
+    return content
+
+
+def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples | GzipSamples:
+    return GzipSamples(file, sizes) if dataset.compression == "gzip" else Samples(file, sizes)

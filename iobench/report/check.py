@@ -1,0 +1,47 @@
+"""``mlhpc io check``: finished runs against the rules of MLPerf Storage."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mlhpc.common.files.untrusted import read_object
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition import mlperf_storage
+from mlhpc.iobench.definition.schema import Workload
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """The ``result.json`` of a run. Raises UserError where there is none of an emulation."""
+    path = run / "result.json"
+    try:
+        found = read_object(path)
+        Workload(**found["workload"])
+        if found["kind"] != "io":
+            raise ValueError("of another kind")
+    except FileNotFoundError:
+        raise UserError(
+            f"{run}: no result.json; give the folder of an emulation (mlhpc io run --out)"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, ValidationError, RecursionError):
+        raise UserError(f"{path}: not the result of an emulation; give the folder of mlhpc io run") from None
+    return found
+
+
+def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
+    """Findings against runs that are to be one result. Raises UserError when they are of different workloads."""
+    results = [read_result(run) for run in runs]
+    first = results[0]
+    for run, other in zip(runs, results, strict=True):
+        if any(other[key] != first[key] for key in ("workload", "ranks", "nodes")):
+            raise UserError(f"{run}: another workload, or another number of ranks, than {runs[0]}")
+    utilisations = [result["au_percent"] for result in results]
+    workload = Workload(**first["workload"])
+    found = mlperf_storage.findings(workload, memory_bytes, first["ranks"], first["nodes"], utilisations)
+    for run, result in zip(runs, results, strict=True):
+        if result["data_in_ram"]:
+            found.append(f"{run}: the data was on a RAM file system")
+        elif max(result["resident_before_epochs"], default=0.0) > 0.01 and result["cache"] != "keep":
+            found.append(f"{run}: data was in the page cache before an epoch")
+    return found

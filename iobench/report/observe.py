@@ -1,0 +1,176 @@
+"""A command's reads as the kernel sees them: ``strace -f``, the same for a training run and for its emulation."""
+
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlhpc.common.files import atomic
+from mlhpc.common.files.untrusted import read_object
+from mlhpc.errors import UserError
+from mlhpc.iobench.report.similarity import FACTORS
+
+NAME = "observation.json"
+_CALLS = "openat,open,read,pread64,preadv,preadv2,readv,lseek,close,dup,dup2,dup3,fcntl"
+# PID seconds call(arguments) = result <duration>; -yy writes the path of a descriptor behind it.
+_LINE = re.compile(r"^(\d+)\s+([\d.]+) (\w+)\((.*)\)\s+= (-?\d+)(?:<(.*?)>)?.*?(?: <([\d.]+)>)$")
+_HALF = re.compile(r"^(\d+)\s+([\d.]+) (\w+)\((.*) <unfinished \.\.\.>$")
+_REST = re.compile(r"^(\d+)\s+([\d.]+) <\.\.\. (\w+) resumed>(.*)$")
+_DESCRIPTOR = re.compile(r"^(\d+)<([^>]*)>")
+_READS = {"read", "pread64", "preadv", "preadv2", "readv"}
+
+
+@dataclass
+class _File:
+    """A file as one thread group reads it: where the last read ended, and where ``read`` goes on."""
+
+    at: int = 0
+    end: int = -1
+
+
+@dataclass
+class Reads:
+    """All reads of files below a folder. As in Darshan, a read is sequential at or behind the end of the
+    previous one of that file, consecutive exactly there."""
+
+    sizes: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    follow_ups: int = 0
+    sequential: int = 0
+    consecutive: int = 0
+    files: set[str] = field(default_factory=set)
+
+    def factors(self) -> dict[str, float]:
+        """The eight factors of paper 004's Fig. 8. I/O time: seconds in which at least one read was under way;
+        bandwidths are those of single reads."""
+        rates = [
+            size / seconds for size, seconds in zip(self.sizes, self.seconds, strict=True) if seconds > 0
+        ]
+        follow_ups = max(1, self.follow_ups)
+        values = (
+            union_s(self.spans),
+            float(len(self.files)),
+            self.sequential / follow_ups,
+            self.consecutive / follow_ups,
+            statistics.median(self.sizes or [0]),
+            statistics.fmean(self.sizes or [0]),
+            statistics.median(rates or [0.0]),
+            statistics.fmean(rates or [0.0]),
+        )
+        return dict(zip(FACTORS, values, strict=True))
+
+
+def observe(command: Sequence[str], below: Path, out: Path) -> int:
+    """Run ``command`` under strace, and write what it read below ``below`` to ``out/observation.json``.
+    Returns the exit status of the command, whatever it is: a training run that misses its target has read as
+    well. Raises UserError, also when it read nothing."""
+    strace = shutil.which("strace")
+    if strace is None:
+        raise UserError(
+            "strace is not installed; install it with the system's packages (apt-get install strace)"
+        )
+    if not command:
+        raise UserError("no command to observe; give it behind --")
+    if out.exists():
+        raise UserError(f"{out} exists; choose another --out")
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "strace"
+        options = ["-f", "-qq", "-ttt", "-T", "-y", "-s", "0", "--seccomp-bpf", "-e", f"trace={_CALLS}"]
+        status = subprocess.run([strace, *options, "-o", str(log), "--", *command]).returncode
+        with log.open(errors="replace") as lines:
+            reads = parse(lines, str(below.resolve()))
+    if not reads.sizes:
+        raise UserError(
+            f"the command (status {status}) read nothing below {below}; give the folder of its data with --below"
+        )
+    record = {
+        "command": list(command), "status": status, "below": str(below), "reads": len(reads.sizes),
+        "bytes": sum(reads.sizes), "factors": reads.factors(),
+    }  # fmt: skip
+    out.mkdir(parents=True)
+    atomic.write_bytes(out / NAME, (json.dumps(record, indent=1) + "\n").encode())
+    return status
+
+
+def read_observation(folder: Path) -> dict[str, float]:
+    """The factors of an observation. Raises UserError."""
+    try:
+        factors = read_object(folder / NAME)["factors"]
+        found = {name: float(factors[name]) for name in FACTORS}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{folder}: no observation; make one with mlhpc io observe --out {folder}") from None
+    if not all(0 <= value < float("inf") for value in found.values()):
+        raise UserError(f"{folder / NAME}: has factors that are no quantities; observe again")
+    return found
+
+
+def parse(lines: Iterable[str], below: str) -> Reads:
+    """The reads in a log of ``strace -f -ttt -T -y -s 0`` of files whose path begins with ``below``."""
+    found, files = Reads(), dict[tuple[str, str], _File]()
+    unfinished: dict[tuple[str, str], tuple[str, str]] = {}
+    for line in lines:
+        text = line.rstrip("\n")
+        if half := _HALF.match(text):
+            unfinished[half[1], half[3]] = half[2], half[4]
+            continue
+        if rest := _REST.match(text):
+            start, arguments = unfinished.pop((rest[1], rest[3]), ("", ""))
+            text = f"{rest[1]} {start} {rest[3]}({arguments}{rest[4].lstrip()}"
+        match = _LINE.match(text)
+        if not match:
+            continue
+        _, start, call, arguments, result, _, duration = match.groups()
+        _note(found, files, below, call, arguments, int(result), float(start), float(duration))
+    return found
+
+
+def _note(
+    found: Reads,
+    files: dict[tuple[str, str], _File],
+    below: str,
+    call: str,
+    arguments: str,
+    result: int,
+    start: float,
+    seconds: float,
+) -> None:
+    descriptor = _DESCRIPTOR.match(arguments)
+    if descriptor is None or not descriptor[2].startswith(below + "/"):
+        return
+    number, path = descriptor.groups()
+    if call == "close":
+        files.pop((number, path), None)
+        return
+    file = files.setdefault((number, path), _File())
+    if call == "lseek" and result >= 0:
+        file.at = result
+    elif call in _READS and result > 0:
+        # The offset is the last argument of those that have one; preadv2 has flags behind it.
+        last = arguments.rsplit(", ", 2 if call == "preadv2" else 1)[1]
+        offset = int(last) if call.startswith("pread") else file.at
+        found.sizes.append(result)
+        found.seconds.append(seconds)
+        found.spans.append((start, start + seconds))
+        found.files.add(path)
+        if file.end >= 0:
+            found.follow_ups += 1
+            found.sequential += offset >= file.end
+            found.consecutive += offset == file.end
+        file.end = offset + result
+        if not call.startswith("pread"):
+            file.at = file.end
+
+
+def union_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds that at least one of the spans covers."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total

@@ -1,0 +1,247 @@
+"""``result.json`` of an emulation: what each rank measured, and what that comes to over all ranks."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlhpc import __version__
+from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.steps import percentiles
+from mlhpc.iobench.definition.schema import Workload
+from mlhpc.iobench.emulate.record import Reading, Run
+from mlhpc.iobench.emulate.steps import EpochTimes
+from mlhpc.iobench.report.utilisation import Shares, binding, shares
+
+
+def rank_summary(workload: Workload, run: Run, null: Run | None) -> dict[str, Any]:
+    """What this rank sends to rank 0: JSON types."""
+    summary = {
+        "host": os.uname().nodename,
+        "cores": len(os.sched_getaffinity(0)),
+        "epochs": [_epoch(epoch, workload) for epoch in run.epochs],
+        "evaluations": [_epoch(epoch, workload) for epoch in run.evaluations],
+        "shares": asdict(shares(run.epochs, workload.metric)),
+        "reading": asdict(run.reading),
+        "cpu_s": run.cpu_s,
+        "load_s": run.load_s,
+        "device_bytes": run.device_bytes,
+        "node_device": run.node_device._asdict() if run.node_device else None,
+        "resident": run.resident,
+        "steps": _step_times(run.epochs),
+        "checkpoints": [asdict(transfer) for transfer in run.transfers],
+    }
+    if null:
+        summary["null"] = {
+            "shares": asdict(shares(null.epochs, workload.metric)),
+            "cpu_s": null.cpu_s,
+            "seconds": sum(epoch.seconds for epoch in null.epochs),
+            "steps": sum(len(epoch.steps) for epoch in null.epochs),
+        }
+    return summary
+
+
+def _epoch(epoch: EpochTimes, workload: Workload) -> dict[str, Any]:
+    return {
+        "epoch": epoch.epoch + 1,
+        "steps": len(epoch.steps),
+        "seconds": epoch.seconds,
+        "checkpoint_s": epoch.checkpoint_s,
+        **{
+            name: float(epoch.column(name).sum())
+            for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")
+        },
+        "au_percent": shares([epoch], workload.metric).utilisation,
+    }
+
+
+def _step_times(epochs: Sequence[EpochTimes]) -> dict[str, dict[str, float]]:
+    """Percentiles of the steps' waits, and of what waits took beyond what was asked, relative to that."""
+    steps = np.concatenate([epoch.steps for epoch in epochs]) if epochs else np.empty((0, 8))
+    found = {"wait_s": percentiles(steps[:, 1].tolist())}
+    asked = steps[:, 2] > 0
+    if asked.any():
+        relative = steps[asked, 3] / steps[asked, 2]
+        found["oversleep_relative"] = {
+            **percentiles(relative.tolist()),
+            "mean": float(steps[asked, 3].sum() / steps[asked, 2].sum()),
+        }
+    return found
+
+
+def result(
+    workload: Workload,
+    ranks: Sequence[Mapping[str, Any]],
+    world: World,
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The result of all ranks. ``facts``: the data folder, cache policy and the like, added as they are."""
+    epochs = [
+        _over_ranks([rank["epochs"][n] for rank in ranks], workload) for n in range(len(ranks[0]["epochs"]))
+    ]
+    real = _total([rank["shares"] for rank in ranks])
+    null = _total([rank["null"]["shares"] for rank in ranks]) if "null" in ranks[0] else None
+    busy = _cpu_busy(ranks) if null else None
+    bound = binding(real, null, busy) if null and busy is not None else None
+    training_s = sum(epoch["seconds"] - epoch["checkpoint_s"] for epoch in epochs)
+    samples = sum(epoch["samples"] for epoch in epochs)
+    return {
+        "mlhpc": __version__,
+        "kind": "io",
+        "workload": workload.model_dump(mode="json", exclude_none=True),
+        "ranks": world.size,
+        "nodes": world.nodes,
+        "launcher": world.launcher,
+        **facts,
+        "samples": samples,
+        "samples_per_s": samples / training_s if samples else None,
+        "au_percent": real.utilisation,
+        "au_null_percent": null.utilisation if null else None,
+        "null_steps": ranks[0]["null"]["steps"] if null else 0,
+        "null_cpu_busy_percent": busy,
+        "binding": asdict(bound) if bound else None,
+        "load_s": max(rank["load_s"] for rank in ranks),
+        "epochs": epochs,
+        "evaluations": [
+            _over_ranks([rank["evaluations"][n] for rank in ranks], workload)
+            for n in range(len(ranks[0]["evaluations"]))
+        ],
+        "reading": reading(ranks, training_s + max(rank["load_s"] for rank in ranks)),
+        "resident_before_epochs": np.mean([rank["resident"] for rank in ranks], axis=0).tolist(),
+        "checkpoints": checkpoints(ranks),
+        "rank_results": list(ranks),
+    }
+
+
+def _total(parts: Sequence[Mapping[str, float]]) -> Shares:
+    return Shares(**{name: sum(part[name] for part in parts) for name in parts[0]})
+
+
+def _cpu_busy(ranks: Sequence[Mapping[str, Any]]) -> float:
+    """Per cent of its cores that the busiest node used in the null run. The cores are those that its ranks may
+    use."""
+    used: dict[str, float] = {}
+    cores: dict[str, int] = {}
+    seconds = max(rank["null"]["seconds"] for rank in ranks)
+    for rank in ranks:
+        used[rank["host"]] = used.get(rank["host"], 0.0) + rank["null"]["cpu_s"]
+        # Ranks bound to cores of their own add up; unbound ones all see the same.
+        cores[rank["host"]] = max(cores.get(rank["host"], 0), rank["cores"])
+    return max(100 * used[host] / (cores[host] * seconds) for host in used) if seconds else 0.0
+
+
+def _over_ranks(parts: Sequence[Mapping[str, Any]], workload: Workload) -> dict[str, Any]:
+    """An epoch over all ranks: as long as on the slowest, its parts as means."""
+    reads = workload.dataset is not None
+    samples = sum(part["steps"] for part in parts) * workload.reader.batch_size if reads else 0
+    seconds = max(part["seconds"] for part in parts)
+    checkpoint_s = max(part["checkpoint_s"] for part in parts)
+    utilisations = [part["au_percent"] for part in parts if part["au_percent"] is not None]
+    return {
+        "epoch": parts[0]["epoch"],
+        "steps": parts[0]["steps"],
+        "seconds": seconds,
+        "checkpoint_s": checkpoint_s,
+        "samples": samples,
+        "samples_per_s": samples / (seconds - checkpoint_s) if reads and seconds > checkpoint_s else None,
+        **{
+            name: float(np.mean([part[name] for part in parts]))
+            for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")
+        },
+        "au_percent": float(np.mean(utilisations)) if utilisations else None,
+    }
+
+
+def reading(ranks: Sequence[Mapping[str, Any]], training_s: float) -> dict[str, Any]:
+    """The reads of all ranks: counts, sizes, shares, rates, and how much of the I/O was hidden."""
+    parts = [Reading(**rank["reading"]) for rank in ranks]
+    sizes: Counter[int] = Counter()
+    for part in parts:
+        sizes.update({int(size): count for size, count in part.sizes.items()})
+
+    def total(name: str) -> Any:
+        return sum(getattr(part, name) for part in parts)
+
+    calls, asked, follow_ups = total("calls"), total("bytes"), total("follow_ups")
+    device = [rank["device_bytes"] for rank in ranks]
+    node = [rank["node_device"]["read_bytes"] for rank in ranks if rank["node_device"]]
+    reading_s = total("reading_s")
+    return {
+        "calls": calls,
+        "opens": total("opens"),
+        "bytes_asked": asked,
+        "content_bytes": total("content_bytes"),
+        "process_device_bytes": sum(device) if all(value is not None for value in device) else None,
+        "node_device_bytes": sum(node) if node else None,
+        "transfer_sizes": size_statistics(sizes),
+        "sequential_percent": 100 * total("sequential") / follow_ups if follow_ups else None,
+        "consecutive_percent": 100 * total("consecutive") / follow_ups if follow_ups else None,
+        "bandwidth": asked / training_s if training_s else None,
+        "bandwidth_while_reading": sum(part.bytes / part.reading_s for part in parts if part.reading_s)
+        or None,
+        "io_s": reading_s / len(parts),
+        "hidden_percent": 100 * (1 - total("waited_s") / reading_s) if reading_s else None,
+        "thread_s": {
+            name: total(name) for name in ("open_s", "call_s", "decode_s", "preprocess_s", "blocked_s")
+        },
+    }
+
+
+def size_statistics(sizes: Counter[int]) -> dict[str, float] | None:
+    """Smallest, largest, mean and median of reads of these sizes, and the most frequent ones."""
+    count = sum(sizes.values())
+    if not count:
+        return None
+    seen, median = 0, 0
+    for median in sorted(sizes):
+        seen += sizes[median]
+        if 2 * seen >= count:
+            break
+    return {
+        "min": min(sizes),
+        "mean": sum(size * times for size, times in sizes.items()) / count,
+        "median": median,
+        "max": max(sizes),
+    }
+
+
+def checkpoints(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each checkpoint over its ranks: the longest time, and the bandwidth of all in that time."""
+    found = []
+    keys = sorted({(t["kind"], t["number"]) for rank in ranks for t in rank["checkpoints"]}, reverse=True)
+    for kind, number in sorted(keys, key=lambda key: (key[0] == "read", key[1])):
+        same = [
+            t for rank in ranks for t in rank["checkpoints"] if (t["kind"], t["number"]) == (kind, number)
+        ]
+        seconds, size = max(t["seconds"] for t in same), sum(t["bytes"] for t in same)
+        found.append(
+            {
+                "kind": kind,
+                "number": number + 1,
+                "bytes": size,
+                "seconds": seconds,
+                "fsync_s": max(t["fsync_s"] for t in same),
+                "bytes_per_s": size / seconds if seconds else math.inf,
+            }
+        )
+    return found
+
+
+def write_steps(run: Run, path: Path) -> None:
+    """The steps of a rank as CSV, epoch and step from 1. Raises OSError."""
+    from mlhpc.iobench.emulate.steps import COLUMNS
+
+    lines = [",".join(("epoch", "step", *COLUMNS))]
+    for epoch in run.epochs:
+        origin = float(epoch.steps[0, 0]) if len(epoch.steps) else 0.0
+        for number, row in enumerate(epoch.steps, 1):
+            times = (f"{value:.7f}" for value in (row[0] - origin, *row[1:5]))
+            lines.append(
+                ",".join((str(epoch.epoch + 1), str(number), *times, *(str(int(v)) for v in row[5:])))
+            )
+    path.write_text("\n".join(lines) + "\n")

@@ -1,0 +1,75 @@
+"""How alike the I/O of two runs is: paper 004's cosine, and the largest single difference beside it.
+
+Devarajan et al. 2021 (paper 004), section V.B: each factor is divided by the larger of its two values, and S
+is the cosine of the two vectors. The cosine does not see an error that all factors share: twice as much of
+everything has S = 1. Hence the second number.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+COSINE = 0.97
+DIFFERENCE = 0.10
+"""From here on two runs count as alike: at least the cosine, at most the difference."""
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """``differences``: (first - second) / larger of the two, of each factor, as in the paper's Fig. 8."""
+
+    cosine: float
+    differences: dict[str, float]
+
+    @property
+    def largest(self) -> tuple[str, float]:
+        """The factor with the largest difference, and that."""
+        return max(self.differences.items(), key=lambda item: abs(item[1]))
+
+    @property
+    def alike(self) -> bool:
+        return self.cosine >= COSINE and abs(self.largest[1]) <= DIFFERENCE
+
+
+def compare(first: Mapping[str, float], second: Mapping[str, float]) -> Similarity:
+    """``first`` and ``second``: the same non-negative factors of two runs. Factors that are 0 in both are left
+    out. Raises ValueError when the factors differ, or none is left."""
+    if first.keys() != second.keys():
+        raise ValueError(f"different factors: {sorted(first.keys() ^ second.keys())}")
+    differences = {
+        name: (first[name] - second[name]) / max(first[name], second[name])
+        for name in first
+        if max(first[name], second[name]) > 0
+    }
+    return Similarity(cosine(differences), differences)
+
+
+def cosine(differences: Mapping[str, float]) -> float:
+    """S from the differences alone: of a factor's two normalised values one is 1, the other 1 - |difference|."""
+    if not differences:
+        raise ValueError("no factor to compare")
+    pairs = [(1.0, 1.0 - d) if d >= 0 else (1.0 + d, 1.0) for d in differences.values()]
+    product = sum(a * b for a, b in pairs)
+    return product / math.sqrt(sum(a * a for a, _ in pairs) * sum(b * b for _, b in pairs))
+
+
+FACTORS = ("io_time", "files", "sequential", "consecutive", "transfer_median", "transfer_mean",
+           "bandwidth_median", "bandwidth_mean")  # fmt: skip
+# Fig. 8 of the paper: the differences in the order of FACTORS, and the similarity printed beside them.
+FIG_8 = {
+    "Imagenet": ((0.18, 0.07, -0.01, -0.01, 0.00, 0.00, -0.65, -0.53), 0.96),
+    "Cosmic Tagger": ((-0.05, 0.00, 0.15, 0.13, -0.38, 0.31, 0.32, 0.42), 0.97),
+    "Cosmoflow": ((-0.10, -0.34, 0.37, 0.27, 0.00, 0.71, 0.00, 0.26), 0.95),
+    "FFN": ((-0.07, 0.00, 0.03, 0.09, -0.29, -0.40, 0.00, -0.10), 0.94),
+    "CANDEL": ((-0.19, 0.00, -0.06, -0.06, 0.00, -0.40, -0.07, -0.68), 0.97),
+    "FRNN": ((-0.15, 0.02, -0.13, -0.13, -0.37, -0.02, 0.03, -0.08), 0.94),
+}
+
+
+def fig_8() -> dict[str, tuple[float, float, float]]:
+    """Of each row of Fig. 8: the cosine of its printed differences, the cosine it prints, its largest
+    difference."""
+    return {
+        name: (cosine(dict(zip(FACTORS, row, strict=True))), printed, max(map(abs, row)))
+        for name, (row, printed) in FIG_8.items()
+    }

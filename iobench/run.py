@@ -1,0 +1,135 @@
+"""``mlhpc io run``: check, emulate, sum up. Read ``main`` first."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.host.malloc import keep_memory
+from mlhpc.common.host.provenance import describe_environment
+from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
+from mlhpc.common.ranks.world import World
+from mlhpc.errors import UserError
+from mlhpc.iobench.dataset.generate import require_data
+from mlhpc.iobench.dataset.layout import Layout
+from mlhpc.iobench.definition import load
+from mlhpc.iobench.definition.schema import Workload
+from mlhpc.iobench.emulate.checkpoints import Checkpoints, require_space
+from mlhpc.iobench.emulate.emulation import Settings, emulate, emulate_null
+from mlhpc.iobench.emulate.plan import require_enough
+from mlhpc.iobench.formats.formats import find
+from mlhpc.iobench.report.result import rank_summary, result, write_steps
+from mlhpc.iobench.report.trace import join_parts, write_part
+
+
+@dataclass(frozen=True)
+class Paths:
+    """``data`` None for a workload that reads nothing; ``checkpoints``: the folder they are written under."""
+
+    data: Path | None
+    out: Path
+    checkpoints: Path
+
+
+def run(
+    workload: Workload, paths: Paths, settings: Settings, command: Sequence[str], world: World
+) -> dict[str, Any]:
+    """Emulate ``workload`` and leave ``result.json``, ``workload.toml``, ``env.json`` and ``steps.rankN.csv`` in
+    ``paths.out``. Called by all ranks; returns the result on each.
+
+    Raises UserError, the same on all ranks; then the output folder is not there, unless a rank was killed.
+    """
+    layout = Layout(paths.data, workload.dataset) if workload.dataset and paths.data else None
+    on_all_ranks(world, lambda: require_enough(workload, world.size))
+    if workload.dataset and layout:
+        kind, dataset = find(workload.dataset.format), workload.dataset
+        on_each_rank(world, kind.load)
+        on_rank0(world, lambda: require_data(dataset, layout.root))
+    if workload.checkpoint.enabled:
+        on_rank0(world, lambda: require_space(workload.checkpoint, paths.checkpoints, world))
+    on_rank0(world, lambda: _make_out(paths.out))
+    try:
+        return _measured(workload, layout, paths, settings, command, world)
+    except BaseException:
+        if world.rank == 0:
+            shutil.rmtree(paths.out, ignore_errors=True)
+        raise
+
+
+def _measured(
+    workload: Workload,
+    layout: Layout | None,
+    paths: Paths,
+    settings: Settings,
+    command: Sequence[str],
+    world: World,
+) -> dict[str, Any]:
+    keep_memory()
+    checkpoints = Checkpoints(workload.checkpoint, paths.checkpoints, world)
+    world.before_exit(lambda: _clean_up(checkpoints, paths.out, world))
+    try:
+        real = emulate(workload, layout, checkpoints, world, settings)
+    finally:
+        checkpoints.remove()
+    null = None
+    if layout and settings.null_steps and not workload.reader.load_all:
+        null = emulate_null(workload, layout, world, settings)
+    ranks = world.gather(rank_summary(workload, real, null))
+    facts = _facts(workload, layout, paths, settings, command)
+    total = result(workload, ranks, world, facts)
+    on_all_ranks(world, lambda: write_steps(real, paths.out / f"steps.rank{world.rank}.csv"))
+    if settings.trace:
+        on_all_ranks(world, lambda: write_part(real, world.rank, paths.out))
+        on_rank0(world, lambda: join_parts(world.size, paths.out))
+    on_rank0(world, lambda: _write_record(workload, total, paths.out))
+    return total
+
+
+def _clean_up(checkpoints: Checkpoints, out: Path, world: World) -> None:
+    """When another rank is lost: no results are left, nor checkpoints."""
+    checkpoints.remove()
+    if world.rank == 0:
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def _facts(
+    workload: Workload, layout: Layout | None, paths: Paths, settings: Settings, command: Sequence[str]
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {"command": list(command), "cache": settings.cache}
+    if layout:
+        there = filesystem_of(layout.root)
+        facts |= {"data": str(layout.root.absolute()), "filesystem": there.type, "data_in_ram": there.is_ram}
+    if workload.checkpoint.enabled:
+        facts["checkpoint_filesystem"] = filesystem_of(paths.checkpoints).type
+    return facts
+
+
+def _make_out(out: Path) -> None:
+    try:
+        out.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(f"{out} exists; results are never overwritten: choose another --out") from None
+    except OSError as error:
+        raise UserError(f"{out}: cannot be created: {error.strerror}; choose another --out") from None
+
+
+def _write_record(workload: Workload, total: dict[str, Any], out: Path) -> None:
+    atomic.write_bytes(out / "workload.toml", load.dumps(workload).encode())
+    atomic.write_bytes(out / "env.json", (json.dumps(describe_environment(), indent=1) + "\n").encode())
+    atomic.write_bytes(out / "result.json", (json.dumps(total, indent=1) + "\n").encode())
+
+
+def default_data(workload: Workload) -> Path:
+    return Path("data") / f"io-{workload.name}"
+
+
+def default_out(workload: Workload) -> Path:
+    number = 1
+    while os.path.lexists(out := Path("results") / f"io-{workload.name}-{number}"):
+        number += 1
+    return out

@@ -1,0 +1,242 @@
+"""Commands that emulate a training run's I/O: io run, generate, size, check, report, observe, similarity, list."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from mlhpc.commands.parser import Commands, Parser, add_command, folder, print_help
+from mlhpc.errors import UserError
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def add(commands: Commands) -> None:
+    io = add_command(commands, "io", print_help, "emulate what a training job asks of its storage")
+    actions = io.add_subparsers(title="commands", metavar="", parser_class=Parser)
+    run = add_command(actions, "run", _run, "emulate a workload on its data")
+    _add_workload(run)
+    run.add_argument("--data", type=folder, help="its data (default: data/io-WORKLOAD)")
+    run.add_argument("--out", type=folder, help="folder for the result (default: results/io-WORKLOAD-NUMBER)")
+    run.add_argument(
+        "--checkpoints", type=folder, help="where checkpoints are written (default: OUT/checkpoints)"
+    )
+    run.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    run.add_argument(
+        "--cache",
+        choices=("each", "first", "warm", "keep"),
+        default="each",
+        help="drop the data from the page cache before each epoch, before the first; fill it; leave it "
+        "(default: each)",
+    )
+    run.add_argument(
+        "--null-steps",
+        type=int,
+        default=50,
+        help="steps to repeat with the data in memory (default: 50; 0: none)",
+    )
+    run.add_argument(
+        "--trace", action="store_true", help="write trace.json, for Perfetto or chrome://tracing"
+    )
+    run.add_argument("--json", action="store_true", help="print the result as JSON")
+    generate = add_command(actions, "generate", _generate, "write the data of a workload")
+    _add_workload(generate)
+    generate.add_argument("--data", type=folder, help="where (default: data/io-WORKLOAD)")
+    generate.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    generate.add_argument(
+        "--workers", type=int, default=CORES, help="processes per rank (default: %(default)s)"
+    )
+    size = add_command(actions, "size", _size, "how large MLPerf Storage wants a workload's data to be")
+    size.add_argument("workload", metavar="WORKLOAD", nargs="?", help="default: those of MLPerf Storage")
+    size.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
+    size.add_argument("--accelerators", type=int, required=True, help="of all clients together")
+    size.add_argument("--clients", type=int, default=1, help="nodes (default: 1)")
+    size.add_argument("--json", action="store_true", help="print JSON")
+    check = add_command(actions, "check", _check, "hold runs of a workload to the rules of MLPerf Storage")
+    check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that io run wrote")
+    check.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
+    report = add_command(actions, "report", _report, "write the page of a run")
+    report.add_argument("run", type=Path, metavar="RUN", help="a folder that io run wrote")
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN/report.html")
+    similarity = add_command(
+        actions, "similarity", _similarity, "how alike the I/O of two commands is, observed by strace"
+    )
+    similarity.add_argument("observations", type=Path, nargs=2, metavar="FOLDER", help="of mlhpc io observe")
+    observe = add_command(actions, "observe", _observe, "run a command under strace and keep what it read")
+    observe.add_argument("--out", type=folder, required=True, help="folder for the observation")
+    observe.add_argument("--below", type=folder, required=True, help="count files below this folder only")
+    observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
+    listing = add_command(actions, "list", _list, "the workloads that come with the suite")
+    listing.add_argument("workload", metavar="WORKLOAD", nargs="?", help="print this one, resolved")
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "workload", metavar="WORKLOAD", help="a name (mlhpc io list), or a .toml or DLIO .yaml file"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+
+
+def _in_ranks(options: argparse.Namespace) -> int | None:
+    """The status of the ranks that ``--ranks`` asks for; None where this process is to go on itself."""
+    from mlhpc.common.ranks.local import run_local
+
+    if options.ranks < 0:
+        raise UserError(f"--ranks {options.ranks}: give 1 or more")
+    if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
+        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
+    return None
+
+
+def _run(options: argparse.Namespace) -> int:
+    from mlhpc.iobench.definition import load
+
+    workload = load.load(options.workload, options.set)
+    if options.null_steps < 0:
+        raise UserError(f"--null-steps {options.null_steps}: give 0 or more")
+    from mlhpc.iobench.emulate.plan import require_enough
+
+    require_enough(workload, max(1, options.ranks))  # before the ranks are started
+    if (status := _in_ranks(options)) is not None:
+        return status
+    from mlhpc.common.ranks import launch
+    from mlhpc.common.ranks.collectives import on_rank0
+    from mlhpc.iobench.emulate.emulation import Settings
+    from mlhpc.iobench.run import Paths, default_data, default_out, run
+
+    settings = Settings(options.cache, options.null_steps, options.trace)
+    with launch.joined("sockets") as world:
+        out = options.out or on_rank0(world, lambda: default_out(workload))
+        data = options.data or default_data(workload)
+        checkpoints = options.checkpoints or out / "checkpoints"
+        result = run(workload, Paths(data, out, checkpoints), settings, ["mlhpc", *options.argv], world)
+        if world.rank == 0:
+            _print_result(result, out, options.json)
+    return 0
+
+
+def _print_result(result: dict[str, Any], out: Path, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result))
+        return
+    from rich.console import Console
+
+    from mlhpc.iobench.report.console import print_result
+
+    print_result(result, Console())
+    print(out)
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from mlhpc.iobench.definition import load
+
+    workload = load.load(options.workload, options.set)
+    if workload.dataset is None:
+        raise UserError(f"{workload.name} reads no data: there is nothing to generate")
+    if options.workers < 1:
+        raise UserError(f"--workers {options.workers}: give 1 or more")
+    if (status := _in_ranks(options)) is not None:
+        return status
+    from mlhpc.common.ranks import launch
+    from mlhpc.iobench.dataset.generate import generate
+    from mlhpc.iobench.definition.quantities import format_bytes
+    from mlhpc.iobench.run import default_data
+
+    data = options.data or default_data(workload)
+    with launch.joined("sockets") as world:
+        made = generate(workload.dataset, data, world, options.workers)
+        if world.rank == 0:
+            there = f", {made.files - made.made} were there" if made.made < made.files else ""
+            print(f"{data}: {made.made} files written, {format_bytes(made.bytes)}{there}")
+    return 0
+
+
+def _size(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.iobench.definition import load, mlperf_storage
+    from mlhpc.iobench.report.console import print_sizes
+
+    memory = _memory(options.memory)
+    if options.workload:
+        workloads = [load.load(options.workload)]
+    else:
+        loaded = (load.load(name) for name in load.names())
+        workloads = [each for each in loaded if each.suite == "mlperf-storage" and each.dataset]
+    sizes = {
+        w.name: mlperf_storage.required(w, memory, options.accelerators, options.clients) for w in workloads
+    }
+    if options.json:
+        print(json.dumps({name: vars(size) for name, size in sizes.items()}))
+    else:
+        print_sizes(sizes, Console())
+    return 0
+
+
+def _memory(text: str) -> int:
+    from mlhpc.iobench.definition.quantities import parse_bytes
+
+    try:
+        return int(parse_bytes(text))
+    except ValueError as error:
+        raise UserError(f"--memory {text}: {error}") from None
+
+
+def _check(options: argparse.Namespace) -> int:
+    from mlhpc.iobench.report.check import check_runs
+
+    findings = check_runs(options.runs, _memory(options.memory))
+    for finding in findings:
+        print(finding)
+    print("no findings" if not findings else f"{len(findings)} findings: not a result of MLPerf Storage")
+    return 1 if findings else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from mlhpc.common.files import atomic
+    from mlhpc.iobench.report.check import read_result
+    from mlhpc.iobench.report.page import page
+
+    out = options.out or options.run / "report.html"
+    text = page(read_result(options.run))
+    try:
+        atomic.write_bytes(out, text.encode())
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
+    print(out)
+    return 0
+
+
+def _observe(options: argparse.Namespace) -> int:
+    from mlhpc.iobench.report.observe import observe
+
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    return observe(words, options.below, options.out)
+
+
+def _similarity(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.iobench.report.console import print_similarity
+    from mlhpc.iobench.report.observe import read_observation
+    from mlhpc.iobench.report.similarity import compare
+
+    first, second = (read_observation(path) for path in options.observations)
+    found = compare(first, second)
+    print_similarity(found, Console())
+    return 0 if found.alike else 1
+
+
+def _list(options: argparse.Namespace) -> int:
+    from mlhpc.iobench.definition import load
+
+    if options.workload:
+        print(load.dumps(load.load(options.workload)), end="")
+        return 0
+    known = load.names()
+    width = max(map(len, known))
+    for name, description in known.items():
+        print(f"{name:{width}}  {description}")
+    return 0

@@ -1,0 +1,124 @@
+"""DLIO's files: what the published ones say, key by key (argonne-lcf/dlio_benchmark, configs/workload)."""
+
+import pytest
+
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition import load
+
+UNET3D = """\
+model:
+  name: unet3d
+  type: cnn
+  model_size: 499153191
+
+framework: pytorch
+
+workflow:
+  generate_data: False
+  train: True
+  checkpoint: True
+
+dataset:
+  data_folder: data/unet3d/
+  format: npz
+  num_files_train: 168
+  num_samples_per_file: 1
+  record_length_bytes: 146600628
+  record_length_bytes_stdev: 68341808
+  record_length_bytes_resize: 2097152
+
+reader:
+  data_loader: pytorch
+  batch_size: 7
+  read_threads: 4
+  file_shuffle: seed
+  sample_shuffle: seed
+
+train:
+  epochs: 5
+  computation_time: 0.323
+
+checkpoint:
+  checkpoint_folder: checkpoints/unet3d
+  checkpoint_after_epoch: 5
+  epochs_between_checkpoints: 2
+
+metric:
+  au: 0.90
+"""
+LLAMA = """\
+model:
+  name: llama
+  type: transformer
+  num_layers: {layers}
+  model_datatype: fp16
+  optimizer_datatype: fp32
+  parallelism: {{tensor: 8, pipeline: 4, zero_stage: 1}}
+  transformer: {{vocab_size: 128256, hidden_size: {hidden}, ffn_hidden_size: {ffn}, num_attention_heads: {heads},
+    num_kv_heads: 8}}
+framework: pytorch
+workflow: {{generate_data: False, train: False, checkpoint: True}}
+checkpoint: {{checkpoint_folder: c, time_between_checkpoints: 5, num_checkpoints_write: 10,
+  num_checkpoints_read: 10, fsync: True}}
+"""
+
+
+def read(tmp_path, text):
+    path = tmp_path / "w.yaml"
+    path.write_text(text)
+    return load.load(str(path))
+
+
+def test_unet3d_is_the_suites_own(tmp_path):
+    found, own = read(tmp_path, UNET3D), load.load("mlperf_unet3d")
+    for part in ("dataset", "train", "metric"):
+        assert getattr(found, part) == getattr(own, part)
+    assert found.reader == own.reader
+    assert found.checkpoint.files == (499153191,)
+    assert (found.checkpoint.every_epochs, found.checkpoint.every_steps) == (2, 0)
+    assert "dataset.record_length_bytes_resize" in found.without_effect
+    assert "framework" in found.without_effect
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "ffn", "heads", "gib"),
+    # MLPerf Storage, Submission guidelines, Table 2: 8B, 70B and 405B with their checkpoint sizes.
+    [(32, 4096, 14336, 32, 105), (80, 8192, 28672, 128, 912), (126, 16384, 53248, 128, 5290)],
+)
+def test_checkpoints_of_llama_have_the_printed_sizes(tmp_path, layers, hidden, ffn, heads, gib):
+    found = read(tmp_path, LLAMA.format(layers=layers, hidden=hidden, ffn=ffn, heads=heads))
+    assert found.dataset is None
+    assert found.checkpoint.total_bytes / 2**30 == pytest.approx(gib, rel=0.003)
+    assert (found.checkpoint.writes, found.checkpoint.reads, found.checkpoint.fsync) == (10, 10, True)
+    assert found.checkpoint.ranks == "all"
+
+
+def test_times_may_be_distributions(tmp_path):
+    text = UNET3D.replace("computation_time: 0.323", "computation_time: {type: gamma, shape: 4, scale: 0.1}")
+    assert read(tmp_path, text).train.computation.expected == pytest.approx(0.4)
+    text = UNET3D.replace("computation_time: 0.323", "computation_time: 0.3\n  computation_time_stdev: 0.1")
+    assert read(tmp_path, text).train.computation.stdev == 0.1
+
+
+def test_keys_of_release_2_0_0_are_known(tmp_path):
+    text = UNET3D.replace("record_length_bytes:", "record_length:").replace("_bytes_stdev", "_stdev")
+    assert read(tmp_path, text).dataset == read(tmp_path, UNET3D).dataset
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("read_threads: 4", "read_thread: 4",
+         r"w\.yaml:25: unknown key 'reader\.read_thread'; did you mean 'read_threads'\?"),
+        ("metric:", "metrics:", r"w\.yaml:38: unknown key 'metrics'; did you mean 'metric'\?"),
+        ("format: npz", "format: png", r"w\.yaml:15: dataset\.format: 'png' is not emulated"),
+        ("num_files_train: 168", "num_files_train: 0", r"w\.yaml:16: dataset\.files: .*got 0"),
+        ("file_shuffle: seed", "file_shuffle: yes please", r"w\.yaml:26: reader\.file_shuffle"),
+        ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: s3", r"w\.yaml:41: storage\.storage_type: only"),
+        ("epochs: 5", "epochs: [5", r"w\.yaml:\d+: invalid YAML"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line_with_its_place(tmp_path, old, new, message):
+    with pytest.raises(UserError, match=message) as caught:
+        read(tmp_path, UNET3D.replace(old, new))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,93 @@
+import threading
+
+import pytest
+
+from mlhpc.common.ranks.world import Solo
+from mlhpc.errors import UserError
+from mlhpc.iobench.dataset.content import Content
+from mlhpc.iobench.dataset.generate import generate
+from mlhpc.iobench.dataset.layout import Layout
+from mlhpc.iobench.definition.schema import Dataset, Reader
+from mlhpc.iobench.emulate.pipeline import NullStorage, Pipeline, Storage
+from mlhpc.iobench.emulate.plan import pieces
+from mlhpc.iobench.formats.access import Activity
+
+DATASET = Dataset(format="binary", files=6, samples_per_file=4, sample_bytes=3000, sample_bytes_stdev=300)
+
+
+@pytest.fixture
+def layout(tmp_path):
+    generate(DATASET, tmp_path, Solo(), 1)
+    return Layout(tmp_path, DATASET)
+
+
+def pipeline(layout: Layout, reader: Reader, samples: int = 24, storage: object = None) -> Pipeline:
+    opened = storage or Storage(layout, reader)
+    work = pieces(DATASET, DATASET.files, reader, 0, 1, 0, samples)
+    return Pipeline(
+        DATASET, reader, "train", work, reader.batch_size, opened.open, Activity(), False  # type: ignore[attr-defined]
+    )  # fmt: skip
+
+
+def every_sample() -> list[bytes]:
+    content, layout = Content(DATASET.seed), Layout(None, DATASET)  # type: ignore[arg-type]
+    return sorted(
+        content.sample(file, number, size).tobytes()
+        for file in range(DATASET.files)
+        for number, size in enumerate(layout.sizes("train", file).tolist())
+    )
+
+
+@pytest.mark.parametrize("threads", [0, 1, 4])
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+def test_every_sample_comes_once(layout, threads, order):
+    lines = pipeline(layout, Reader(batch_size=3, threads=threads, sample_order=order))
+    found = [sample.tobytes() for _ in range(8) for sample in lines.next_batch()]
+    lines.stop()
+    assert sorted(found) == every_sample()
+    assert sum(times.samples for times in lines.times) == 24
+    assert sum(times.content_bytes for times in lines.times) == sum(map(len, found))
+    assert sum(times.statistics.bytes for times in lines.times) == sum(map(len, found))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("threads", [2, 6, 9])
+def test_threads_without_work_leave_their_places_to_the_others(layout, threads):
+    """With fewer places than threads, those that find nothing more to read must not keep one."""
+    for _ in range(20):
+        lines = pipeline(layout, Reader(batch_size=1, threads=threads, prefetch=1))
+        assert len([lines.next_batch() for _ in range(24)]) == 24
+        lines.stop()
+
+
+def test_no_more_batches_are_read_ahead_than_asked_for(layout):
+    lines = pipeline(layout, Reader(batch_size=2, threads=4, prefetch=3))
+    lines.next_batch()
+    deadline = threading.Event()
+    for _ in range(200):
+        if sum(times.samples for times in lines.times) >= 8:
+            break
+        deadline.wait(0.01)
+    assert sum(times.samples for times in lines.times) <= 2 + 2 * 3
+    lines.stop()
+
+
+def test_an_error_in_a_thread_reaches_the_loop(layout):
+    layout.path("train", 3).write_bytes(b"short")
+    lines = pipeline(layout, Reader(batch_size=4, threads=2))
+    with pytest.raises(UserError, match=r"00003\.bin: has 5 bytes"):
+        for _ in range(6):
+            lines.next_batch()
+    lines.stop()
+
+
+def test_the_null_storage_reads_nothing_and_serves_every_file(layout):
+    null = NullStorage.load(layout, [1, 2], budget=1)
+    assert null.numbers == [1]  # the budget holds one, and one there must be
+    lines = pipeline(
+        layout, Reader(batch_size=4, threads=2), storage=NullStorage.load(layout, [1, 2], 1 << 20)
+    )
+    for _ in range(6):
+        assert len(lines.next_batch()) == 4
+    lines.stop()
+    assert sum(times.statistics.calls for times in lines.times) == 0
