@@ -96,21 +96,32 @@ class Hyperparameters(schema.Hyperparameters):
 
 class Training(schema.Training):
     cpu_kernels: bool = Field(
-        True, description="on a CPU, this suite's own convolutions instead of the framework's; same function"
+        True,
+        description="on a CPU, this suite's own convolutions instead of the framework's; same function",
+        json_schema_extra=schema.only_in("tensorflow"),
     )
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="PyTorch only; auto: the GPU where there is one"
+        "auto", description="auto: the GPU where there is one", json_schema_extra=schema.only_in("pytorch")
     )
     channels_last: bool = Field(
-        True, description="PyTorch only; memory layout of activations and weights; same results"
+        True,
+        description="memory layout of activations and weights; same results",
+        json_schema_extra=schema.only_in("pytorch"),
     )
-    compile: bool = Field(False, description="PyTorch only; torch.compile the network")
-    cuda_graphs: bool = Field(False, description="PyTorch only; replay the training step as a CUDA graph")
+    compile: bool = Field(
+        False, description="torch.compile the network", json_schema_extra=schema.only_in("pytorch")
+    )
+    cuda_graphs: bool = Field(
+        False,
+        description="replay the training step as a CUDA graph",
+        json_schema_extra=schema.only_in("pytorch"),
+    )
     spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
         (1, 1, 1),
-        description="PyTorch only; parts along each axis into which a group of ranks cuts every sample (paper "
-        "001, section 4.2.1); same results",
+        description="parts along each axis into which a group of ranks cuts every sample (paper 001, section "
+        "4.2.1); same results",
+        json_schema_extra=schema.only_in("pytorch"),
     )
 
     @property
@@ -124,18 +135,6 @@ class CosmoFlow(schema.Run):
     network: Network
     hyperparameters: Hyperparameters
     training: Training
-
-    @model_validator(mode="after")
-    def _options_suit_the_framework(self) -> "CosmoFlow":
-        if self.training.framework == "pytorch":
-            return self
-        for name in ("device", "channels_last", "compile", "cuda_graphs", "spatial"):
-            if getattr(self.training, name) != Training.model_fields[name].default:
-                raise ValueError(
-                    f"training.{name} is an option of PyTorch; set training.framework=pytorch as well, or leave "
-                    "it out"
-                )
-        return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         group, cut = self.training.spatial_size, list(self.training.spatial)

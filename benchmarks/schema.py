@@ -8,7 +8,7 @@ the same names.
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
 
 from mlhpc.errors import UserError, count
 
@@ -64,6 +64,11 @@ class Hyperparameters(FrozenModel):
         return self.model_dump(mode="json")
 
 
+def only_in(framework: str) -> dict[str, JsonValue]:
+    """Marks a field of ``Training`` (``json_schema_extra``) as a setting of one framework of the benchmark."""
+    return {"framework": framework}
+
+
 class Training(FrozenModel):
     """Choices that are neither the rules' hyperparameters nor the network."""
 
@@ -76,6 +81,27 @@ class Training(FrozenModel):
     checkpoint_epochs: int = Field(
         0, ge=0, description="epochs between checkpoints, which are written inside the clock; 0: none"
     )
+
+    def applicable(self) -> dict[str, object]:
+        """The settings without those of other frameworks."""
+        return {
+            name: value for name, value in self.model_dump().items() if not self._of_another_framework(name)
+        }
+
+    @model_validator(mode="after")
+    def _settings_suit_the_framework(self) -> Self:
+        for name, field in type(self).model_fields.items():
+            if (other := self._of_another_framework(name)) and getattr(self, name) != field.default:
+                raise ValueError(
+                    f"{name} is a setting of {other}; set training.framework={other} as well, or leave it out"
+                )
+        return self
+
+    def _of_another_framework(self, name: str) -> str:
+        """The framework that has the setting ``name`` where that is not the one in use; empty otherwise."""
+        marks = type(self).model_fields[name].json_schema_extra
+        of = str(marks.get("framework", "")) if isinstance(marks, dict) else ""
+        return of if of and self.framework and of != self.framework else ""
 
 
 class Staging(FrozenModel):

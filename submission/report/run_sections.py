@@ -131,7 +131,7 @@ def _yes_no(fact: bool | None, yes: str, no: str) -> str:
 def hyperparameters(run: RunDirectory) -> Section | None:
     if run.config:
         values = run.config.hyperparameters.logged()
-        training = run.config.training.model_dump()
+        training = run.config.training.applicable()
         about = "Names as in the MLPerf logging rules."
     elif run.log:
         # The keys of all benchmarks: those missing in this log are left out below.

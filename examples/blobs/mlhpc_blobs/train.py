@@ -32,16 +32,14 @@ def train(run, data, staged, seed, resume, world, log):
                 report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
                 log.note("staging", **vars(report))
         sizes = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
-        own_samples = assign_samples(dataset, staged, run.staging.mode, world, **sizes)
-        steps = run.study.cut(steps_per_epoch(world.gather(own_samples.train_pool), local_batch))
+        own = assign_samples(dataset, staged, run.staging.mode, world, **sizes)
+        steps = run.study.cut(steps_per_epoch(world.gather(own.train_pool), local_batch))
 
         for epoch in range(1, run.training.max_epochs + 1):
             with log.span("epoch", epoch=epoch, step=(epoch - 1) * steps) as span:
                 with log.span("train", epoch=epoch):
-                    indices = train_batches(
-                        own_samples.train_pool, own_samples.pool_rank, local_batch, steps, seed, epoch
-                    )
-                    batches = (read(own_samples.train_files, batch) for batch in indices)
+                    indices = train_batches(own.train_pool, own.pool_rank, local_batch, steps, seed, epoch)
+                    batches = (read(own.train_files, batch) for batch in indices)
                     losses = []
                     for x, y in log.timed(batches, "data_wait", epoch=epoch):
                         loss, gradient = loss_and_gradient(weights, x, y)
@@ -54,10 +52,8 @@ def train(run, data, staged, seed, resume, world, log):
                     accuracy = 0.0  # a study evaluates nothing
                     break
                 with log.span("eval", epoch=epoch):
-                    results = [
-                        read(own_samples.eval_files, b)
-                        for b in eval_batches(own_samples.eval_pool, own_samples.pool_rank, 16)
-                    ]
+                    indices = eval_batches(own.eval_pool, own.pool_rank, 16)
+                    results = [read(own.eval_files, batch) for batch in indices]
                     right = sum((np.argmax(x @ weights, axis=1) == y).sum() for x, y in results)
                     accuracy = float(world.sum(right)) / run.data.eval_samples
                 log.metric(run.target.metric, accuracy, epoch=epoch)

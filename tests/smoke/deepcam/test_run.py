@@ -59,7 +59,7 @@ def test_two_ranks_sharing_batch_norm_reproduce_the_trace_of_one(climate, one_ra
     assert done.returncode == 1, done.stderr
     assert result(out)["ranks"] == 2
     # Float32 from the first update on, and LAMB turns rounding into steps; tests/numeric has the gradients.
-    assert trace(out)[0] == pytest.approx(trace(one_rank)[0], rel=1e-4)
+    assert trace(out)[0] == pytest.approx(trace(one_rank)[0], rel=1e-3)
     assert trace(out) == pytest.approx(trace(one_rank), rel=0.05)
 
 

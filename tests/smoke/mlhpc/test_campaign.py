@@ -36,7 +36,7 @@ def test_an_interrupted_campaign_closes_the_log_of_its_run(tiny_data, tmp_path):
     wait_for(lambda: (log.exists() and "eval_error" in log.read_text()) or campaign.poll() is not None)
     campaign.send_signal(signal.SIGTERM)
     output = "".join(campaign.communicate(timeout=90))
-    assert campaign.returncode == 130, output
+    assert campaign.returncode == 143, output
     assert "Traceback" not in output
     stops = [line for line in log.read_text().splitlines() if '"run_stop"' in line]
     assert len(stops) == 1 and '"aborted"' in stops[0]

@@ -23,7 +23,7 @@ OPTIONS = {
     ],
     "data make": ["--preset", "--set", "--out", "--workers", "--raw"],
     "data convert": [
-        *("--codec", "--workers", "--sample", "--plain", "--validation"),
+        *("--codec", "--workers", "--sample", "--plain", "--packer", "--validation"),
         *("--float16", "--max-error", "--error-of", "--to"),
     ],
     "data bench": ["--samples", "--batch", "--workers", "--rounds", "--evict"],

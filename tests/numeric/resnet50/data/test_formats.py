@@ -473,5 +473,5 @@ def test_a_database_with_a_damaged_page_is_refused_when_it_is_opened(tmp_path):
     for page in roots:
         data[page + 10 : page + 12] = b"\0\0"  # what kind of page it is
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"data\.mdb: not a readable LMDB data file .*copy or make it again"):
+    with pytest.raises(UserError, match=r"data\.mdb: not a readable LMDB data file .*copy or regenerate it"):
         Lmdb(tmp_path, 1000)
