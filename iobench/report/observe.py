@@ -70,15 +70,15 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
     """Run ``command`` under strace, and write what it read below ``below`` to ``out/observation.json``.
     Returns the exit status of the command, whatever it is: a training run that misses its target has read as
     well. Raises UserError, also when it read nothing."""
+    if not command:
+        raise UserError("no command to observe; give it behind --")
+    if out.exists():
+        raise UserError(f"{out} exists; choose another --out")
     strace = shutil.which("strace")
     if strace is None:
         raise UserError(
             "strace is not installed; install it with the system's packages (apt-get install strace)"
         )
-    if not command:
-        raise UserError("no command to observe; give it behind --")
-    if out.exists():
-        raise UserError(f"{out} exists; choose another --out")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "strace"
         options = ["-f", "-qq", "-ttt", "-T", "-y", "-s", "0", "--seccomp-bpf", "-e", f"trace={_CALLS}"]

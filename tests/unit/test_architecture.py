@@ -189,7 +189,6 @@ def test_the_tests_mirror_the_packages():
             "import mlhpc.cli; mlhpc.cli._parser()",
             {"tensorflow", "torch", "matplotlib", "pandas", "pydantic", "numpy"},
         ),
-        ("import mlhpc.cosmoflow.tf.train", {"torch"}),
         ("import mlhpc.cosmoflow.synthetic.simulate, mlhpc.common.staging.stage", {"tensorflow", "torch"}),
         (
             "import mlhpc.iobench.run, mlhpc.common.ranks.socket_world",
