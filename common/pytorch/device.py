@@ -67,13 +67,22 @@ def peak_memory(device: torch.device) -> int | None:
 
 @contextmanager
 def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
-    """Raise UserError when a GPU has too little memory for ``what``. Also a decorator."""
+    """Raise UserError when a GPU, or the host on a CPU, has too little memory for ``what``. Also a decorator."""
     try:
         yield
-    except RuntimeError as error:  # torch.OutOfMemoryError, and what CUDA's libraries raise
-        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error).lower():
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError, and what CUDA's libraries raise
+        message = str(error)
+        on_host = isinstance(error, MemoryError) or "DefaultCPUAllocator" in message
+        out_of_memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in message.lower()
+        if not (on_host or out_of_memory):
             raise
-        reason = " ".join(" ".join(str(error).split()).split(". ")[:2])
+        if on_host:
+            reason = message.partition("DefaultCPUAllocator: ")[2] or message or "an allocation failed"
+            raise UserError(
+                f"this rank has too little host memory for {what} ({reason}); use {advice}, more ranks on more "
+                "nodes, or where the benchmark has it training.spatial"
+            ) from error
+        reason = " ".join(" ".join(message.split()).split(". ")[:2])
         raise UserError(
             f"a GPU has too little memory for {what} ({reason}); use training.precision=mixed_bfloat16, {advice}, "
             "or more GPUs"

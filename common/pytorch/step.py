@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlhpc.common.pytorch.device import oom_as_user_error
 from mlhpc.common.ranks.world import World, mean
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, count
 
 Measured = TypeVar("Measured")
 Step = Callable[[Tensor, Tensor], Measured]
@@ -142,7 +142,7 @@ def make_train_step(
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         x, y = move(x), move(y)
-        with oom_as_user_error(f"{len(x)} samples at once", "more gradient accumulation"):
+        with oom_as_user_error(f"{count(len(x), 'sample')} at once", "a smaller batch per pass"):
             with _unshared(model, not last):
                 with _autocast(device, precision):
                     logits = forward(x)
@@ -189,7 +189,7 @@ def make_eval_step(
         if len(x) < filled:
             x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
         with (
-            oom_as_user_error(f"{len(x)} samples at once", "a smaller training.eval_batch_size"),
+            oom_as_user_error(f"{count(len(x), 'sample')} at once", "a smaller training.eval_batch_size"),
             _autocast(device, precision),
         ):
             logits = forward(x)

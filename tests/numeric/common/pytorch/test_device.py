@@ -21,6 +21,7 @@ def test_a_cpu_has_no_events_and_no_memory_of_its_own():
             "CUDA out of memory. Tried to allocate 20.00 MiB.\nGPU 0 has a total capacity of 8"
         ),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        MemoryError(),
     ],
 )
 def test_too_little_memory_is_a_one_line_error_in_any_phase(error):
@@ -28,9 +29,15 @@ def test_too_little_memory_is_a_one_line_error_in_any_phase(error):
     def train():
         raise error
 
-    with pytest.raises(UserError, match="too little memory for this run") as raised:
+    with pytest.raises(UserError, match=r"too little (host )?memory for this run") as raised:
         train()
     assert "\n" not in str(raised.value)
+
+
+def test_too_little_host_memory_is_a_one_line_error():
+    match = "too little host memory for this run .*you tried to allocate"
+    with pytest.raises(UserError, match=match), oom_as_user_error():
+        torch.empty(1 << 60, dtype=torch.uint8)
 
 
 def test_other_errors_pass():
