@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--statistics", type=Path, help="of deepcam: the data set that the sample is of")
     parser.add_argument("--max-error", type=float, default=1e-3)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="a picture: size against rate (SVG)")
+    parser.add_argument("--out", type=Path, help="a picture: size against rate (.svg or .png)")
     options = parser.parse_args()
     x = ranges = None
     if options.benchmark == "cosmoflow":
@@ -310,6 +310,7 @@ def main() -> None:
 def draw(points: list[tuple[str, float, float, str]], title: str, out: Path) -> None:
     """Size against rate. A codec is on the frontier when no other is smaller and faster at no larger error."""
     import altair as alt
+    import vl_convert
 
     from mlhpc.common.pages.charts import ACCENT, SOFT, data, figure, log_axis
 
@@ -336,7 +337,10 @@ def draw(points: list[tuple[str, float, float, str]], title: str, out: Path) -> 
     chart = base.mark_point(filled=True, size=50).encode(color=colour) + names
     alt_text = "; ".join(f"{p[0]}: {p[1]:.1f} times smaller at {p[2]:.0f} MB/s" for p in points)
     made = figure(chart, alt_text, title=f"Codecs on a sample of {title}", height=380, static_width=620)
-    out.write_text(made.svg)
+    if out.suffix == ".png":
+        out.write_bytes(vl_convert.svg_to_png(made.svg, scale=1.5))
+    else:
+        out.write_text(made.svg)
 
 
 if __name__ == "__main__":
