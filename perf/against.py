@@ -1,4 +1,4 @@
-"""The model held against measured sets: errors of throughput, epochs and time to train, beside a baseline.
+"""The model's errors on measured sets: throughput, epochs and time to train, beside a baseline.
 
 The baseline is the obvious guess: the median rate of the other sets with the same accelerator, local batch,
 benchmark and framework. It may look at every other set; the model sees the ``fit`` rows only.

@@ -94,7 +94,7 @@ class Calibration:
 
 
 def kind_of(network: Network) -> Kind:
-    """The kind that takes most of the roofline's FLOPs: convolutions over a space of so many axes."""
+    """The kind that takes most of the roofline's FLOPs: convolutions with that many spatial axes."""
     flops: dict[str, int] = {}
     for layer in network:
         if layer.training_flops:

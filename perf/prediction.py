@@ -251,7 +251,7 @@ class Model:
         if tier.name == "shared file system" or not self.staged:
             if self.staged:
                 notes.append(
-                    "the data set fits neither memory nor node-local storage: every epoch reads it anew"
+                    "the data set fits neither memory nor node-local storage: every epoch reads it again"
                 )
             return 0.0, 0.0, 0.0
         run = self.run

@@ -34,7 +34,11 @@ class KerasSGD(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             gradients = [weight.grad for weight in weights]
@@ -42,6 +46,7 @@ class KerasSGD(torch.optim.Optimizer):
             torch._foreach_mul_(velocities, group["momentum"])
             torch._foreach_add_(velocities, gradients, alpha=-group["lr"])
             torch._foreach_add_(weights, velocities)
+        return loss
 
     def _velocity(self, weight: Tensor) -> Tensor:
         state = self.state[weight]

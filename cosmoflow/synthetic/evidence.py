@@ -138,7 +138,7 @@ def _ridge(x: Array, y: Array, held: Array, ridge: float) -> Array:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Mean power of some universes by shell of k, held against linear theory at each of ``REDSHIFTS``.
+    """Mean power of some universes by shell of k, compared with linear theory at each of ``REDSHIFTS``.
 
     ``growth [4, shells]`` is measured P(z)/P(0) over D², ``power [4, shells]`` measured P over linear P.
     """

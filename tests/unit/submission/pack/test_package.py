@@ -1,4 +1,4 @@
-"""Packing: what comes out is held against the official package checker, tar and sha256sum."""
+"""Packing: the result is checked with the official package checker, tar and sha256sum."""
 
 import hashlib
 import json

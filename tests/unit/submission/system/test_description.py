@@ -1,5 +1,5 @@
 """The system description, from /proc and /sys as the kernel documents them, and from tools that say what the
-real ones say; held against the official checker of system descriptions."""
+real ones say; checked with the official checker of system descriptions."""
 
 import json
 
