@@ -21,14 +21,15 @@ LARGEST_INTEGER = 2**128
 """Beyond any count, seed or checksum; its square still fits a float."""
 
 
-def read_text(path: Path) -> str:
-    """The text of a regular file. Raises FileNotFoundError if there is none, OSError if it cannot be read or is
-    not a regular file, ValueError if it is not UTF-8 or larger than ``LARGEST``."""
+def read_text(path: Path, errors: str = "strict") -> str:
+    """The text of a regular file; ``errors`` as for ``bytes.decode``. Raises FileNotFoundError if there is none,
+    OSError if it cannot be read or is not a regular file, ValueError if it is not UTF-8 or larger than
+    ``LARGEST``."""
     with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise ValueError(f"larger than {LARGEST // 2**20} MiB")
-    return data.decode("utf-8")
+    return data.decode("utf-8", errors)
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -36,7 +36,6 @@ _MAX_DEPTH = 32  # CURSOR_STACK in mdb.c
 _META = struct.Struct("<II16xI48xHH24xQQQQ")
 """Magic, version; size of a page; flags, depth, entries and root of the main database; last page, transaction."""
 _REMEDY = "copy or regenerate it"
-_Words = npt.NDArray[np.uint16]
 _Int64s = npt.NDArray[np.int64]
 
 
@@ -132,8 +131,8 @@ class _Layout:
 
     def number_and_kind(self, page: npt.NDArray[np.uint8]) -> tuple[int, int]:
         """The number and the kind of a page, by its header."""
-        flags: int = struct.unpack_from("<H", page, self.header - 6)[0]
-        return struct.unpack_from("<Q", page)[0], flags & _KINDS
+        flags: int = struct.unpack_from("<H", page.data, self.header - 6)[0]
+        return struct.unpack_from("<Q", page.data)[0], flags & _KINDS
 
 
 def _current_layout(fd: int) -> _Layout:
@@ -175,7 +174,7 @@ def _list_extents(fd: int, layout: _Layout) -> _Int64s:
     """Where the keys and values are, ``[entries, 5]``: offset and length of the key, offset and length of the
     value, and the first overflow page, or 0 where the value follows its key."""
     leaves = list(_leaf_extents(fd, layout))
-    extents = np.concatenate([np.empty((0, 5), np.int64), *leaves])
+    extents: _Int64s = np.concatenate([np.empty((0, 5), np.int64), *leaves])
     if len(extents) != layout.entries:
         raise _unreadable(f"{len(extents)} entries, its header counts {layout.entries}")
     long = extents[extents[:, 4] > 0]
@@ -242,11 +241,13 @@ def _extents_in_leaf(page: npt.NDArray[np.uint8], number: int, nodes: _Int64s, l
     if (value + length > layout.pages * layout.page).any():
         end = int((value + length).max())
         raise _beyond(layout.pages * layout.page, end // layout.page, layout.page)
-    return np.stack([start + key, key_bytes, value, length, first], axis=1)
+    extents: _Int64s = np.stack([start + key, key_bytes, value, length, first], axis=1)
+    return extents
 
 
 def _words_at(page: npt.NDArray[np.uint8], offsets: _Int64s) -> _Int64s:
-    return page.view("<u2")[offsets // 2].astype(np.int64)
+    words: _Int64s = page.view("<u2")[offsets // 2].astype(np.int64)
+    return words
 
 
 def _beyond(size: int, number: int, page: int) -> _Damaged:

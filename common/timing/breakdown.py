@@ -13,11 +13,14 @@ Read from a rank's events. The parts of the interval run_start to run_stop are
 """
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from mlhpc.common.files.regular import open_regular
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,18 @@ class Breakdown:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of one rank, up to the first invalid line: the last line of a killed rank may be cut off."""
+    """The events of one rank, up to the first invalid line: the last line of a killed rank may be cut off. Raises
+    OSError when ``path`` cannot be read or is not a regular file."""
     events = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(event, dict) or not _is_event(event):
-            break
-        events.append(event)
+    with os.fdopen(open_regular(path), encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                break
+            if not isinstance(event, dict) or not _is_event(event):
+                break
+            events.append(event)
     return events
 
 

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mlhpc.common.files.untrusted import clean, printable
 from mlhpc.errors import UserError
 
 TOKEN = ":::MLLOG "
+_LONGEST_READ = 2**20  # characters of a line; published lines have up to some thousands
 YEARS_MS = (-62135596800000.0, 253402300799999.0)
 """Milliseconds since the epoch of Python's first and last date, in the years 1 and 9999."""
 
@@ -75,9 +76,10 @@ class Log:
 
     ``mllog_lines`` holds the line number of every line with the token, readable or not: the official
     checker counts lines in that list, not in the file. ``repeated``: lines of records that have a key twice,
-    where the last one is used; ``longest``: bytes of the longest line with the token; ``parsing_cost``: the sum
-    of the squares of their bytes, to which the time of the official parser is proportional. ``first_epoch``: the
-    number of the first epoch, 0 in the TensorFlow reference's logs of round 0.7, 1 elsewhere.
+    where the last one is used; ``longest``: bytes of the longest line with the token, or of one that is not read
+    to its end; ``parsing_cost``: the sum of the squares of their bytes, to which the time of the official parser
+    is proportional. ``first_epoch``: the number of the first epoch, 0 in the TensorFlow reference's logs of round
+    0.7, 1 elsewhere.
     ``fingerprint``: a digest of the times of all records, the same for copies of one run.
     """
 
@@ -195,7 +197,9 @@ def parse(path: Path) -> Log:
     longest = parsing_cost = 0
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            for number, text in enumerate(file, 1):
+            for number, text in enumerate(_lines(file), 1):
+                if len(text) == _LONGEST_READ:
+                    longest = max(longest, _LONGEST_READ)
                 # Like the official parser, use the text after the last token on a line.
                 _, token, payload = text.rpartition(TOKEN)
                 if not token:
@@ -221,6 +225,14 @@ def parse(path: Path) -> Log:
         _first_epoch(records),
         _fingerprint(records),
     )
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """The lines of a file, each up to _LONGEST_READ characters, so that none takes more memory than that."""
+    while line := file.readline(_LONGEST_READ):
+        yield line
+        while len(line) == _LONGEST_READ and not line.endswith("\n"):
+            line = file.readline(_LONGEST_READ)
 
 
 def _first_epoch(records: Sequence[Record]) -> int:

@@ -3,7 +3,6 @@
 A set whose logs differ in configuration is split: an entry has one configuration.
 """
 
-import json
 import math
 import sys
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.common.files.untrusted import read_object
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.phases import Phases, phases
 from mlhpc.submission.logs.result_set import ResultSet
@@ -190,10 +190,9 @@ def _own_run(log: Log) -> _Own:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text("utf-8"))
+        return read_object(path)
     except (OSError, ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _units(log: Log, description: dict[str, Any], own_files: _Own) -> tuple[str, str, int | None, int | None]:

@@ -7,7 +7,6 @@ warm-up, data wait included, on the clock of rank 0; ranks train in lockstep.
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any
 
 from mlhpc.benchmarks.load import loads, toml_value
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.files.untrusted import read_object, read_text
 from mlhpc.common.timing.breakdown import read_events
 from mlhpc.errors import UserError
 from mlhpc.submission.report.spread import Spread, spread
@@ -126,13 +126,13 @@ def described(folder: Path) -> tuple[dict[str, Value], str, str | None]:
     """Settings of a cell, path of its data set, and the folder it is staged to or None. Raises UserError when its
     ``cell.json`` cannot be read."""
     try:
-        content = json.loads((folder / CELL).read_text("utf-8"))
+        content = read_object(folder / CELL)
         settings, data, stage = dict(content["settings"]), content["data"], content["stage"]
         if not isinstance(data, str) or not isinstance(stage, str | None) or not settings:
             raise TypeError
         if not all(isinstance(value, str) or -1e300 < value < 1e300 for value in settings.values()):
             raise TypeError
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{folder / CELL}: cannot be read; move {folder} away, and start again") from None
     return settings, data, stage
 
@@ -177,8 +177,8 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     if "run" not in ends or "train" not in ends:
         raise ValueError(_last_words(run) or "it did not end: killed, or out of time or memory?")
     try:
-        config = loads((run / "config.toml").read_text("utf-8"))
-    except ValueError:
+        config = loads(read_text(run / "config.toml"))
+    except (ValueError, RecursionError):
         raise ValueError("its config.toml is damaged, or of another version") from None
     run_with = flat(config) | {"ranks": notes["facts"]["ranks"]}
     other = next((key for key, value in run_with.items() if settings.get(key, value) != value), None)
@@ -187,15 +187,15 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     wait, warm = timed["data_wait"], marks.get("warm")
     expected_steps = config.study.warmup_steps + config.study.steps
     # The number of batches is that of steps, times the gradient accumulation.
-    if not wait["count"] or wait["count"] % expected_steps:
+    if not expected_steps or not wait["count"] or wait["count"] % expected_steps:
         raise ValueError(
             f"it trained on {wait['count']} batch{'es' * (wait['count'] != 1)}, not {expected_steps} steps"
         )
     if warm is None and config.study.warmup_steps:
         raise ValueError("it ended before its warm-up")
     environment: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        environment = json.loads((run / "env.json").read_text("utf-8"))
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        environment = read_object(run / "env.json")
     copied = "staging" in ends and not notes.get("staging", {}).get("kept")
     return Measured(
         run,
@@ -263,7 +263,7 @@ def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | No
 def _last_words(run: Path) -> str:
     """The last line of output of a run whose record gives no reason."""
     try:
-        lines = run.with_suffix(".out").read_text("utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = read_text(run.with_suffix(".out"), errors="replace").splitlines()
+    except (OSError, ValueError):
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -145,7 +145,8 @@ def _study() -> dict[str, bytes]:
     """A study of two cells, with a run each."""
     files: dict[str, bytes] = {}
     for batch in (8, 16):
-        run = load.load("cosmoflow", "smoke", [f"hyperparameters.global_batch_size={batch}"])
+        given = [f"hyperparameters.global_batch_size={batch}", "study.steps=6", "study.warmup_steps=2"]
+        run = load.load("cosmoflow", "smoke", given)
         steps, warm = run.study.steps, run.study.warmup_steps
         settings = {"batch": batch, "ranks": 1, "hyperparameters.global_batch_size": batch}
         cell = {"settings": settings, "data": "/data", "stage": None}

@@ -3,6 +3,7 @@ with step times chosen by the test."""
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -335,6 +336,39 @@ def test_an_incomplete_run_folder_is_run_again(site, damage):
     assert site.study("--vary", "batch=4", "--repeats", "1") == 0
     (cell,) = read(site.out).cells
     assert len(cell.runs) == 1 and not cell.failures
+
+
+def test_a_hostile_record_of_a_run_is_a_failure_of_that_run(site):
+    """The study of somebody else: a page of it can be made."""
+    assert site.study("--vary", "batch=4", "--repeats", "1", "--steps", "20") == 0
+    run = read(site.out).cells[0].runs[0].path
+    config, events = (run / name for name in ("config.toml", "events.rank0.jsonl"))
+    good = config.read_text()
+    cell_file = run.parent / "cell.json"
+    content = json.loads(cell_file.read_text())
+    for key in ("study.steps", "study.warmup_steps"):
+        content["settings"].pop(key)
+    cell_file.write_text(json.dumps(content))
+
+    def failure() -> str:
+        (cell,) = read(site.out).cells
+        assert not cell.runs
+        return cell.failures[0]
+
+    assert "steps = 20\n" in good and "warmup_steps" in good
+    hostile = {
+        "no steps": re.sub(r"^(warmup_)?steps = .*$", r"\1steps = 0", good, flags=re.MULTILINE),
+        "deep": "a = " + "[" * 5000,
+    }
+    for text in hostile.values():
+        config.write_text(text)
+        assert "config.toml is damaged" in failure() or "not 0 steps" in failure()
+    config.unlink()
+    os.mkfifo(config)
+    assert "damaged" in failure()
+    events.unlink()
+    os.mkfifo(events)
+    assert "did not end" in failure()
 
 
 def test_a_damaged_cell_is_reported_before_anything_runs(site, capsys):

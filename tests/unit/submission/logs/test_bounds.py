@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,26 @@ def test_a_fifo_is_refused_without_hanging(name: str, tmp_path: Path) -> None:
     os.mkfifo(run / name)
     assert "not a regular file" in dict(read(run).problems)[name]
     assert len(result_sets(tmp_path)) == 1
+
+
+def test_a_line_without_end_takes_no_more_memory_than_others(tmp_path: Path) -> None:
+    """As in a sparse file, which takes no space on the disk."""
+    path = tmp_path / "result_0.txt"
+    good = (
+        '{"time_ms": 1, "event_type": "POINT_IN_TIME", "key": "seed", "value": 1, "metadata": {"lineno": 1}}'
+    )
+    path.write_text(f":::MLLOG {good}\n")
+    os.truncate(path, 100 * 2**20)
+    with path.open("a") as file:
+        file.write(f"\n:::MLLOG {good}\n")
+    tracemalloc.start()
+    try:
+        log = parse(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(log.records) == 2 and peak < 20 * 2**20
+    assert log.longest > 10_000, "the official parser is not given such a log"
 
 
 def test_a_time_outside_the_calendar_is_a_finding(tmp_path: Path) -> None:
