@@ -141,6 +141,7 @@ def test_a_terminated_run_is_recorded_as_aborted(tiny_data, tmp_path):
     run.send_signal(signal.SIGTERM)
     error = run.communicate(timeout=60)[1]
     assert run.returncode == 143 and "SIGTERM" in error
+    assert f"--resume {out}" in error or f"its record is in {out}" in error
     stops = [r for r in mllog(out) if r["key"] == "run_stop"]
     assert [r["metadata"]["status"] for r in stops] == ["aborted"]
     assert result(out)["status"] == "aborted" and result(out)["time_to_train_s"] is None

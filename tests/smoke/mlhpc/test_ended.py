@@ -81,6 +81,8 @@ def test_a_rank_that_ends_during_the_run_is_named_and_the_result_is_aborted(
     assert [stop["metadata"]["status"] for stop in stops] == ["aborted"]
     left = result(out)
     assert left["status"] == "aborted" and left["time_to_train_s"] is None and left["ranks"] == 2
+    if '"epoch": 3' in when:
+        assert [epoch["epoch"] for epoch in left["epochs"]][:2] == [1, 2]
 
 
 @pytest.mark.parametrize(("file", "sign"), [("run.log", '"run_stop"'), ("result.json", '"status"')])

@@ -153,6 +153,17 @@ def test_paths_from_the_environment_override_those_of_the_site(run, site):
 
 
 @pytest.mark.parametrize("script", ["run", "campaign", "study"])
+def test_srun_passes_on_the_environment_of_a_job_that_sbatch_gave_none(run, script, tmp_path):
+    """With sbatch --export=NONE srun inherits SLURM_EXPORT_ENV=NONE, and ranks would not even find mlhpc."""
+    for tool in ("srun", "mlhpc"):
+        (tmp_path / "bin" / tool).write_text(
+            '#!/bin/bash\necho "$SLURM_EXPORT_ENV" >>"$CALLS"\necho - >>"$CALLS"\n'
+        )
+    calls = run(FOLDER / f"{script}.sbatch", BENCHMARK="deepcam", PRESET="mini", SLURM_EXPORT_ENV="NONE")
+    assert calls == [["ALL"]]
+
+
+@pytest.mark.parametrize("script", ["run", "campaign", "study"])
 def test_the_first_line_of_the_output_says_what_runs_on_which_data(run, script, tmp_path):
     run(FOLDER / f"{script}.sbatch", BENCHMARK="deepcam", PRESET="mini", DATA="/d", OUT="/o")
     first = (tmp_path / "stdout").read_text().splitlines()[0]

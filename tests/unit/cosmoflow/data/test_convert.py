@@ -1,3 +1,5 @@
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +72,19 @@ def test_samples_equal_the_references_in_order(raw: Path, tmp_path: Path, gzip: 
             assert np.array_equal(y, parameters)
             seen += 1
     assert seen == 4 * 27 == len(content(out)) - 1
+
+
+def test_names_and_samples_are_those_that_the_reference_wrote_when_it_ran(raw: Path, tmp_path: Path) -> None:
+    run(raw, tmp_path / "out", gzip=False)
+    lines: dict[str, str] = {}
+    for path in sorted((tmp_path / "out").rglob("*.tfrecord"), key=lambda path: path.name):
+        ((x, _),) = read_examples(path)
+        universe = path.stem.rpartition("_")[0]
+        lines[universe] = lines.get(universe, "") + f"{path.stem} {hashlib.sha256(x).hexdigest()}\n"
+    recorded = json.loads((Path(__file__).parents[3] / "data/reference/readers.json").read_text())[
+        "cosmoflow"
+    ]
+    assert {name: hashlib.sha256(text.encode()).hexdigest() for name, text in lines.items()} == recorded
 
 
 def test_a_missing_universe_of_the_manifest_is_named(raw: Path, tmp_path: Path) -> None:

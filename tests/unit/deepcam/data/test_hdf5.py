@@ -1,5 +1,7 @@
 """Samples as they lie in files: right values from every form of storage, one clear line for every defect."""
 
+import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from mlhpc.common.formats import npy
 from mlhpc.deepcam.data import hdf5
 from mlhpc.deepcam.data.sample import Reader, list_samples, sample_shape
 from mlhpc.errors import UserError
+
+RECORDED = json.loads((Path(__file__).parents[3] / "data/reference/readers.json").read_text())["deepcam"]
 
 
 def read(path, reader=None, shape=SHAPE):
@@ -38,6 +42,16 @@ def test_values_equal_the_references_bit_for_bit(tmp_path, statistics, data, lab
     x, y, size = read(path, Reader(SHAPE, hdf5.read_statistics(tmp_path, 16)))
     assert np.array_equal(x, expected_x) and np.array_equal(y, expected_y)
     assert size == path.stat().st_size
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_values_equal_those_that_the_reference_read_when_it_ran(tmp_path, statistics, case):
+    data, labels, seed = case.split()
+    seed = int(seed)
+    path = write_sample(tmp_path / "a.h5", seed, fields(seed).astype(data), mask(seed).astype(labels))
+    x, y, _ = read(path, Reader(SHAPE, hdf5.read_statistics(tmp_path, 16)))
+    found = {"x": np.ascontiguousarray(x.transpose(2, 0, 1)), "y": y}
+    assert {name: hashlib.sha256(array).hexdigest() for name, array in found.items()} == RECORDED[case]
 
 
 def test_without_statistics_values_are_returned_as_stored(tmp_path):
