@@ -82,13 +82,13 @@ def rate_of(row: Published, machine: Machine, calibrated: Calibration) -> tuple[
     """Predicted samples/s of one accelerator, and where the efficiency is from."""
     net = network(row.benchmark, row.preset)
     efficiency = calibrated.efficiency(machine.family, kind_of(net), row.generation)
-    bound = roofline(net, machine, efficiency.precision) * max(1.0, row.local_batch)
+    bound = roofline(net, machine, efficiency.precision) * max(1.0, row.local_batch_size)
     reduce = communication(machine, 4 * net.parameters, row.accelerators)
     step = step_seconds(bound, efficiency.value, len(net.layers), calibrated.launch, reduce)
     if row.spatial > 1:
         share = calibrated.undivided
         step = (step - reduce) * ((1 - share) / row.spatial + share) + reduce
-    return row.local_batch / step, efficiency.how
+    return row.local_batch_size / step, efficiency.how
 
 
 def _compared(
@@ -120,7 +120,7 @@ def baseline(row: Published, sets: Sequence[Published], family: str) -> float | 
 
 def _like(other: Published, row: Published) -> bool:
     same = (other.benchmark, other.framework) == (row.benchmark, row.framework)
-    return same and math.isclose(other.local_batch, row.local_batch, rel_tol=0.01)
+    return same and math.isclose(other.local_batch_size, row.local_batch_size, rel_tol=0.01)
 
 
 def _model(row: Published) -> str:

@@ -31,7 +31,7 @@ class Loader(Protocol):
     """What the loaders of all benchmarks share."""
 
     steps: int
-    local_batch: int
+    local_batch_size: int
     bytes_read: int
 
     def train_epoch(self, epoch: int) -> Iterator[Any]: ...
@@ -77,7 +77,7 @@ def measure(
             cpu = _cpu_seconds() - cpu
     wait()
     seconds, read = time.perf_counter() - start, loader.bytes_read - read
-    samples = loader.steps * loader.local_batch
+    samples = loader.steps * loader.local_batch_size
 
     memory, checksum, labels = 0, 0, 0  # after the clock: comparing takes long
     excerpt = []

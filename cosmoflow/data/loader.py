@@ -39,7 +39,7 @@ class Loader:
     _: KW_ONLY
     sample_shape: Sequence[int]
     targets: int
-    local_batch: int
+    local_batch_size: int
     eval_batch: int
     steps: int
     seed: int
@@ -77,7 +77,7 @@ class Loader:
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
         samples = self.samples
         return train_batches(
-            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
+            samples.train_pool, samples.pool_rank, self.local_batch_size, self.steps, self.seed, epoch
         )
 
     def _read(self, batches: Iterable[list[tuple[Path, int]]]) -> Generator[Batch, None, None]:

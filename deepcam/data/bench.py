@@ -67,7 +67,7 @@ def _epoch(
         Loading.model_validate(loading),
         sample_shape=shape,
         statistics=hdf5.read_statistics(data, shape[2]),
-        local_batch=batch,
+        local_batch_size=batch,
         eval_batch=batch,
         steps=len(files) // batch,
         seed=1,

@@ -48,7 +48,7 @@ class Loader:
     _: KW_ONLY
     sample_shape: Sequence[int]
     statistics: Statistics
-    local_batch: int
+    local_batch_size: int
     eval_batch: int
     steps: int
     seed: int
@@ -81,7 +81,7 @@ class Loader:
     def _train_files(self, epoch: int) -> list[list[Path]]:
         samples = self.samples
         batches = train_batches(
-            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
+            samples.train_pool, samples.pool_rank, self.local_batch_size, self.steps, self.seed, epoch
         )
         return [[samples.train_files[i] for i in batch] for batch in batches]
 

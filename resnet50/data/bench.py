@@ -67,7 +67,7 @@ def _epoch(
         RankSamples(images, images, Pool(samples, 1), Pool(samples, 1), 0),
         Loading.model_validate({"loader": way, "workers": workers, "prefetch": 4}),
         sample_shape=(SIDE, SIDE, 3),
-        local_batch=batch,
+        local_batch_size=batch,
         eval_batch=batch,
         steps=samples // batch,
         seed=1,

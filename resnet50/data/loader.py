@@ -50,7 +50,7 @@ class Loader:
     loading: Loading
     _: KW_ONLY
     sample_shape: Sequence[int]
-    local_batch: int
+    local_batch_size: int
     eval_batch: int
     steps: int
     seed: int
@@ -82,7 +82,7 @@ class Loader:
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
         samples = self.samples
         return train_batches(
-            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
+            samples.train_pool, samples.pool_rank, self.local_batch_size, self.steps, self.seed, epoch
         )
 
     def _source(self, reader: Reader) -> Source:

@@ -79,7 +79,7 @@ def ours(
         Loading(workers=2, prefetch=2),
         sample_shape=shape,
         targets=4,
-        local_batch=batch,
+        local_batch_size=batch,
         eval_batch=batch,
         steps=steps,
         seed=1,

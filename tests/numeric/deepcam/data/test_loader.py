@@ -71,7 +71,7 @@ def open_loader(root, loader="threads", ranks=1, place=0, batch=2, **more):
         Loading(**loading),
         sample_shape=SHAPE,
         statistics=read_statistics(root, CHANNELS),
-        local_batch=batch,
+        local_batch_size=batch,
         eval_batch=batch,
         steps=len(train) // (ranks * batch),
         seed=5,
