@@ -191,7 +191,7 @@ def _open_loader(
         sample_shape=run.data.sample_shape,
         statistics=statistics,
         local_batch_size=local_batch_size,
-        eval_batch=run.training.eval_batch_size,
+        eval_batch_size=run.training.eval_batch_size,
         steps=updates * accumulate,
         seed=seed,
         ranks_on_node=world.local_size,

@@ -164,7 +164,7 @@ def _open_loader(
         run.loading.resolved(gpu=device.type != "cpu", cores=cores_per_rank()),
         sample_shape=run.data.sample_shape,
         local_batch_size=local_batch_size,
-        eval_batch=run.training.eval_batch_size,
+        eval_batch_size=run.training.eval_batch_size,
         steps=updates * accumulate,
         seed=seed,
         preprocessing=run.training.preprocessing,

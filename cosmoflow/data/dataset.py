@@ -55,7 +55,7 @@ def open_loader(
         sample_shape=run.data.sample_shape,
         targets=run.network.targets,
         local_batch_size=local_batch_size,
-        eval_batch=run.training.eval_batch_size,
+        eval_batch_size=run.training.eval_batch_size,
         steps=run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size)),
         seed=seed,
         augment=run.training.augment,

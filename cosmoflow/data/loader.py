@@ -40,7 +40,7 @@ class Loader:
     sample_shape: Sequence[int]
     targets: int
     local_batch_size: int
-    eval_batch: int
+    eval_batch_size: int
     steps: int
     seed: int
     augment: bool = False
@@ -72,7 +72,7 @@ class Loader:
         return [self.samples.train_files[i] for i in self._train_batches(epoch)[step]]
 
     def _eval_batches(self) -> list[range]:
-        return eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+        return eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch_size)
 
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
         samples = self.samples

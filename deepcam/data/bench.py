@@ -68,7 +68,7 @@ def _epoch(
         sample_shape=shape,
         statistics=hdf5.read_statistics(data, shape[2]),
         local_batch_size=batch,
-        eval_batch=batch,
+        eval_batch_size=batch,
         steps=len(files) // batch,
         seed=1,
         device=DEVICE,

@@ -49,7 +49,7 @@ class Loader:
     sample_shape: Sequence[int]
     statistics: Statistics
     local_batch_size: int
-    eval_batch: int
+    eval_batch_size: int
     steps: int
     seed: int
     ranks_on_node: int = 1
@@ -69,7 +69,7 @@ class Loader:
 
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
-        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch_size)
         return self._yield_batches(
             self._source([[self.samples.eval_files[i] for i in batch] for batch in batches])
         )

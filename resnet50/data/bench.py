@@ -68,7 +68,7 @@ def _epoch(
         Loading.model_validate({"loader": way, "workers": workers, "prefetch": 4}),
         sample_shape=(SIDE, SIDE, 3),
         local_batch_size=batch,
-        eval_batch=batch,
+        eval_batch_size=batch,
         steps=samples // batch,
         seed=1,
         device=DEVICE,

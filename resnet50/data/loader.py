@@ -51,7 +51,7 @@ class Loader:
     _: KW_ONLY
     sample_shape: Sequence[int]
     local_batch_size: int
-    eval_batch: int
+    eval_batch_size: int
     steps: int
     seed: int
     preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
@@ -69,7 +69,7 @@ class Loader:
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation image of this rank once, in order; the last batch may be smaller."""
         reader = self._reader(self.samples.evaluation, None)
-        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch_size)
         return self._yield_batches(self._source(reader)(batches))
 
     def _reader(self, images: Images, draw: tuple[int, int, int] | None) -> Reader:

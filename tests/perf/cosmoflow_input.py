@@ -80,7 +80,7 @@ def ours(
         sample_shape=shape,
         targets=4,
         local_batch_size=batch,
-        eval_batch=batch,
+        eval_batch_size=batch,
         steps=steps,
         seed=1,
         augment=augment,

@@ -68,7 +68,7 @@ def ours(root: Path, batch: int, workers: int, way: str) -> Callable[[], Iterabl
         sample_shape=shape,
         statistics=read_statistics(root, shape[2]),
         local_batch_size=batch,
-        eval_batch=batch,
+        eval_batch_size=batch,
         steps=steps_per_epoch([pool], batch),
         seed=1,
     )

@@ -72,7 +72,7 @@ def open_loader(root, loader="threads", ranks=1, place=0, batch=2, **more):
         sample_shape=SHAPE,
         statistics=read_statistics(root, CHANNELS),
         local_batch_size=batch,
-        eval_batch=batch,
+        eval_batch_size=batch,
         steps=len(train) // (ranks * batch),
         seed=5,
         **more,

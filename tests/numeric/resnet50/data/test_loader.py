@@ -68,7 +68,7 @@ def open_loader(root, loader="threads", ranks=1, place=0, batch=4, **more):
         Loading.model_validate({"loader": loader, "workers": 2, "prefetch": 2} | settings),
         sample_shape=FACTS.sample_shape,
         local_batch_size=batch,
-        eval_batch=3,
+        eval_batch_size=3,
         steps=TRAIN // (ranks * batch),
         seed=11,
         **more,

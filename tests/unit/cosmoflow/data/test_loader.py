@@ -48,7 +48,7 @@ def loader(folder, ranks=1, place=0, **options):
         "sample_shape": SHAPE,
         "targets": 4,
         "local_batch_size": local_batch_size,
-        "eval_batch": 3,
+        "eval_batch_size": 3,
         "steps": steps_per_epoch([pool], local_batch_size),
         "seed": 7,
     } | options
