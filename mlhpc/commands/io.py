@@ -197,16 +197,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from mlhpc.common.files import atomic
+    from mlhpc.common.pages.html import write
     from mlhpc.iobench.report.check import read_result
     from mlhpc.iobench.report.page import page
 
     out = options.out or options.run / "report.html"
-    text = page(read_result(options.run))
-    try:
-        atomic.write_bytes(out, text.encode())
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
+    write(out, page(read_result(options.run)))
     print(out)
     return 0
 
