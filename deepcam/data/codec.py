@@ -157,9 +157,8 @@ _BOUNDED: Mapping[str, Callable[[Bound], Codec]] = {
 }
 LINES = ("delta", "delta-small", "delta-paper")
 """The codecs whose samples a GPU can decode."""
-CODECS: dict[str, Codec] = {
-    codec.name: codec for codec in (*(Delta(name) for name in LINES), Zfp(), *library.LOSSLESS)
-}
+_OURS: tuple[Codec, ...] = (*map(Delta, LINES), Zfp())
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
 """What decodes, by name."""
 
 
