@@ -134,7 +134,7 @@ def batch(decode, sample_dtype):
     ((x, y),) = loader.evaluation()
     return x.contiguous().view(torch.uint8), y, x.dtype, loader.bytes_read
 
-for sample_dtype in ("float32", "float16"):
+for sample_dtype in ("float16", "bfloat16"):
     (x, *rest), (x_decoded, *rest_decoded) = (batch(decode, sample_dtype) for decode in ("host", "device"))
     assert torch.equal(x, x_decoded) and torch.equal(rest[0], rest_decoded[0]) and rest[1:] == rest_decoded[1:]
 print("same bits")
