@@ -42,7 +42,7 @@ class Loader(Protocol):
     """What the loaders of all benchmarks share."""
 
     steps: int
-    local_batch: int
+    local_batch_size: int
     bytes_read: int
 
     def train_epoch(self, epoch: int) -> Iterator[Any]: ...
@@ -78,7 +78,7 @@ def measure(
     ``use`` consumes a batch inside the clock, ``wait`` returns when all of that is done, and ``arrays`` returns a
     batch as ``x`` ``[b, ...]`` and ``y``, in the same layout for every loader.
     """
-    before, samples = _memory(), loader.steps * loader.local_batch
+    before, samples = _memory(), loader.steps * loader.local_batch_size
 
     def timed(epoch: int) -> tuple[float, float, float]:
         read, cpu, start = loader.bytes_read, _cpu_seconds(), time.perf_counter()

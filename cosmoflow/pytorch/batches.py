@@ -29,7 +29,7 @@ class Batches:
         if group is None:
             return self._tensors(loader.train_epoch(epoch))
         read = loader.train_epoch(epoch, first=group.rank, every=group.plan.size)
-        return self._slabs(self._tensors(read), [loader.local_batch] * loader.steps, group)
+        return self._slabs(self._tensors(read), [loader.local_batch_size] * loader.steps, group)
 
     def evaluation(self) -> Iterator[Batch]:
         """All evaluation batches."""

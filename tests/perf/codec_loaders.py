@@ -56,7 +56,7 @@ def cosmoflow(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dic
                 loading = Loading(workers=2, prefetch=4, sample_dtype="float16", decode=decode)
                 loader = Loader(
                     RankSamples(files, files, pool, pool, 0), loading, sample_shape=shape, targets=4,
-                    local_batch=batch, eval_batch=batch, steps=len(files) // batch, seed=1, codec=codec,
+                    local_batch_size=batch, eval_batch_size=batch, steps=len(files) // batch, seed=1, codec=codec,
                 )  # fmt: skip
                 name = f"{codec}{', for the device' if decode == 'device' else ''}, batch {batch}"
                 ways[name] = lambda loader=loader: loader.train_epoch(0)  # type: ignore[misc]
@@ -97,7 +97,7 @@ def deepcam(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dict[
             loading = Loading(workers=2, prefetch=2, sample_dtype=args.sample_dtype)
             loader = Loader(
                 RankSamples(files, files, pool, pool, 0), loading, sample_shape=field.shape,
-                statistics=hdf5.Statistics(low, high), local_batch=batch, eval_batch=batch,
+                statistics=hdf5.Statistics(low, high), local_batch_size=batch, eval_batch_size=batch,
                 steps=len(files) // batch, seed=1, codec=None if codec == "hdf5" else codec,
             )  # fmt: skip
             ways[f"{codec}, batch {batch}"] = lambda loader=loader: loader.train_epoch(0)  # type: ignore[misc]

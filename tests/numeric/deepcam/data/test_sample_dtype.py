@@ -46,8 +46,8 @@ def open_loader(root, loader="threads", **more):
         Loading(loader=loader, workers=2, prefetch=2, **more),
         sample_shape=SHAPE,
         statistics=read_statistics(root, CHANNELS),
-        local_batch=2,
-        eval_batch=4,
+        local_batch_size=2,
+        eval_batch_size=4,
         steps=2,
         seed=5,
         codec=facts.get("codec"),
@@ -129,7 +129,7 @@ def batch(decode, sample_dtype):
     loading = Loading(workers=1, prefetch=1, decode=decode, sample_dtype=sample_dtype)
     loader = Loader(
         RankSamples(files, files, pool, pool, 0), loading, sample_shape=shape, statistics=Statistics(low, high),
-        local_batch=2, eval_batch=2, steps=1, seed=1, codec=codec,
+        local_batch_size=2, eval_batch_size=2, steps=1, seed=1, codec=codec,
     )
     ((x, y),) = loader.evaluation()
     return x.contiguous().view(torch.uint8), y, x.dtype, loader.bytes_read
