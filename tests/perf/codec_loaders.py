@@ -40,7 +40,7 @@ def cosmoflow(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dic
     shape = (side, side, side, 4)
     ways: dict[str, Way] = {}
     sizes: dict[str, int] = {}
-    for codec in NAMES:
+    for codec in args.formats or NAMES:
         folder = root / codec
         first = folder / "train" / f"{0:06d}{suffix_of(codec)}"
         first.parent.mkdir(parents=True)
@@ -78,7 +78,7 @@ def deepcam(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dict[
     low, high = hdf5.read_statistics(args.statistics, field.shape[2])
     ways: dict[str, Way] = {}
     sizes: dict[str, int] = {}
-    for codec in ("hdf5", *CODECS):
+    for codec in args.formats or ("hdf5", *CODECS):
         train = root / codec / "train"
         train.mkdir(parents=True)
         hdf5.write_statistics(root / codec / "stats.h5", hdf5.Statistics(low, high))
@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--statistics", type=Path, help="of deepcam: the data set that the sample is of")
     parser.add_argument("--reference", type=Path)
     parser.add_argument("--sample-dtype", default="float32", help="of deepcam (default: %(default)s)")
+    parser.add_argument("--formats", nargs="*", help="names as of --codec, or hdf5 (default: all)")
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
