@@ -130,11 +130,24 @@ class Training(schema.Training):
         return prod(self.spatial)
 
 
+class Loading(schema.Loading):
+    sample_dtype: Literal["int16", "float32", "float16", "bfloat16"] = Field(
+        "int16",
+        description="what a sample is delivered to the device as: int16, the counts, whose logarithm the device "
+        "takes; otherwise log(1 + counts), computed in float32 and rounded once",
+    )
+    decode: Literal["host", "device"] = Field(
+        "host",
+        description="device: of lut and lut-small, keys and tables cross the bus, and the device looks voxels up",
+    )
+
+
 class CosmoFlow(schema.Run):
     data: Data
     network: Network
     hyperparameters: Hyperparameters
     training: Training
+    loading: Loading = Field(default=Loading())
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         group, cut = self.training.spatial_size, list(self.training.spatial)
@@ -147,5 +160,9 @@ class CosmoFlow(schema.Run):
             raise UserError(
                 f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA graphs "
                 "cannot take in; set training.compile and training.cuda_graphs to false"
+            )
+        if group > 1 and self.loading.decode == "device":
+            raise UserError(
+                f"training.spatial={cut} cuts decoded samples on the host; set loading.decode=host"
             )
         super().require_startable(ranks // group, staged=staged)

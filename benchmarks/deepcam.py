@@ -123,6 +123,15 @@ class Loading(schema.Loading):
         False,
         description="keep the rank's samples in memory once read: only the first epoch reads files",
     )
+    sample_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32",
+        description="what the normalised field is delivered to the device as; normalised in float32, rounded once",
+    )
+    decode: Literal["host", "device"] = Field(
+        "host",
+        description="device: samples of delta, delta-small and delta-paper cross the bus encoded, and a GPU "
+        "decodes and normalises them",
+    )
 
     @model_validator(mode="after")
     def _cache_needs_threads(self) -> "Loading":
@@ -130,6 +139,16 @@ class Loading(schema.Loading):
             raise ValueError(
                 f"cache keeps samples in the memory of the rank, and loader={self.loader} reads them elsewhere; "
                 "set loading.loader=threads"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _decoding_on_a_device_needs_threads(self) -> "Loading":
+        if self.decode == "device" and (self.cache or self.loader != "threads"):
+            other = "cache=true" if self.cache else f"loader={self.loader}"
+            raise ValueError(
+                f"decode=device hands encoded samples to a GPU, and {other} keeps decoded ones on the host; set "
+                "loading.decode=host, or loading.loader=threads and loading.cache=false"
             )
         return self
 

@@ -27,6 +27,7 @@ from mlhpc.common.training.dataset import cores_per_rank, format_of, open_datase
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
+from mlhpc.deepcam.data.codec import LINES
 from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
 from mlhpc.deepcam.data.loader import Loader, zeros_batch
 from mlhpc.deepcam.data.sample import is_sample, require_layout
@@ -35,6 +36,7 @@ from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model, current_name
 from mlhpc.deepcam.optim.optimizer import make_optimizer, rate_at, set_rate
+from mlhpc.errors import UserError
 
 ADVICE = "look at them with mlhpc data show deepcam, or lower hyperparameters.opt_lr"
 """For a loss that is not finite."""
@@ -43,7 +45,10 @@ ADVICE = "look at them with mlhpc data show deepcam, or lower hyperparameters.op
 def check(run: DeepCam, staged: Path | None, world: World) -> None:
     """Raise UserError when the run cannot start on these ranks and this machine. No side effects."""
     run.require_startable(world.size, staged=staged is not None)
-    make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
+    device = pick_device(run.training.device, world.local_rank)
+    make_scaler(run.training.precision, device)
+    if run.loading.decode == "device" and device.type == "cpu":
+        raise UserError("loading.decode=device needs a GPU; on a CPU set loading.decode=host")
 
 
 @oom_as_user_error()
@@ -161,6 +166,11 @@ def _open(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]
         enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
     )
     require_layout(dataset)
+    if run.loading.decode == "device" and dataset.facts.get("codec") not in LINES:
+        raise UserError(
+            f"{data}: loading.decode=device decodes {', '.join(LINES)}, and this data set is "
+            f"{dataset.facts.get('codec', 'hdf5')}; convert it with --codec delta, or set loading.decode=host"
+        )
     return dataset, on_rank0(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
 
 

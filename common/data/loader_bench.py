@@ -1,30 +1,41 @@
-"""Loaders of one data set side by side: whether their samples agree; rate, processor time, memory."""
+"""One way to read a data set, measured in a process of its own: rates, processor time, memory, and what it
+read."""
 
 import contextlib
-import multiprocessing
 import os
 import re
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
-from rich.console import Console
-from rich.table import Table
 
 from mlhpc.common.files.pagecache import evict as evict_files
-from mlhpc.common.host.progress import progress
-from mlhpc.errors import UserError
 
 # Values kept of each sample, to measure how much two loaders differ.
 _KEPT = 1000
-_OTHER = "NO: different samples"
-Arrays = tuple[npt.NDArray[np.float32], npt.NDArray[Any]]
+Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to read: the data set, ``loading.loader`` ("threads, cached" with ``loading.cache``), the samples
+    per batch, ``loading.workers``, and ``loading.sample_dtype`` (empty: the benchmark's default)."""
+
+    data: Path
+    loader: str
+    batch: int
+    workers: int
+    sample_dtype: str = ""
+
+    def loading(self) -> dict[str, Any]:
+        """Its settings of ``Loading``, but for the loader's name."""
+        chosen: dict[str, Any] = {"workers": self.workers}
+        return chosen | ({"sample_dtype": self.sample_dtype} if self.sample_dtype else {})
 
 
 class Loader(Protocol):
@@ -38,12 +49,15 @@ class Loader(Protocol):
 
 
 class Figures(NamedTuple):
-    """One epoch: samples and bytes read per second, seconds of processor time per sample, peak bytes of memory
-    beyond what the process had before; a checksum of all ``x``, some values of each ``x``, and a checksum of all
-    ``y``."""
+    """Samples per second of an epoch whose files are in the page cache, and of one whose are not; per sample the
+    bytes read, the bytes delivered and the seconds of processor time, of the first of these epochs; peak bytes
+    of memory beyond what the process had before; a checksum of all ``x``, some values of each ``x``, and a
+    checksum of all ``y``."""
 
-    samples_per_s: float
-    bytes_per_s: float
+    warm: float
+    cold: float
+    read: float
+    delivered: float
     cpu_s: float
     memory: float
     checksum: int
@@ -53,107 +67,48 @@ class Figures(NamedTuple):
 
 def measure(
     loader: Loader,
-    evict: Sequence[Path],
-    use: Callable[[Any], object],
-    wait: Callable[[], object],
-    arrays: Callable[[Any], Arrays],
+    files: Sequence[Path],
+    use: Callable[[Any], object] = lambda batch: None,
+    wait: Callable[[], object] = lambda: None,
+    arrays: Callable[[Any], Arrays] = lambda batch: batch,
 ) -> Figures:
-    """Read three epochs with ``loader``: one untimed, one timed, and one whose content is compared.
+    """Read four epochs with ``loader``: one untimed, two timed, and one whose content is compared.
 
-    Called in a process of its own. Before the second epoch the files ``evict`` are dropped from the page cache.
+    Called in a process of its own. Before the third epoch ``files`` are dropped from the page cache.
     ``use`` consumes a batch inside the clock, ``wait`` returns when all of that is done, and ``arrays`` returns a
-    batch as ``x`` float32 ``[b, ...]`` and ``y``, in the same layout for every loader.
+    batch as ``x`` ``[b, ...]`` and ``y``, in the same layout for every loader.
     """
-    before = _memory()
+    before, samples = _memory(), loader.steps * loader.local_batch_size
+
+    def timed(epoch: int) -> tuple[float, float, float]:
+        read, cpu, start = loader.bytes_read, _cpu_seconds(), time.perf_counter()
+        for step, batch in enumerate(loader.train_epoch(epoch), 1):
+            use(batch)
+            if step == loader.steps:  # everything is read, and the worker processes still exist
+                cpu = _cpu_seconds() - cpu
+        wait()
+        rate = samples / (time.perf_counter() - start)
+        return rate, cpu / samples, (loader.bytes_read - read) / samples
+
     # The untimed epoch loads libraries, starts fork server and GPU, allocates memory and fills caches.
     for _ in loader.train_epoch(0):
         pass
-    evict_files(evict)
+    warm, cpu_s, read = timed(1)
+    evict_files(files)
+    cold, _, _ = timed(2)
 
-    read, cpu, start = loader.bytes_read, _cpu_seconds(), time.perf_counter()
-    for step, batch in enumerate(loader.train_epoch(1), 1):
-        use(batch)
-        if step == loader.steps:  # everything is read, and the worker processes still exist
-            cpu = _cpu_seconds() - cpu
-    wait()
-    seconds, read = time.perf_counter() - start, loader.bytes_read - read
-    samples = loader.steps * loader.local_batch_size
-
-    memory, checksum, labels = 0, 0, 0  # after the clock: comparing takes long
+    memory, checksum, labels, delivered = 0, 0, 0, 0  # after the clock: comparing takes long
     excerpt = []
-    for batch in loader.train_epoch(2):
+    for batch in loader.train_epoch(3):
         memory = max(memory, _memory() - before)
         x, y = map(np.ascontiguousarray, arrays(batch))
-        labels = isal_zlib.crc32(y, labels)
-        checksum = isal_zlib.crc32(x, checksum)
+        labels, checksum = isal_zlib.crc32(y, labels), isal_zlib.crc32(x, checksum)
+        delivered += x.nbytes + y.nbytes
         flat = x.reshape(len(x), -1)
-        excerpt.append(flat[:, :: flat.shape[1] // _KEPT + 1].copy())
+        excerpt.append(flat[:, :: flat.shape[1] // _KEPT + 1].astype(np.float32))
     return Figures(
-        samples / seconds, read / seconds, cpu / samples, memory, checksum, np.concatenate(excerpt), labels
+        warm, cold, read, delivered / samples, cpu_s, memory, checksum, np.concatenate(excerpt), labels
     )
-
-
-def compare(
-    ways: Sequence[str],
-    epoch: Callable[[str], Figures],
-    *,
-    rounds: int,
-    close: float,
-    console: Console,
-) -> bool:
-    """Measure ``epoch`` for each of the ``ways`` in turn, ``rounds`` times, each in its own process, and print
-    the medians. Returns whether all ways that could be measured read the same samples.
-
-    They are compared with those of the first: bit for bit, or equal ``y`` and ``x`` that differ by at most
-    ``close`` on average. ``epoch`` must be picklable. For a way that raises UserError the reason is
-    printed; if none can be measured, the first error is raised.
-    """
-    results: dict[str, list[Figures]] = {way: [] for way in ways}
-    reasons: dict[str, str] = {}
-    with progress(rounds * len(ways), "bench", "turns") as advance:
-        for turn in range(rounds):
-            for way in ways[:: 1 if turn % 2 else -1]:
-                if way not in reasons:
-                    try:
-                        results[way].append(_in_process(epoch, way))
-                    except UserError as error:
-                        reasons[way] = str(error)
-                advance(1)
-    measured = [way for way in ways if way not in reasons]
-    if not measured:
-        raise UserError(reasons[ways[0]])
-
-    first, same = results[measured[0]][0], True
-    table = Table("loader", "samples/s", "MB/s read", "CPU ms/sample", "memory MiB", "same samples")
-    for way in ways:
-        if way in reasons:
-            table.add_row(way, *"-----")
-            continue
-        rate, read, cpu, memory = map(statistics.median, list(zip(*results[way], strict=True))[:4])
-        verdicts = [_agreement(first, figures, close) for figures in results[way]]
-        same = same and not any(verdict.startswith("NO") for verdict in verdicts)
-        worst = next((verdict for verdict in verdicts if verdict.startswith("NO")), verdicts[-1])
-        numbers = f"{rate:.1f}", f"{read / 1e6:.1f}", f"{1000 * cpu:.2f}", f"{memory / 2**20:.0f}"
-        table.add_row(way, *numbers, worst)
-    console.print(table)
-    for way, reason in reasons.items():
-        console.print(f"{way}: {reason}", soft_wrap=True, highlight=False)
-    return same
-
-
-def _agreement(first: Figures, other: Figures, close: float) -> str:
-    if other.labels != first.labels or other.excerpt.shape != first.excerpt.shape:
-        return _OTHER
-    if other.checksum == first.checksum:
-        return "bit for bit"
-    difference = float(np.abs(other.excerpt - first.excerpt).mean())
-    return f"to {difference:.2g}" if difference <= close else f"{_OTHER}, mean difference {difference:.2g}"
-
-
-def _in_process(epoch: Callable[[str], Figures], way: str) -> Figures:
-    # A new process, so that no loader inherits the threads or the memory of the previous one.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(epoch, way).result()
 
 
 def _processes() -> list[Path]:
@@ -174,8 +129,10 @@ def _stat(process: Path) -> list[str]:
 
 
 def _cpu_seconds() -> float:
-    ticks = sum(int(field) for process in _processes() for field in _stat(process)[11:13])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """Of this process, and of its descendants in ticks of 10 ms."""
+    others = [process for process in _processes() if process.name != str(os.getpid())]
+    ticks = sum(int(field) for process in others for field in _stat(process)[11:13])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _memory() -> int:

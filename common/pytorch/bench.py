@@ -1,4 +1,4 @@
-"""An epoch of a PyTorch loader, measured."""
+"""Epochs of a PyTorch loader, measured."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,22 +7,23 @@ from typing import Any
 import torch
 
 from mlhpc.common.data.loader_bench import Arrays, Figures, Loader, measure
+from mlhpc.common.pytorch.loading import as_array
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Where batches are moved to."""
 
 
-def measure_batches(loader: Loader, evict: Sequence[Path]) -> Figures:
+def measure_batches(loader: Loader, files: Sequence[Path]) -> Figures:
     """``measure`` a loader that yields ``x`` [b, channels, H, W] and ``y``, with each ``x`` moved to
     ``DEVICE``."""
 
     def arrays(batch: Any) -> Arrays:
         x, y = batch
-        return x.permute(0, 2, 3, 1).cpu().numpy(), y.cpu().numpy()
+        return as_array(x.permute(0, 2, 3, 1).cpu()), y.cpu().numpy()
 
     return measure(
         loader,
-        evict,
+        files,
         use=lambda batch: batch[0].to(DEVICE, non_blocking=True),
         wait=torch.cuda.synchronize if DEVICE == "cuda" else lambda: None,
         arrays=arrays,

@@ -1,6 +1,5 @@
 """Loaders and PyTorch: what they need before the clock, and their batches as tensors."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy.typing as npt
@@ -19,13 +18,22 @@ def prepare(loader: str, module: str) -> None:
         dali.load()
 
 
-def as_tensors(
-    batches: Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]], device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """NumPy ``batches`` as tensors: the same memory, or page-locked copies for a GPU, which reads these without
-    waiting."""
-    for x, y in batches:
-        tensors = torch.from_numpy(x), torch.from_numpy(y)
-        if device.type != "cpu":
-            tensors = tensors[0].pin_memory(), tensors[1].pin_memory()
-        yield tensors
+def dtype_of(sample_dtype: str) -> torch.dtype:
+    """PyTorch's type of samples delivered as ``sample_dtype``."""
+    dtype: torch.dtype = getattr(torch, sample_dtype)
+    return dtype
+
+
+def as_tensor(array: npt.NDArray[Any], sample_dtype: str) -> Tensor:
+    """An array of samples as a tensor in the same memory. NumPy has no bfloat16: arrays hold its bits."""
+    return torch.from_numpy(array).view(dtype_of(sample_dtype))
+
+
+def as_array(tensor: Tensor) -> npt.NDArray[Any]:
+    """A tensor on the host as an array in the same memory, of bits for bfloat16."""
+    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor, or a page-locked copy for a GPU, which reads that without waiting."""
+    return tensor if device.type == "cpu" else tensor.pin_memory()

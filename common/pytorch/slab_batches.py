@@ -18,10 +18,11 @@ def slab_batches(
     *,
     channels: int,
     targets: int,
+    dtype: torch.dtype,
 ) -> Iterator[Batch]:
     """This rank's slabs of all batches of its group, in order, with all their targets.
 
-    ``batches``: those that this rank reads, ``x`` int16 ``[b, d, h, w, channels]`` and ``y`` float32
+    ``batches``: those that this rank reads, ``x`` ``[b, d, h, w, channels]`` of ``dtype`` and ``y`` float32
     ``[b, targets]``: of the group's batches, whose numbers of samples are ``sizes``, every ``plan.size``-th from
     the rank's number on. So the ranks of a group read different files at the same time, and exchange slabs once
     for as many batches as there are ranks in the group. ``traffic`` counts what is sent.
@@ -30,7 +31,7 @@ def slab_batches(
     for start in range(0, len(sizes), plan.size):
         slabs = {
             reader: (
-                torch.empty((samples, *plan.shape(rank), channels), dtype=torch.int16),
+                torch.empty((samples, *plan.shape(rank), channels), dtype=dtype),
                 torch.empty((samples, targets)),
             )
             for reader, samples in enumerate(sizes[start : start + plan.size])

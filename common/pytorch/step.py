@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from mlhpc.common.pytorch.device import oom_as_user_error
+from mlhpc.common.pytorch.device import mover, oom_as_user_error
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.errors import UserError, count
 
@@ -120,17 +120,19 @@ def make_train_step(
     compiled: bool = False,
     cuda_graphs: bool = False,
 ) -> Step[Tensor]:
-    """``(x float32, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
+    """``(x, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
     these calls, and of all ranks if ``model`` comes from ``wrap_ddp``.
 
     The loss, ``loss_of(logits, y)``, is this rank's, a scalar left on the device: nothing waits for a GPU. Matrix
-    products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in float32. ``layout`` is
-    that of ``x`` on the device. ``compiled`` compiles the network; ``cuda_graphs`` replays the compiled code as
-    CUDA graphs, and does nothing on a CPU. The step raises UserError when a GPU has too little memory.
+    products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in float32. ``x`` may be
+    delivered in float16 or bfloat16: it becomes float32 on the device, and ``precision`` alone decides from there.
+    ``layout`` is that of ``x`` on the device. ``compiled`` compiles the network; ``cuda_graphs`` replays the
+    compiled code as CUDA graphs, and does nothing on a CPU. The step raises UserError when a GPU has too little
+    memory.
     """
     device = next(model.parameters()).device
     inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
-    forward, move = _compile(model, device, compiled, cuda_graphs), _mover(device, layout)
+    forward, move = _compile(model, device, compiled, cuda_graphs), mover(device)
     calls = 0
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ def make_train_step(
             inner.train()
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
-        x, y = move(x), move(y)
+        x, y = _ready(move(x), layout), move(y)
         with oom_as_user_error(f"{count(len(x), 'sample')} at once", "a smaller batch per pass"):
             with _unshared(model, not last):
                 with _autocast(device, precision):
@@ -176,7 +178,7 @@ def make_eval_step(
     """
     inner = _unwrapped(model)
     device = next(model.parameters()).device
-    forward, move = _compile(inner, device, compiled, cuda_graphs), _mover(device, layout)
+    forward, move = _compile(inner, device, compiled, cuda_graphs), mover(device)
     filled = batch if compiled or device.type != "cpu" else 1
 
     @torch.no_grad()
@@ -185,7 +187,7 @@ def make_eval_step(
             inner.eval()
         if cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
-        x, y = move(x), move(y)
+        x, y = _ready(move(x), layout), move(y)
         if len(x) < filled:
             x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
         with (
@@ -290,25 +292,9 @@ def _compile(
     return torch.compile(model, dynamic=False, mode="reduce-overhead" if graphs else "default")
 
 
-def _mover(device: torch.device, layout: torch.memory_format) -> Callable[[Tensor], Tensor]:
-    """Moves batches to the device: to a GPU on a stream of its own, during the step before."""
-    if device.type != "cuda":
-        return lambda batch: _laid_out(batch.to(device), layout)
-    copies = torch.cuda.Stream(device)
-
-    def move(batch: Tensor) -> Tensor:
-        with torch.cuda.stream(copies):
-            moved = batch.to(device, non_blocking=True)
-        computing = torch.cuda.current_stream(device)
-        computing.wait_stream(copies)
-        moved.record_stream(computing)  # its memory belongs to the other stream, which must not reuse it yet
-        return _laid_out(moved, layout)
-
-    return move
-
-
-def _laid_out(batch: Tensor, layout: torch.memory_format) -> Tensor:
-    return batch.to(memory_format=layout) if batch.dim() == 4 else batch
+def _ready(x: Tensor, layout: torch.memory_format) -> Tensor:
+    x = x.float() if x.is_floating_point() else x
+    return x.to(memory_format=layout) if x.dim() == 4 else x
 
 
 def _autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from mlhpc.common.data.codecs import library, native
 from mlhpc.common.data.codecs.codec import Codec, Sections
 from mlhpc.common.data.codecs.frame import Frame
+from mlhpc.errors import UserError
 
 _MOST_GROUPS = 1 << 16  # of a table: keys have at most 16 bits
 _MOST_VALUES = 4  # of a group, which are 8 bytes
@@ -72,22 +73,28 @@ class LookupTable:
         }
 
     def decode(self, frame: Frame, out: npt.NDArray[Any], transform: Transform | None = None) -> None:
-        """Fill ``out`` with the counts, or with ``transform`` of them, which is asked for the tables only."""
-        if not 1 <= frame.shape[-1] <= _MOST_VALUES:
-            raise frame.error(f"groups of {frame.shape[-1]} values")
+        """Fill ``out`` with the counts, or with ``transform`` of them, which is computed for the tables only.
+        Raises UserError for a malformed frame."""
         flat = out.reshape(-1, out.shape[-1])
         assert np.shares_memory(flat, out) or not out.size
-        for block in self.blocks(frame):
+        for block in self._blocks(frame):
             table = block.table if transform is None else transform(block.table)
             at = native.gather(block.keys, table, flat[block.start : block.start + len(block.keys)])
             if at is not None:
-                raise frame.error(
-                    f"key {block.keys[at]} of voxel {block.start + at} is beyond its table of {len(block.table)}"
-                )
+                raise _beyond(frame, block, at)
 
     def blocks(self, frame: Frame) -> Iterator[Block]:
+        """The blocks of a frame, every key of them in its table. Raises UserError for a malformed frame."""
+        for block in self._blocks(frame):
+            if len(block.keys) and int(block.keys.max()) >= len(block.table):
+                raise _beyond(frame, block, int(np.argmax(block.keys >= len(block.table))))
+            yield block
+
+    def _blocks(self, frame: Frame) -> Iterator[Block]:
         """The blocks of a frame, checked against each other and its shape, but for the keys' values."""
         frame.require(self.name, "<i2", frame.shape)
+        if not 1 <= frame.shape[-1] <= _MOST_VALUES:
+            raise frame.error(f"groups of {frame.shape[-1]} values")
         *grid, values = frame.shape
         header: npt.NDArray[Any] = frame.array("blocks", _BLOCK)
         voxels, groups = (header[name].astype(np.int64) for name in ("voxels", "groups"))
@@ -112,6 +119,12 @@ class LookupTable:
             first = taken[is_narrow]
             yield Block(start, keys[is_narrow][first : first + size], tables[row : row + length])
             taken[is_narrow], start, row = first + size, start + size, row + length
+
+
+def _beyond(frame: Frame, block: Block, at: int) -> UserError:
+    return frame.error(
+        f"key {block.keys[at]} of voxel {block.start + at} is beyond its table of {len(block.table)}"
+    )
 
 
 class _Range(NamedTuple):
@@ -165,8 +178,8 @@ def _block(start: int, codes: npt.NDArray[Any], values: int, by_frequency: bool)
     return Block(start, inverse.astype("u1" if len(unique) <= 256 else "<u2"), table)
 
 
-CODECS: dict[str, Codec] = {
-    codec.name: codec
-    for codec in (LookupTable("lut", small=False), LookupTable("lut-small", small=True), *library.LOSSLESS)
-}
+_OURS = LookupTable("lut", small=False), LookupTable("lut-small", small=True)
+TABLES = tuple(codec.name for codec in _OURS)
+"""The codecs whose samples a device can decode."""
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
 """The codecs of encoded data sets; TFRecord files, plain or GZIP, are no frames and have none."""

@@ -1,32 +1,40 @@
-"""Batches of samples, one a file: ``x`` int16 and ``y`` float32.
+"""Batches of samples, one a file: ``x`` and ``y`` float32.
 
 Reader threads read, check and decode files into the arrays that the training step takes, a few
-batches ahead of it. Counts stay int16 here; the step takes their logarithm on the device
-(``step.log_counts``), which halves the bytes transferred.
+batches ahead of it. As int16, ``x`` is the counts, and the step takes their logarithm on the device
+(``step.log_counts``), which halves the bytes transferred; as another type it is log(1 + counts). Samples of the
+lookup-table codec may be left to the device to decode, which divides them by four once more.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.benchmarks.schema import Loading
+from mlhpc.benchmarks.cosmoflow import Loading
 from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.codecs import dtypes
 from mlhpc.common.data.prefetch import read_batches
 from mlhpc.common.data.sharding import eval_batches, train_batches
 from mlhpc.cosmoflow.data.augment import draw
+from mlhpc.cosmoflow.data.encoded import Encoded, EncodedSample, assemble
 from mlhpc.cosmoflow.data.sample import Reader
 
-Batch = tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]
+Batch = tuple[npt.NDArray[Any], npt.NDArray[np.float32]]
+EncodedBatch = tuple[Encoded, npt.NDArray[np.float32]]
+AnyBatch = Batch | EncodedBatch
 
 
 @dataclass
 class Loader:
-    """The batches of one rank: ``x`` int16 ``[b, n, n, n, channels]``, ``y`` float32 ``[b, targets]``, by batch.
+    """The batches of one rank: ``x`` ``[b, n, n, n, channels]`` of ``loading.sample_dtype``, ``y`` float32
+    ``[b, targets]``, by batch. With ``loading.decode`` "device", ``x`` is ``Encoded``.
 
     ``steps`` is the number that ``sharding.steps_per_epoch`` gave all ranks; ``augment`` turns training samples by
     a random symmetry each. The arrays handed out are the caller's to keep. An iterator that is closed or dropped
@@ -47,7 +55,7 @@ class Loader:
     codec: str | None = None
     bytes_read: int = 0  # on disk, of the batches handed out so far, training and evaluation
 
-    def train_epoch(self, epoch: int, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
+    def train_epoch(self, epoch: int, *, first: int = 0, every: int = 1) -> Generator[AnyBatch, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``; of these every
         ``every``-th from ``first`` on, where the ranks of a spatial group share the reading."""
         samples = self.samples.train_pool.samples
@@ -57,7 +65,7 @@ class Loader:
             for batch in self._train_batches(epoch)[first::every]
         )
 
-    def evaluation(self, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
+    def evaluation(self, *, first: int = 0, every: int = 1) -> Generator[AnyBatch, None, None]:
         """Every evaluation sample of this rank once, in order; the last batch may be smaller. ``first`` and
         ``every`` as in ``train_epoch``."""
         batches = self._eval_batches()[first::every]
@@ -80,9 +88,20 @@ class Loader:
             samples.train_pool, samples.pool_rank, self.local_batch_size, self.steps, self.seed, epoch
         )
 
-    def _read(self, batches: Iterable[list[tuple[Path, int]]]) -> Generator[Batch, None, None]:
+    def _read(self, batches: Iterable[list[tuple[Path, int]]]) -> Generator[AnyBatch, None, None]:
+        open_batches = self._encoded if self.loading.decode == "device" else self._decoded
+        with closing(open_batches(batches, Reader(self.codec, self.loading.sample_dtype))) as read:
+            for batch, size in read:
+                self.bytes_read += size
+                yield batch
+
+    def _decoded(
+        self, batches: Iterable[list[tuple[Path, int]]], reader: Reader
+    ) -> Generator[tuple[Batch, int], None, None]:
+        dtype = dtypes.NUMPY[reader.sample_dtype]
+
         def allocate(samples: int) -> tuple[Batch, Iterator[tuple[Any, ...]]]:
-            x = np.empty((samples, *self.sample_shape), np.int16)
+            x = np.empty((samples, *self.sample_shape), dtype)
             y = np.empty((samples, self.targets), np.float32)
             return (x, y), zip(x, y, strict=True)
 
@@ -90,10 +109,22 @@ class Loader:
             return batch, sum(sizes)
 
         workers, prefetch = self.loading.workers, self.loading.prefetch
-        read_sample = Reader(self.codec).read
-        with closing(
-            read_batches(batches, allocate, read_sample, finish, workers=workers, prefetch=prefetch)
-        ) as read:
-            for batch, size in read:
-                self.bytes_read += size
-                yield batch
+        return read_batches(batches, allocate, reader.read, finish, workers=workers, prefetch=prefetch)
+
+    def _encoded(
+        self, batches: Iterable[list[tuple[Path, int]]], reader: Reader
+    ) -> Generator[tuple[EncodedBatch, int], None, None]:
+        shape = tuple(self.sample_shape)
+
+        def allocate(samples: int) -> tuple[Batch, Iterator[tuple[Any, ...]]]:
+            keys = np.empty((samples, prod(shape[:-1])), np.uint16)
+            y = np.empty((samples, self.targets), np.float32)
+            return (keys, y), zip(keys, y, strict=True)
+
+        def finish(arrays: Batch, samples: list[EncodedSample]) -> tuple[EncodedBatch, int]:
+            keys, y = arrays
+            return (assemble(shape, keys, samples), y), sum(sample.size for sample in samples)
+
+        read = partial(reader.read_encoded, shape=shape)
+        workers, prefetch = self.loading.workers, self.loading.prefetch
+        return read_batches(batches, allocate, read, finish, workers=workers, prefetch=prefetch)

@@ -4,20 +4,23 @@ Which of them a file is, its first bytes say.
 """
 
 import os
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.data.codecs import frame
+from mlhpc.common.data.codecs import dtypes, frame
 from mlhpc.common.data.codecs.codec import Codec, facts, find, require
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.common.data.manifest import NAME, Manifest
 from mlhpc.common.files import atomic
 from mlhpc.common.formats.tfrecord import Packer, encode_example, read_examples, write_records
 from mlhpc.cosmoflow.data.augment import apply_symmetry
-from mlhpc.cosmoflow.data.codec import CODECS
+from mlhpc.cosmoflow.data.codec import CODECS, LookupTable
+from mlhpc.cosmoflow.data.encoded import EncodedSample
+from mlhpc.cosmoflow.data.logarithm import log_counts
 from mlhpc.errors import UserError
 
 TFRECORD = {"gzip": True, "plain": False}
@@ -95,57 +98,116 @@ def read_counts(path: Path) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float
 
 class Reader:
     """Reads samples of a data set. ``codec``: the one that its manifest names; None: files of no codec, as
-    published. Threads may share one."""
+    published. ``sample_dtype``: int16, the counts, or log(1 + counts) in another of ``dtypes.NUMPY``. Threads may
+    share one."""
 
-    def __init__(self, codec: str | None = None) -> None:
+    def __init__(self, codec: str | None = None, sample_dtype: str = "int16") -> None:
         self._codec = codec if isinstance(codec, str) and codec in CODECS else None
+        self.sample_dtype = sample_dtype
 
-    def read(self, sample: tuple[Path, int], x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> int:
+    def read(self, sample: tuple[Path, int], x: npt.NDArray[Any], y: npt.NDArray[np.float32]) -> int:
         """Read ``sample``, a file and the symmetry that is applied to its voxels
-        (``augment.apply_symmetry``), into ``x [n, n, n, channels]`` and ``y [targets]``; return the size of
-        the file in bytes.
+        (``augment.apply_symmetry``), into ``x [n, n, n, channels]``, of ``sample_dtype``, and ``y [targets]``;
+        return the size of the file in bytes.
 
         Raises ``UserError`` naming the file when it is missing, truncated or corrupt, or holds anything but one
         sample of this shape, and when it is encoded otherwise than the manifest says.
         """
         path, symmetry = sample
         raw = frame.read(path)
+        target = x if symmetry == 0 and x.flags.c_contiguous else None
         if raw[:8] == frame.MAGIC:
-            encoded = frame.unpack(raw, path)
-            codec = self._codec_of(encoded, path)
-            encoded.require(codec.name, np.int16, x.shape)
-            targets = encoded.array("label", "<f4")
-            target = x if symmetry == 0 and x.flags.c_contiguous else np.empty_like(x, order="C")
-            codec.decode(encoded, target)
-            if target is not x:
-                _copy(target, x, symmetry)
+            encoded, codec = self._unpack(raw, path, x.shape)
+            _take_targets(encoded.array("label", "<f4"), y, path)
+            target = np.empty(x.shape, x.dtype) if target is None else target
+            self._decode(codec, encoded, target)
         else:
             voxels, targets = _example(path, raw)
-            if len(voxels) != x.nbytes:
-                raise UserError(
-                    f"{path}: x has {len(voxels)} bytes, but int16 voxels of shape {list(x.shape)} are "
-                    f"{x.nbytes}; "
-                    f"the preset's data.sample_shape is not that of this data set"
-                )
-            _copy(np.frombuffer(voxels, "<i2").reshape(x.shape), x, symmetry)
-        if targets.size != y.size:
-            raise UserError(f"{path}: y has {targets.size} values, but the network has {y.size} targets")
-        y[...] = targets
+            _take_targets(targets, y, path)
+            counts = _counts(path, voxels, x.shape)
+            if self.sample_dtype == "int16":
+                target = counts
+            else:
+                target = np.empty(x.shape, x.dtype) if target is None else target
+                log_counts(counts, target, self.sample_dtype)
+        if target is not x:
+            _copy(target, x, symmetry)
         return len(raw)
+
+    def read_encoded(
+        self,
+        sample: tuple[Path, int],
+        keys: npt.NDArray[np.uint16],
+        y: npt.NDArray[np.float32],
+        shape: tuple[int, ...],
+    ) -> EncodedSample:
+        """Read ``sample``, of the lookup-table codec and of ``shape`` [n, n, n, channels], without decoding it:
+        the keys of all voxels into ``keys [voxels]``, the targets into ``y [targets]``. Raises UserError as
+        ``read`` does."""
+        path, symmetry = sample
+        raw = frame.read(path)
+        encoded, codec = self._unpack(raw, path, shape)
+        _take_targets(encoded.array("label", "<f4"), y, path)
+        assert isinstance(codec, LookupTable)
+        tables, voxels = [], []
+        for block in codec.blocks(encoded):
+            keys[block.start : block.start + len(block.keys)] = block.keys
+            tables.append(self._delivered(block.table))
+            voxels.append(len(block.keys))
+        return EncodedSample(len(raw), symmetry, tables, voxels)
+
+    def _decode(self, codec: Codec, encoded: Frame, out: npt.NDArray[Any]) -> None:
+        if isinstance(codec, LookupTable):
+            codec.decode(encoded, out, self._delivered)
+        elif self.sample_dtype == "int16":
+            codec.decode(encoded, out)
+        else:
+            counts = np.empty(out.shape, np.int16)
+            codec.decode(encoded, counts)
+            log_counts(counts, out, self.sample_dtype)
+
+    def _delivered(self, table: npt.NDArray[np.int16]) -> npt.NDArray[Any]:
+        """The counts of a table, or their logarithms."""
+        if self.sample_dtype == "int16":
+            return table
+        out = np.empty(table.shape, dtypes.NUMPY[self.sample_dtype])
+        log_counts(np.ascontiguousarray(table), out, self.sample_dtype)
+        return out
+
+    def _unpack(self, raw: memoryview, path: Path, shape: tuple[int, ...]) -> tuple[Frame, Codec]:
+        encoded = frame.unpack(raw, path)
+        codec = self._codec_of(encoded, path)
+        encoded.require(codec.name, np.int16, shape)
+        return encoded, codec
 
     def _codec_of(self, encoded: Frame, path: Path) -> Codec:
         codec = find(encoded.codec, CODECS, path)
         if codec.name != self._codec:
             stated = f"by {self._codec!r}" if self._codec else "by no codec"
             raise UserError(
-                f"{path}: encoded by {codec.name!r}, and by its manifest the data set is {stated}; "
-                f"convert the data "
-                "set again"
+                f"{path}: encoded by {codec.name!r}, but the manifest says that the data set is encoded {stated}; "
+                "convert the data set again"
             )
         return codec
 
 
-def _copy(voxels: npt.NDArray[np.int16], x: npt.NDArray[np.int16], symmetry: int) -> None:
+def _counts(path: Path, voxels: memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.int16]:
+    counts = np.frombuffer(voxels, "u1")
+    if len(counts) != 2 * prod(shape):
+        raise UserError(
+            f"{path}: x has {len(counts)} bytes, but int16 voxels of shape {list(shape)} are {2 * prod(shape)}; "
+            "the preset's data.sample_shape is not that of this data set"
+        )
+    return counts.view("<i2").reshape(shape)
+
+
+def _take_targets(targets: npt.NDArray[Any], y: npt.NDArray[np.float32], path: Path) -> None:
+    if targets.size != y.size:
+        raise UserError(f"{path}: y has {targets.size} values, but the network has {y.size} targets")
+    y[...] = targets
+
+
+def _copy(voxels: npt.NDArray[Any], x: npt.NDArray[Any], symmetry: int) -> None:
     # A voxel with all its channels is one item: turning then moves 8 bytes at a time, not 2.
     voxel = np.dtype((np.void, x.itemsize * x.shape[-1]))
     x.view(voxel)[...] = apply_symmetry(voxels.view(voxel), symmetry)

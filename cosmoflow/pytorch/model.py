@@ -9,12 +9,12 @@ from mlhpc.cosmoflow.network import LEAK, SCALE, require_divisible
 
 
 class CosmoFlowNet(nn.Module):
-    """Particle counts ``[b, n, n, n, redshifts]`` as stored to ``[b, targets]`` in (-1.2, 1.2), float32.
+    """Voxels ``[b, n, n, n, redshifts]`` to ``[b, targets]`` in (-1.2, 1.2), float32.
 
-    Counts travel to the device in 2 bytes and become log(1 + x) there. ``channels_last`` keeps the voxels in the
-    order in which they are stored; otherwise they are copied to channels first. Under autocast the last layer is
-    computed in float32, as in the TensorFlow network. With ``group`` the counts are this rank's slab of the
-    volume; every rank of the group returns the prediction.
+    Voxels are particle counts as stored, int16, which become log(1 + x) here, on the device, or log(1 + x) in
+    float32. ``channels_last`` keeps the voxels in the order in which they are stored; otherwise they are copied to
+    channels first. Under autocast the last layer is computed in float32, as in the TensorFlow network. With
+    ``group`` the voxels are this rank's slab of the volume; every rank of the group returns the prediction.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class CosmoFlowNet(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def forward(self, counts: Tensor) -> Tensor:
-        x = torch.log(counts.float() + 1.0)
+    def forward(self, voxels: Tensor) -> Tensor:
+        x = voxels if voxels.is_floating_point() else torch.log(voxels.float() + 1.0)
         if self.input_mean.numel():
             x = (x - self.input_mean) / self.input_spread
         x = x.permute(0, 4, 1, 2, 3)  # a view: what is stored channels last is channels_last_3d in PyTorch

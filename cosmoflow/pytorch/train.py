@@ -15,6 +15,7 @@ from mlhpc.common.data.slabs import SlabPlan, plan_slabs
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
+from mlhpc.common.pytorch.loading import dtype_of
 from mlhpc.common.pytorch.slab_batches import Batch
 from mlhpc.common.pytorch.spatial import Traffic, spatial_group
 from mlhpc.common.pytorch.state import restore, save
@@ -80,7 +81,8 @@ def train(
             model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error, accumulate=1
         )
         slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
-        zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets)
+        dtype = dtype_of(run.loading.sample_dtype)
+        zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
         sizes = WarmUpSizes(local_batch_size, training.eval_batch_size)
         warm_up(model, optimizer, scaler, steps, zeros, sizes, cuda_graphs=training.cuda_graphs)
         if group:
@@ -150,8 +152,8 @@ def _plan(run: CosmoFlow) -> SlabPlan:
     return plan_slabs((depth, height, width), run.training.spatial, network.conv_layers, network.conv_kernel)
 
 
-def _zeros_batch(samples: int, *, sample_shape: tuple[int, ...], targets: int) -> Batch:
-    return torch.zeros((samples, *sample_shape), dtype=torch.int16), torch.zeros((samples, targets))
+def _zeros_batch(samples: int, *, sample_shape: tuple[int, ...], targets: int, dtype: torch.dtype) -> Batch:
+    return torch.zeros((samples, *sample_shape), dtype=dtype), torch.zeros((samples, targets))
 
 
 def _log_traffic(log: RunLog, world: World, halos: Traffic, slabs: Traffic, epoch: int) -> None:

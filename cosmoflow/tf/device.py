@@ -47,17 +47,22 @@ def oom_as_user_error() -> Iterator[None]:
         ) from error
 
 
-def to_device(batches: Iterator[Batch], device: str | None) -> Iterator[Batch]:
-    """``batches`` as tensors on ``device``, the next one copied there while a step computes; unchanged for
-    None."""
+def to_device(
+    batches: Iterator[Any], device: str | None, convert: Callable[[Any], Batch] = lambda batch: batch
+) -> Iterator[Batch]:
+    """``batches``, each converted by ``convert``, as tensors on ``device``, the next one copied there while a step
+    computes; only converted for None."""
     if device is None:
-        yield from batches
+        yield from map(convert, batches)
         return
 
     def copy_next() -> Batch | None:
         batch = next(batches, None)
         with tf.device(device):
-            return None if batch is None else (tf.convert_to_tensor(batch[0]), tf.convert_to_tensor(batch[1]))
+            if batch is None:
+                return None
+            x, y = convert(batch)
+            return tf.convert_to_tensor(x), tf.convert_to_tensor(y)
 
     with ThreadPoolExecutor(1, thread_name_prefix="copy") as thread:
         copying = thread.submit(copy_next)

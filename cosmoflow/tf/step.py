@@ -28,8 +28,9 @@ class Steps(NamedTuple):
 
 
 def log_counts(x: Tensor) -> Tensor:
-    """log(x + 1) in float32 of int16 particle counts (the reference's preprocessing, rounds 1.0 on)."""
-    return tf.math.log(tf.cast(x, tf.float32) + 1.0)
+    """log(x + 1) in float32 of int16 particle counts (the reference's preprocessing, rounds 1.0 on); ``x`` of
+    another type is that logarithm already (``loading.sample_dtype``)."""
+    return tf.math.log(tf.cast(x, tf.float32) + 1.0) if x.dtype == tf.int16 else tf.cast(x, tf.float32)
 
 
 def make_optimizer(hyperparameters: Hyperparameters, precision: str) -> keras.optimizers.Optimizer:
@@ -46,30 +47,34 @@ def make_optimizer(hyperparameters: Hyperparameters, precision: str) -> keras.op
     return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "mixed_float16" else optimizer
 
 
-def make_steps(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> Steps:
+def make_steps(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World, sample_dtype: str = "int16"
+) -> Steps:
     """The compiled steps of ``model``, with gradients averaged over ranks."""
-    if world.size == 1:
-        return Steps(make_train_step(model, optimizer), make_eval_step(model))
-    from mlhpc.common.ranks.horovod_world import average_gradients
-
-    return Steps(make_train_step(model, optimizer, average_gradients), make_eval_step(model))
+    average: Callable[[list[Tensor]], list[Tensor]] | None = None
+    if world.size > 1:
+        from mlhpc.common.ranks.horovod_world import average_gradients as average
+    return Steps(
+        make_train_step(model, optimizer, average, sample_dtype), make_eval_step(model, sample_dtype)
+    )
 
 
 def make_train_step(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     average_gradients: Callable[[list[Tensor]], list[Tensor]] | None = None,
+    sample_dtype: str = "int16",
 ) -> TrainStep:
-    """A compiled ``(x int16 [b, n, n, n, c], y float32 [b, targets]) -> loss`` that updates the weights.
+    """A compiled ``(x [b, n, n, n, c] of sample_dtype, y float32 [b, targets]) -> loss`` that updates the weights.
 
     The loss (a float32 scalar, left on the device) is the mean square error over batch and targets plus the
     model's L2 losses, of this rank's batch. ``average_gradients`` maps this rank's gradients to their mean
-    over ranks. Counts go to the device as stored, in 2 bytes, and become log(1 + x) there.
+    over ranks. Counts (int16) go to the device as stored, in 2 bytes, and become log(1 + x) there.
     """
     optimizer.build(model.trainable_variables)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
-    @tf.function(input_signature=_signature(model))  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=_signature(model, sample_dtype))  # type: ignore[untyped-decorator]
     def step(x: Tensor, y: Tensor) -> Tensor:
         with tf.GradientTape() as tape:
             predicted = model(log_counts(x), training=True)
@@ -84,14 +89,14 @@ def make_train_step(
     return step  # type: ignore[no-any-return]
 
 
-def make_eval_step(model: keras.Model) -> EvalStep:
+def make_eval_step(model: keras.Model, sample_dtype: str = "int16") -> EvalStep:
     """A compiled ``(x, y) -> (sum of absolute errors, their number)``, shapes as in ``make_train_step``.
 
     Sum and count run over batch and targets and are float64, so that the ratio of their sums over batches and
     ranks is the exact mean absolute error for any batch sizes.
     """
 
-    @tf.function(input_signature=_signature(model))  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=_signature(model, sample_dtype))  # type: ignore[untyped-decorator]
     def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         error = tf.abs(model(log_counts(x), training=False) - y)
         return tf.reduce_sum(tf.cast(error, tf.float64)), tf.size(error, tf.int64)
@@ -105,6 +110,7 @@ def warm_up(
     steps: Steps,
     train_batch_size: int,
     eval_batch_size: int,
+    sample_dtype: str = "int16",
 ) -> None:
     """Run both steps once on zeros, which compiles them, and restore everything they changed.
 
@@ -116,12 +122,12 @@ def warm_up(
     before = [np.array(variable) for variable in variables]
     shape, targets = model.input_shape[1:], model.output_shape[1]
     for step, batch in ((steps.train, train_batch_size), (steps.evaluate, eval_batch_size)):
-        step(np.zeros((batch, *shape), np.int16), np.zeros((batch, targets), np.float32))
+        step(tf.zeros((batch, *shape), sample_dtype), np.zeros((batch, targets), np.float32))
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
 
 
-def _signature(model: keras.Model) -> list[tf.TensorSpec]:
+def _signature(model: keras.Model, sample_dtype: str) -> list[tf.TensorSpec]:
     """Input signature with any batch size, so that the smaller last batch of an evaluation needs no
     recompilation."""
-    return [tf.TensorSpec(model.input_shape, tf.int16), tf.TensorSpec(model.output_shape, tf.float32)]
+    return [tf.TensorSpec(model.input_shape, sample_dtype), tf.TensorSpec(model.output_shape, tf.float32)]

@@ -22,6 +22,7 @@ from mlhpc.common.training.finite import require_finite
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.schedule import rate_at
+from mlhpc.cosmoflow.tf.batches import as_tensors
 from mlhpc.cosmoflow.tf.device import (
     LaunchEvents,
     oom_as_user_error,
@@ -73,8 +74,9 @@ def train(
         )
         require_parameters(model.count_params(), run.network.parameters)
         optimizer = make_optimizer(hparams, training.precision)
-        steps = make_steps(model, optimizer, world)
-        warm_up(model, optimizer, steps, local_batch_size, training.eval_batch_size)
+        steps = make_steps(model, optimizer, world, run.loading.sample_dtype)
+        sizes = local_batch_size, training.eval_batch_size
+        warm_up(model, optimizer, steps, *sizes, run.loading.sample_dtype)
         last_epoch = restore(resume, model, optimizer, world) if resume else 0
         broadcast_weights(model, optimizer, world)
         events = LaunchEvents() if device else None
@@ -91,6 +93,7 @@ def train(
             log.note("staging", **asdict(report))
         loader = open_loader(run, dataset, staged, local_batch_size, seed, world, gpu=device is not None)
 
+        convert = partial(as_tensors, sample_dtype=run.loading.sample_dtype)
         record = partial(log_epoch, log, world, run.target)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
@@ -98,7 +101,7 @@ def train(
             with log.span("epoch", epoch=epoch, step=before) as span:
                 with log.span("train", epoch=epoch):
                     optimizer.learning_rate = rate = rate_at(hparams, epoch - 1, training.max_epochs)
-                    batches = to_device(loader.train_epoch(epoch - 1), device)
+                    batches = to_device(loader.train_epoch(epoch - 1), device, convert)
                     timed = log.timed(batches, "data_wait", events, epoch=epoch)
                     for x, y in track(timed, loader.steps, f"epoch {epoch}", world):
                         losses.append(steps.train(x, y))
@@ -112,7 +115,7 @@ def train(
                 if run.study.steps:
                     break
                 with log.span("eval", epoch=epoch):
-                    batches = to_device(loader.evaluation(), device)
+                    batches = to_device(loader.evaluation(), device, convert)
                     timed = log.timed(batches, "eval_data_wait", events, "eval", epoch=epoch)
                     results = [steps.evaluate(x, y) for x, y in timed]
                     error_sum, count = world.sum(np.sum(results, axis=0) if results else (0, 0))

@@ -18,7 +18,7 @@ from mlhpc.common.data.codecs import frame, library
 from mlhpc.common.data.codecs.codec import Codec, Sections
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.deepcam.data import delta, delta_encode
-from mlhpc.deepcam.data.delta import Lines, Normalisation
+from mlhpc.deepcam.data.delta import Lines
 from mlhpc.errors import UserError
 
 Of = Literal["range", "value"]
@@ -89,19 +89,18 @@ class Delta:
     def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
         delta.decode(self.lines(frame), out)
 
-    def decode_into(self, frame: Frame, out: npt.NDArray[Any], normalise: Normalisation | None) -> None:
-        """``decode`` to float32 or float16, whichever ``out`` is, normalised in the same pass. Raises
-        UserError also where a value is not finite."""
-        lines = self.lines(frame)
-        if not np.isfinite(lines.raw).all():
-            raise frame.error("holds a value that is not finite", "raw")
-        delta.decode(lines, out, normalise, out.dtype.name)
-
     def lines(self, frame: Frame) -> Lines:
         """The lines of a frame. Raises UserError when it is malformed."""
         if self.name == "delta-small":
             frame = library.inflated(frame, ("codes", "raw"))
         return delta.parse(frame)
+
+    def finite_lines(self, frame: Frame) -> Lines:
+        """``lines``. Raises UserError also where a value is not finite."""
+        lines = self.lines(frame)
+        if not np.isfinite(lines.raw).all():
+            raise frame.error("holds a value that is not finite", "raw")
+        return lines
 
     def _prove(self, array: npt.NDArray[np.float32], sections: Mapping[str, bytes], bound: Bound) -> None:
         read = frame.unpack(frame.pack("delta", "<f4", array.shape, sections))
@@ -156,7 +155,9 @@ _BOUNDED: Mapping[str, Callable[[Bound], Codec]] = {
     "delta-small": partial(Delta, "delta-small"),
     "zfp": Zfp,
 }
-_OURS: tuple[Codec, ...] = (Delta("delta"), Delta("delta-small"), Delta("delta-paper"), Zfp())
+LINES = ("delta", "delta-small", "delta-paper")
+"""The codecs whose samples a GPU can decode."""
+_OURS: tuple[Codec, ...] = (*map(Delta, LINES), Zfp())
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
 """What decodes, by name."""
 

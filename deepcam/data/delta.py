@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.data.codecs import native
+from mlhpc.common.data.codecs import dtypes, native
 from mlhpc.common.data.codecs.frame import Frame
 
 CONSTANT, RAW = 0, 1
@@ -149,33 +149,28 @@ def decode_slowly(lines: Lines, normalise: Normalisation | None = None) -> npt.N
     return out
 
 
-_KINDS_OF_OUTPUT: Mapping[str, tuple[int, str]] = {
-    "float32": (0, "<f4"),
-    "float16": (1, "<f2"),
-    "bfloat16": (2, "<u2"),
-}
+_NUMBERS: Mapping[str, int] = {"float32": 0, "float16": 1, "bfloat16": 2}  # of types in _decode.c
 
 
 def decode(
     lines: Lines,
     out: npt.NDArray[Any],
     normalise: Normalisation | None = None,
-    precision: str = "float32",
+    sample_dtype: str = "float32",
     channels_first: bool = False,
 ) -> None:
-    """Fill ``out``, C-contiguous [rows, columns, channels] or [channels, rows, columns], in float32, float16 or
-    bfloat16 (as uint16: NumPy has none): decoded, normalised and transposed in one pass over a row.
+    """Fill ``out``, C-contiguous [rows, columns, channels] or [channels, rows, columns], of
+    ``dtypes.NUMPY[sample_dtype]``: decoded, normalised, rounded and transposed in one pass over a row.
 
     Runs without the interpreter's lock where the compiled decoder is there.
     """
     rows, columns, channels = lines.shape
-    number, dtype = _KINDS_OF_OUTPUT[precision]
     shape = (channels, rows, columns) if channels_first else lines.shape
-    assert out.flags.c_contiguous and out.shape == shape and out.dtype == np.dtype(dtype)
+    assert out.flags.c_contiguous and out.shape == shape and out.dtype == dtypes.NUMPY[sample_dtype]
     library = native.library()
     if library is None:
         values = decode_slowly(lines, normalise)
-        out[...] = cast(values.transpose(2, 0, 1) if channels_first else values, precision)
+        out[...] = dtypes.cast(values.transpose(2, 0, 1) if channels_first else values, sample_dtype)
         return
     arrays: list[npt.NDArray[Any]] = [
         lines.kinds,
@@ -190,17 +185,6 @@ def decode(
     arrays = [np.ascontiguousarray(array) for array in arrays]
     scratch = np.empty((channels + 2) * columns, np.float32)
     call = native.Delta(rows, columns, channels, *(array.ctypes.data for array in arrays))
-    library.mlhpc_delta(call, 0, rows, number, channels_first, out.ctypes.data, scratch.ctypes.data)
-
-
-def cast(values: npt.NDArray[np.float32], precision: str) -> npt.NDArray[Any]:
-    """``values`` rounded to nearest even; bfloat16 as its 16 bits."""
-    if precision == "float32":
-        return values
-    if precision == "float16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16)
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    quiet = (bits >> 16) | 0x40
-    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+    library.mlhpc_delta(
+        call, 0, rows, _NUMBERS[sample_dtype], channels_first, out.ctypes.data, scratch.ctypes.data
+    )

@@ -38,10 +38,11 @@ def decode_line(  # type: ignore[no-untyped-def]
     column_stride,
     channel_stride,
     NORMALISE: tl.constexpr,
+    BFLOAT16: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Program (row, channel) decodes its line into ``out``, whose strides are in elements; ``BLOCK`` is a power of
-    two of at least ``columns``."""
+    two of at least ``columns``. ``BFLOAT16``: ``out`` is its bits, int16."""
     row = tl.program_id(0)
     channel = tl.program_id(1)
     line = channel * rows + row
@@ -76,7 +77,13 @@ def decode_line(  # type: ignore[no-untyped-def]
     target = (
         out + row.to(tl.int64) * row_stride + column.to(tl.int64) * column_stride + channel * channel_stride
     )
-    tl.store(target, value.to(out.dtype.element_ty), mask=inside)
+    if BFLOAT16:  # rounded here, and not by a conversion, which Triton's interpreter truncates
+        bits = value.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = tl.where(value != value, (bits >> 16) | 0x40, rounded)
+        tl.store(target, rounded.to(tl.int16), mask=inside)
+    else:
+        tl.store(target, value.to(out.dtype.element_ty), mask=inside)
 
 
 def decode(lines: Lines, out: torch.Tensor, normalise: Normalisation | None = None) -> None:
@@ -97,11 +104,12 @@ def decode(lines: Lines, out: torch.Tensor, normalise: Normalisation | None = No
     shift, scale = normalise or (np.zeros(1, np.float32), np.ones(1, np.float32))
     decode_line[(rows, channels)](
         *map(there, (*arrays, shift, scale)),
-        out,
+        out.view(torch.int16) if out.dtype == torch.bfloat16 else out,
         rows,
         columns,
         *out.stride(),
         NORMALISE=normalise is not None,
+        BFLOAT16=out.dtype == torch.bfloat16,
         BLOCK=max(16, triton.next_power_of_2(columns)),
         enable_fp_fusion=False,
     )

@@ -1,4 +1,4 @@
-"""Batches for the training step: the field normalised, float32, channels last in memory, and the mask.
+"""Batches for the training step: the field normalised, channels last in memory, and the mask.
 
 Three ways to read them give the same samples in the same order: threads of this process (``threads``),
 PyTorch worker processes (``workers``), NVIDIA DALI (``dali``).
@@ -19,8 +19,10 @@ from mlhpc.common.data.prefetch import read_batches
 from mlhpc.common.data.sharding import eval_batches, train_batches
 from mlhpc.common.files.filesystem import memory_left
 from mlhpc.common.pytorch.buffers import Buffers
+from mlhpc.common.pytorch.loading import as_array, dtype_of
+from mlhpc.deepcam.data.delta import Lines
 from mlhpc.deepcam.data.hdf5 import Statistics
-from mlhpc.deepcam.data.sample import Batch, CachedReader, Reader
+from mlhpc.deepcam.data.sample import Batch, CachedReader, Reader, sample_bytes
 from mlhpc.errors import UserError, count
 
 TensorPair = tuple[torch.Tensor, torch.Tensor]
@@ -30,8 +32,8 @@ Source = Callable[[Sequence[Sequence[Path]]], Generator[Batch, None, None]]
 
 @dataclass
 class Loader:
-    """The batches of one rank: ``x`` float32 ``[b, channels, rows, columns]``, channels last in memory,
-    normalised by ``statistics``; ``y`` uint8 ``[b, rows, columns]``, classes 0 to 2.
+    """The batches of one rank: ``x`` ``[b, channels, rows, columns]`` of ``loading.sample_dtype``, channels last
+    in memory, normalised by ``statistics``; ``y`` uint8 ``[b, rows, columns]``, classes 0 to 2.
 
     ``sample_shape`` is [rows, columns, channels], ``steps`` comes from ``sharding.steps_per_epoch``,
     the same for all ranks. The caller may keep the tensors. For ``device`` "cuda" they are in page-locked
@@ -40,7 +42,8 @@ class Loader:
 
     ``loading.cache`` keeps every sample in memory once read; it needs the loader "threads". Where ranks share a
     pool, each eventually reads all of it; with a pool of its own, a rank keeps only its part. ``ranks_on_node``
-    is how many ask for memory at once. ``codec`` is the one that the manifest names.
+    is how many ask for memory at once. ``codec`` is the one that the manifest names. With ``loading.decode``
+    "device", ``x`` is decoded on ``device`` when its batch is requested (``delta_triton``).
     """
 
     samples: RankSamples
@@ -87,7 +90,10 @@ class Loader:
 
     def _open_source(self) -> Source:
         """The way to read that ``loading.loader`` names."""
-        loading, reader = self.loading, Reader(self.sample_shape, self.statistics, self.codec)
+        loading = self.loading
+        reader = Reader(self.sample_shape, self.statistics, self.codec, loading.sample_dtype)
+        if loading.decode == "device":
+            return self._decoded_on_device(reader)
         if loading.loader == "workers":
             from mlhpc.deepcam.data import workers
 
@@ -102,24 +108,26 @@ class Loader:
         if loading.loader == "dali":
             from mlhpc.deepcam.data import dali
 
-            as_stored = self._read_by_threads(Reader(self.sample_shape, None, self.codec))
+            as_stored = Reader(self.sample_shape, None, self.codec)
             return partial(
                 dali.batches,
-                read=as_stored,
+                read=self._read_by_threads(as_stored, torch.float32),
                 shape=reader.shape,
                 statistics=self.statistics,
                 workers=loading.workers,
                 device=self.device,
             )
-        return self._read_by_threads(CachedReader(reader) if loading.cache else reader)
+        return self._read_by_threads(
+            CachedReader(reader) if loading.cache else reader, dtype_of(loading.sample_dtype)
+        )
 
-    def _read_by_threads(self, reader: Reader | CachedReader) -> Source:
+    def _read_by_threads(self, reader: Reader | CachedReader, dtype: torch.dtype) -> Source:
         memory, (rows, columns, channels) = Buffers(pinned=self.device != "cpu"), self.sample_shape
 
         def allocate(samples: int) -> tuple[TensorPair, Iterator[tuple[Any, ...]]]:
-            x = memory.take((samples, rows, columns, channels), torch.float32)
+            x = memory.take((samples, rows, columns, channels), dtype)
             y = memory.take((samples, rows, columns), torch.uint8)
-            return (x, y), zip(x.numpy(), y.numpy(), strict=True)
+            return (x, y), zip(as_array(x), y.numpy(), strict=True)
 
         def finish(arrays: TensorPair, sizes: list[int]) -> Batch:
             return *arrays, sum(sizes)
@@ -133,11 +141,37 @@ class Loader:
             prefetch=self.loading.prefetch,
         )
 
+    def _decoded_on_device(self, reader: Reader) -> Source:
+        from mlhpc.deepcam.data import delta_triton
+
+        memory, (rows, columns, channels) = Buffers(pinned=self.device != "cpu"), self.sample_shape
+        dtype = dtype_of(reader.sample_dtype)
+
+        def allocate(samples: int) -> tuple[torch.Tensor, Iterator[tuple[Any, ...]]]:
+            y = memory.take((samples, rows, columns), torch.uint8)
+            return y, zip(y.numpy())
+
+        def finish(y: torch.Tensor, samples: list[tuple[Lines, int]]) -> Batch:
+            x = torch.empty((len(samples), rows, columns, channels), dtype=dtype, device=self.device)
+            for row, (lines, _) in zip(x, samples, strict=True):
+                delta_triton.decode(lines, row, reader.normalisation)
+            return x, y, sum(size for _, size in samples)
+
+        return partial(
+            read_batches,
+            allocate=allocate,
+            read=reader.read_lines,
+            finish=finish,
+            workers=self.loading.workers,
+            prefetch=self.loading.prefetch,
+        )
+
     def _yield_batches(self, batches: Generator[Batch, None, None]) -> Generator[TensorPair, None, None]:
+        dtype = dtype_of(self.loading.sample_dtype)
         with closing(batches):
             for x, y, size in batches:
                 self.bytes_read += size
-                yield x.permute(0, 3, 1, 2), y
+                yield x.permute(0, 3, 1, 2).to(dtype), y  # DALI's are float32; others have the type already
 
     def _require_memory(self) -> None:
         """Raise UserError when not all samples fit into memory."""
@@ -145,7 +179,7 @@ class Loader:
         samples = self.samples.train_pool.samples + len(
             range(self.samples.pool_rank, pool.samples, pool.ranks)
         )
-        need = samples * self.ranks_on_node * sample_bytes(self.sample_shape)
+        need = samples * self.ranks_on_node * sample_bytes(self.sample_shape, self.loading.sample_dtype)
         if need > (left := memory_left()):
             raise UserError(
                 f"loading.cache needs {need / 2**30:.1f} GiB for {count(samples, 'sample')} of "
@@ -159,9 +193,3 @@ def zeros_batch(samples: int, sample_shape: Sequence[int]) -> TensorPair:
     rows, columns, channels = sample_shape
     x = torch.zeros((samples, rows, columns, channels)).permute(0, 3, 1, 2)
     return x, torch.zeros((samples, rows, columns), dtype=torch.uint8)
-
-
-def sample_bytes(sample_shape: Sequence[int]) -> int:
-    """Bytes of a sample in a batch."""
-    rows, columns, channels = sample_shape
-    return rows * columns * (4 * channels + 1)

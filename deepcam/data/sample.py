@@ -6,20 +6,22 @@ cache. All expensive operations release the interpreter lock, so that threads ru
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.data.codecs import frame
-from mlhpc.common.data.codecs.codec import find, require
+from mlhpc.common.data.codecs import dtypes, frame
+from mlhpc.common.data.codecs.codec import Codec, find, require
+from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.common.data.manifest import NAME, Manifest
 from mlhpc.common.formats import npy
 from mlhpc.common.formats.extent import Extent, opened, read_into
-from mlhpc.deepcam.data import hdf5
+from mlhpc.deepcam.data import delta, hdf5
 from mlhpc.deepcam.data.codec import CODECS, Delta, decode_mask
+from mlhpc.deepcam.data.delta import Lines
 from mlhpc.deepcam.data.hdf5 import Statistics, channel_name
 from mlhpc.errors import UserError
 
@@ -104,14 +106,20 @@ def shift_and_scale(
     return shift, scale
 
 
+def sample_bytes(sample_shape: Sequence[int], sample_dtype: str) -> int:
+    """Bytes of a sample in a batch."""
+    rows, columns, channels = sample_shape
+    return rows * columns * (dtypes.NUMPY[sample_dtype].itemsize * channels + 1)
+
+
 class CachedReader:
     """Reads every sample from its files once, and from memory after that. Thread-safe."""
 
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
-        self._cache: dict[Path, tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]] = {}
+        self._cache: dict[Path, tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]] = {}
 
-    def read(self, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]) -> int:
+    def read(self, path: Path, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
         """Like ``Reader.read``; 0 bytes when the sample comes from memory."""
         if path in self._cache:
             x[...], y[...] = self._cache[path]
@@ -126,23 +134,30 @@ class Reader:
 
     With ``statistics``, fields come as (x - minimum) · (1 / (maximum - minimum)), in float32 and in the order
     of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py), whose values they
-    equal bit for bit; without, as they are stored. ``codec``: the one that the data set's manifest names;
-    None: none.
+    equal bit for bit; without, as they are stored. They are rounded once, to ``sample_dtype`` of ``dtypes.NUMPY``.
+    ``codec``: the one that the data set's manifest names; None: none.
     """
 
-    def __init__(self, shape: Sequence[int], statistics: Statistics | None, codec: str | None = None) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        statistics: Statistics | None,
+        codec: str | None = None,
+        sample_dtype: str = "float32",
+    ) -> None:
         rows, columns, channels = shape
         self.shape = (rows, columns, channels)
-        self.nbytes = rows * columns * (4 * channels + 1)  # of a sample in a batch
+        self.sample_dtype = sample_dtype
+        self.nbytes = sample_bytes(shape, sample_dtype)
         self._block_rows = max(1, _BLOCK // (4 * columns * channels))
         self._layout: hdf5.Layout | None = None  # of the HDF5 file read last
         self._shift_and_scale = shift_and_scale(statistics, columns) if statistics else None
-        self._normalisation = shift_and_scale(statistics, 1) if statistics else None
+        self.normalisation = shift_and_scale(statistics, 1) if statistics else None
         self._codec = codec if isinstance(codec, str) and codec in CODECS else None
 
-    def read(self, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]) -> int:
-        """Read a sample into ``x`` [rows, columns, channels] and ``y`` [rows, columns], both contiguous.
-        Return the size of its files in bytes.
+    def read(self, path: Path, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
+        """Read a sample into ``x`` [rows, columns, channels], of ``sample_dtype``, and ``y`` [rows, columns], both
+        contiguous. Return the size of its files in bytes.
 
         Raises ``UserError`` naming the file when it is missing, truncated or damaged, its arrays are not of
         this shape, a value is not finite, or a label is not a class.
@@ -168,13 +183,22 @@ class Reader:
                 field, classes = hdf5.read(path)
                 self._require(path, hdf5.DATA, field, "f", self.shape)
                 self._require(path, hdf5.LABELS, classes, "iu", self.shape[:2])
-                for rows in self._blocks():
-                    _to_float32(field[rows], x[rows])
-                    self._finish(x[rows], path, hdf5.DATA, rows.start)
+                for rows, block in self._blocks(x):
+                    _convert(field[rows], block)
+                    self._finish(block, x[rows], path, hdf5.DATA, rows.start)
                 _take_mask(classes, y, path, hdf5.LABELS, 0)
             return os.fstat(fd).st_size
 
-    def _read_encoded(self, fd: int, path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.uint8]) -> int:
+    def read_lines(self, path: Path, y: npt.NDArray[np.uint8]) -> tuple[Lines, int]:
+        """Read a sample of the differential codec without decoding its field: the lines, and the size of its file
+        in bytes; ``y`` as in ``read``. Raises UserError as ``read`` does."""
+        with opened(path) as fd:
+            encoded, codec, size = self._unpack(fd, path, y)
+        assert isinstance(codec, Delta)
+        return codec.finite_lines(encoded), size
+
+    def _unpack(self, fd: int, path: Path, y: npt.NDArray[np.uint8]) -> tuple[Frame, Codec, int]:
+        """An encoded sample, its codec and its size in bytes; its mask goes to ``y``."""
         content = np.empty(os.fstat(fd).st_size, np.uint8)
         read_into(fd, path, 0, content)
         encoded = frame.unpack(content.data, path)
@@ -182,41 +206,49 @@ class Reader:
         if codec.name != self._codec:
             stated = f"by {self._codec!r}" if self._codec else "by no codec"
             raise UserError(
-                f"{path}: encoded by {codec.name!r}, and by its manifest the data set is {stated}; "
-                f"convert the data "
-                "set again"
+                f"{path}: encoded by {codec.name!r}, but the manifest says that the data set is encoded {stated}; "
+                "convert the data set again"
             )
         encoded.require(codec.name, np.float32, self.shape)
         decode_mask(encoded, y)
         _take_mask(y, y, path, "the mask", 0)
+        return encoded, codec, content.nbytes
+
+    def _read_encoded(self, fd: int, path: Path, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
+        encoded, codec, size = self._unpack(fd, path, y)
         if isinstance(codec, Delta):
-            codec.decode_into(encoded, x, self._normalisation)
+            delta.decode(codec.finite_lines(encoded), x, self.normalisation, self.sample_dtype)
         else:
-            codec.decode(encoded, x)
-            for rows in self._blocks():
-                self._finish(x[rows], path, "the field", rows.start)
-        return content.nbytes
+            field = x if self.sample_dtype == "float32" else np.empty(x.shape, np.float32)
+            codec.decode(encoded, field)
+            for rows, _ in self._blocks(x):
+                self._finish(field[rows], x[rows], path, "the field", rows.start)
+        return size
 
-    def _blocks(self) -> list[slice]:
-        rows, step = self.shape[0], self._block_rows
-        return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+    def _blocks(self, x: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
+        """Rows of ``x``, a cache's worth at a time, and where to normalise them: in place, or before rounding."""
+        step = self._block_rows
+        scratch = None if self.sample_dtype == "float32" else np.empty((step, *x.shape[1:]), np.float32)
+        for start in range(0, len(x), step):
+            rows = slice(start, min(start + step, len(x)))
+            yield rows, x[rows] if scratch is None else scratch[: rows.stop - start]
 
-    def _read_field(self, fd: int, path: Path, name: str, extent: Extent, x: npt.NDArray[np.float32]) -> None:
+    def _read_field(self, fd: int, path: Path, name: str, extent: Extent, x: npt.NDArray[Any]) -> None:
         self._require(path, name, extent, "f", self.shape)
-        as_stored = (
-            None if extent.dtype == x.dtype else np.empty((self._block_rows, *x.shape[1:]), extent.dtype)
-        )
+        in_float32 = extent.dtype == np.dtype("<f4")
+        as_stored = None if in_float32 else np.empty((self._block_rows, *x.shape[1:]), extent.dtype)
         row_bytes = (extent.end - extent.offset) // len(x)
-        for rows in self._blocks():
-            block = x[rows]
+        for rows, block in self._blocks(x):
             stored = block if as_stored is None else as_stored[: len(block)]
             read_into(fd, path, extent.offset + rows.start * row_bytes, stored)
             if stored is not block:
-                _to_float32(stored, block)
-            self._finish(block, path, name, rows.start)
+                _convert(stored, block)
+            self._finish(block, x[rows], path, name, rows.start)
 
-    def _finish(self, block: npt.NDArray[np.float32], path: Path, name: str, first_row: int) -> None:
-        """Check and normalise rows of the field, in place."""
+    def _finish(
+        self, block: npt.NDArray[np.float32], out: npt.NDArray[Any], path: Path, name: str, first_row: int
+    ) -> None:
+        """Check and normalise rows of the field, in place, and round them to ``out`` if that is elsewhere."""
         # NaN propagates to both, infinity to one of them. Faster than testing every value.
         if not (np.isfinite(block.max()) and np.isfinite(block.min())):
             row, column, channel = np.argwhere(~np.isfinite(block))[0]
@@ -230,6 +262,8 @@ class Reader:
             flat = block.reshape(len(block), -1)
             np.subtract(flat, shift, out=flat)
             np.multiply(flat, scale, out=flat)
+        if self.sample_dtype != "float32":
+            _convert(block, out, self.sample_dtype)
 
     def _read_mask(self, fd: int, path: Path, name: str, extent: Extent, y: npt.NDArray[np.uint8]) -> None:
         self._require(path, name, extent, "iu", y.shape)
@@ -256,14 +290,17 @@ class Reader:
         )
 
 
-def _to_float32(stored: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:
-    if stored.dtype == np.float16 and stored.dtype.isnative:
+def _convert(stored: npt.NDArray[Any], out: npt.NDArray[Any], sample_dtype: str = "float32") -> None:
+    """Convert rows to ``out``, of ``sample_dtype``, rounding to nearest even."""
+    halves = stored.dtype == np.float16 and stored.dtype.isnative
+    if halves or sample_dtype != "float32":
         # PyTorch uses vector instructions that numpy's loop does not: 30 times as fast. One row at a time is too
         # little work for it to start threads of its own.
         import torch
 
+        dtype = getattr(torch, sample_dtype)
         for row, target in zip(stored, out, strict=True):
-            torch.from_numpy(target).copy_(torch.from_numpy(row))
+            torch.from_numpy(target).view(dtype).copy_(torch.from_numpy(row))
     else:
         with np.errstate(over="ignore"):  # values beyond float32 become infinity, which is detected
             out[...] = stored

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from mlhpc.common.pytorch import workers as processes
+from mlhpc.common.pytorch.loading import as_array, dtype_of
 from mlhpc.deepcam.data.sample import Batch, Reader
 
 
@@ -29,6 +30,6 @@ def batches(
 
 
 def _read(reader: Reader, paths: Sequence[Path]) -> Batch:
-    x = processes.in_shared_memory((len(paths), *reader.shape))
+    x = processes.in_shared_memory((len(paths), *reader.shape), dtype_of(reader.sample_dtype))
     y = processes.in_shared_memory((len(paths), *reader.shape[:2]), torch.uint8)
-    return x, y, sum(reader.read(path, x[k].numpy(), y[k].numpy()) for k, path in enumerate(paths))
+    return x, y, sum(reader.read(path, as_array(x[k]), y[k].numpy()) for k, path in enumerate(paths))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
+from mlhpc.commands import bench
 from mlhpc.commands.parser import NAMES, Commands, Parser, add_benchmark, add_command, print_help
 from mlhpc.errors import UserError, count
 
@@ -29,17 +30,7 @@ def add(commands: Commands) -> None:
     convert.add_argument("--codec", metavar="NAME", help=f"what to convert to: {codecs} (docs/codecs.md)")
     convert.add_argument("--workers", type=int, default=CORES, help="threads per rank (default: %(default)s)")
     _add_options(convert, "convert")
-    bench = add_command(actions, "bench", _data_bench, "compare the loaders of a benchmark on a data set")
-    sizes = {b.name: b.loader_bench for b in registry.BUILT_IN if b.loader_bench}
-    samples = ", ".join(f"{name} {size.samples}" for name, size in sizes.items())
-    batches = ", ".join(f"{name} {size.batch}" for name, size in sizes.items())
-    bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(sizes))
-    bench.add_argument("data", type=Path)
-    bench.add_argument("--samples", type=int, help=f"training samples to read (default: {samples})")
-    bench.add_argument("--batch", type=int, help=f"samples per batch (default: {batches})")
-    bench.add_argument("--workers", type=int, default=CORES, help="default: %(default)s")
-    bench.add_argument("--rounds", type=int, default=3, help="rounds of each loader (default: 3)")
-    bench.add_argument("--evict", action="store_true", help="drop the data set from the page cache first")
+    bench.add(actions)
     index = add_command(
         actions, "index", _data_index, "write the manifest of a data set: sizes and checksums"
     )
@@ -144,26 +135,6 @@ def _data_convert(options: argparse.Namespace) -> int:
     with launch.joined(benchmark.frameworks[benchmark.default_framework].collectives) as world:
         convert(source=options.source, out=options.out, world=world, workers=options.workers, **given)
     return 0
-
-
-def _data_bench(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    bench = registry.find(options.benchmark).loader_bench
-    if bench is None:
-        names = " and ".join(b.name for b in registry.benchmarks().values() if b.loader_bench)
-        raise UserError(f"{options.benchmark} has one loader: data bench is for {names}")
-    sizes = {
-        "samples": bench.samples if options.samples is None else options.samples,
-        "batch": bench.batch if options.batch is None else options.batch,
-        "workers": options.workers,
-        "rounds": options.rounds,
-    }
-    for name, value in sizes.items():
-        if value < 1:
-            raise UserError(f"--{name} {value}: give 1 or more")
-    same = registry.load_object(bench.function)(options.data, **sizes, evict=options.evict, console=Console())
-    return 0 if same else 1
 
 
 def _data_index(options: argparse.Namespace) -> int:

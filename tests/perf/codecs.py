@@ -105,7 +105,7 @@ def cosmoflow(path: Path) -> tuple[Any, Any, list[Way]]:
 
 
 def deepcam(path: Path, root: Path, max_error: float) -> tuple[Any, Any, list[Way], Any, Any]:
-    from mlhpc.deepcam.data import hdf5
+    from mlhpc.deepcam.data import delta, hdf5
     from mlhpc.deepcam.data.codec import CODECS, Bound, Delta, encoder
     from mlhpc.deepcam.data.sample import shift_and_scale
 
@@ -129,7 +129,7 @@ def deepcam(path: Path, root: Path, max_error: float) -> tuple[Any, Any, list[Wa
         def decode(data: bytes) -> None:
             read = frame.unpack(data)
             if isinstance(codec, Delta):
-                codec.decode_into(read, out, by)
+                delta.decode(codec.finite_lines(read), out, by)
             else:
                 codec.decode(read, out)
                 normalise(out)

@@ -24,7 +24,7 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
-from mlhpc.benchmarks.schema import Loading
+from mlhpc.benchmarks.cosmoflow import Loading
 from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.formats.tfrecord import encode_example, write_records

@@ -19,7 +19,7 @@ SIGNATURE = {
     "kinds": "*u8", "first": "*i64", "coded": "*i64", "pivots": "*fp32", "units": "*i8", "codes": "*u8",
     "raw": "*fp32", "shift": "*fp32", "scale": "*fp32", "out": "*fp16", "rows": "i32", "columns": "i32",
     "row_stride": "i32", "column_stride": "i32", "channel_stride": "i32", "NORMALISE": "constexpr",
-    "BLOCK": "constexpr",
+    "BFLOAT16": "constexpr", "BLOCK": "constexpr",
 }  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def figures(target: str) -> tuple[int, int]:
     """Registers a thread, and bytes that a thread spills."""
     nvidia = target.startswith("sm_")
     gpu = GPUTarget("cuda", int(target[3:]), 32) if nvidia else GPUTarget("hip", target, 64)
-    constants: Any = {"NORMALISE": True, "BLOCK": 2048}
+    constants: Any = {"NORMALISE": True, "BFLOAT16": False, "BLOCK": 2048}
     source = triton.compiler.ASTSource(decode_line, SIGNATURE, constants)
     made = triton.compile(source, target=gpu, options={"enable_fp_fusion": False})
     if not nvidia:

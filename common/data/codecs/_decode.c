@@ -33,14 +33,15 @@
     }
 
 typedef struct { uint64_t low, high; } item16;
+typedef uint16_t key16 __attribute__((aligned(1))); /* keys may be a record of a file, at any offset */
 GATHER(gather_8_2, uint8_t, uint16_t)
-GATHER(gather_16_2, uint16_t, uint16_t)
+GATHER(gather_16_2, key16, uint16_t)
 GATHER(gather_8_4, uint8_t, uint32_t)
-GATHER(gather_16_4, uint16_t, uint32_t)
+GATHER(gather_16_4, key16, uint32_t)
 GATHER(gather_8_8, uint8_t, uint64_t)
-GATHER(gather_16_8, uint16_t, uint64_t)
+GATHER(gather_16_8, key16, uint64_t)
 GATHER(gather_8_16, uint8_t, item16)
-GATHER(gather_16_16, uint16_t, item16)
+GATHER(gather_16_16, key16, item16)
 
 int64_t mlhpc_gather(const void *keys, int key_bytes, int64_t n, const void *table, int64_t groups,
                      int item_bytes, void *out) {

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import numpy as np, torch
-from mlhpc.common.data.codecs import frame
+from mlhpc.common.data.codecs import dtypes, frame
 from mlhpc.deepcam.data import delta, delta_triton
 
 rng = np.random.default_rng(0)
@@ -37,7 +37,7 @@ for normalise in (None, tuple(by)):
             with np.errstate(all="ignore"):
                 delta_triton.decode(lines, out.permute(1, 2, 0) if first else out, normalise)
             found = (out.permute(1, 2, 0) if first else out).float().numpy()
-            expected = delta.cast(truth, "float16" if dtype == torch.float16 else "float32").astype(np.float32)
+            expected = dtypes.cast(truth, "float16" if dtype == torch.float16 else "float32").astype(np.float32)
             same = (found.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(found) & np.isnan(expected))
             assert same.all(), (normalise, dtype, first, np.argwhere(~same)[:3], found[~same][:3],
             expected[~same][:3])

@@ -1,6 +1,7 @@
 """The three loaders: the same batches, each sample exactly once, nothing left behind, errors in one line."""
 
 import gc
+import json
 import multiprocessing
 import os
 import re
@@ -25,16 +26,15 @@ from helpers.deepcam_files import (
     make_data_set,
     write_sample,
 )
-from rich.console import Console
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.deepcam import Loading
+from mlhpc.cli import main
 from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, train_batches
 from mlhpc.common.files.filesystem import FileSystem
 from mlhpc.common.pytorch import workers
 from mlhpc.common.ranks.world import Solo
-from mlhpc.deepcam.data import bench as bench_module
 from mlhpc.deepcam.data import loader as data_module
 from mlhpc.deepcam.data.convert import convert
 from mlhpc.deepcam.data.hdf5 import read_statistics
@@ -357,13 +357,30 @@ def test_missing_dali_is_a_one_line_error(data_set, monkeypatch):
 # The comparison
 
 
-def test_bench_prints_a_row_for_each_loader(data_set, monkeypatch):
-    monkeypatch.setattr(bench_module, "WAYS", ("threads", "workers"))  # a process each: two are enough
-    console = Console(record=True, width=120, file=open(os.devnull, "w"))
-    bench_module.bench(data_set, samples=4, batch=2, workers=1, rounds=1, evict=False, console=console)
-    table = console.export_text()
-    for way in ("threads", "workers"):
-        (row,) = [line for line in table.splitlines() if line.startswith(f"│ {way} ")]
-        rate = float(row.split("│")[2])
-        assert rate > 0
-    assert "4 samples [32, 48, 16]" in table
+def test_bench_measures_every_format_and_loader(data_set, tmp_path, capsys):
+    """Through the command line; the samples of all are the same."""
+    convert(data_set, tmp_path / "pco", Solo(), 1, "pco")
+    words = [
+        "data",
+        "bench",
+        "deepcam",
+        data_set,
+        tmp_path / "pco",
+        "--samples",
+        4,
+        "--batch",
+        2,
+        "--workers",
+        1,
+    ]
+    more = ["--loader", "threads,workers", "--sample-dtype", "float16", "--rounds", 1, "--step-ms", 1e6]
+    assert main(list(map(str, [*words, *more, "--json", tmp_path / "bench.json"]))) == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    ways = [(Path(row["data"]).name, row["loader"]) for row in found["ways"]]
+    assert ways == [(data, loader) for data in (data_set.name, "pco") for loader in ("threads", "workers")]
+    for row in found["ways"]:
+        assert row["samples_per_s_warm"] > 0 and row["samples_per_s_cold"] > 0
+        assert row["bytes_delivered_per_sample"] == 32 * 48 * (16 * 2 + 1)
+        assert (row["same_samples"], row["bound_by"]) == ("bit for bit", "compute")
+    assert found["ways"][2]["bytes_read_per_sample"] < found["ways"][0]["bytes_read_per_sample"]
+    assert "GB/s" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """ResNet-50's loaders: the same images and views whatever reads them, as torchvision and Pillow have them."""
 
 import io
+import json
 import shutil
 import threading
 from pathlib import Path
@@ -9,17 +10,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from scipy.stats import ks_2samp
 from torchvision.transforms import v2
 
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.resnet50 import Data, Loading
+from mlhpc.cli import main
 from mlhpc.common.data import manifest
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
-from mlhpc.resnet50.data import bench as bench_module
 from mlhpc.resnet50.data.augment import MEAN, STD, training_view
 from mlhpc.resnet50.data.convert import convert
 from mlhpc.resnet50.data.dataset import RankSamples, assign_samples, select
@@ -372,16 +372,29 @@ def test_reading_does_not_change_pytorchs_thread_count(sets):
 # --- looked at, and compared ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "ways"), [("jpeg", ("threads", "workers")), ("lmdb", ("threads",))])
-def test_bench_compares_the_loaders(sets, kind, ways, monkeypatch):
-    monkeypatch.setattr(bench_module, "WAYS", ways)  # a process each
-    console = Console(file=io.StringIO(), width=120)
-    assert bench_module.bench(sets[kind], 8, batch=3, workers=1, rounds=1, evict=True, console=console)
-    table = console.file.getvalue()
-    rows = {cells[1].strip(): cells for line in table.splitlines() if len(cells := line.split("│")) > 2}
-    for way in ways:
-        assert float(rows[way][2]) > 0 and rows[way][6].strip() == "bit for bit"
-    assert "8 images" in table
+def test_bench_compares_the_loaders_and_formats(sets, tmp_path):
+    words = [
+        "data",
+        "bench",
+        "resnet50",
+        sets["jpeg"],
+        sets["lmdb"],
+        "--samples",
+        8,
+        "--batch",
+        3,
+        "--workers",
+        1,
+    ]
+    more = ["--rounds", 1, "--loader", "threads,workers", "--json", tmp_path / "bench.json"]
+    # The two sample different images of the same set.
+    assert main(list(map(str, [*words, *more]))) == 1
+    rows = json.loads((tmp_path / "bench.json").read_text())["ways"]
+    assert [(row["data"], row["loader"]) for row in rows] == [
+        (str(sets[kind]), loader) for kind in ("jpeg", "lmdb") for loader in ("threads", "workers")
+    ]
+    assert all(row["samples_per_s_warm"] > 0 and row["bytes_read_per_sample"] > 0 for row in rows)
+    assert [row["same_samples"] for row in rows[:2]] == ["bit for bit"] * 2
 
 
 def test_a_sheet_shows_the_images_of_a_data_set(sets, tmp_path):

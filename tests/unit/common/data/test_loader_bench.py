@@ -1,17 +1,22 @@
 """Comparing loaders: different samples, order or values are reported."""
 
 import io
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from mlhpc.common.data import loader_bench
+from mlhpc.common.data import bench_report, ceilings, loader_bench
+from mlhpc.common.data.ceilings import Ceilings
+from mlhpc.common.data.loader_bench import Way
 from mlhpc.errors import UserError
 
 IMAGES = np.random.default_rng(1).standard_normal((12, 40, 30, 3)).astype(np.float32)
 LABELS = np.arange(12) % 5
+CEILINGS = Ceilings(threads=2, copy=2e9, cold=1e8, warm=1e9, read_cpu_s=1e-9)
 
 
 @dataclass
@@ -43,18 +48,19 @@ def epoch(way):
         "short": lambda: Fake(IMAGES, LABELS, steps=3),
         "one number": lambda: Fake(np.where(np.arange(IMAGES.size).reshape(IMAGES.shape) == 7, 9, IMAGES), LABELS),
     }  # fmt: skip
-    if way not in loaders:
-        raise UserError(f"{way} is not installed")
-    return loader_bench.measure(
-        loaders[way](), [], use=lambda item: None, wait=lambda: None, arrays=lambda item: item
-    )
+    if way.loader not in loaders:
+        raise UserError(f"{way.loader} is not installed")
+    return loader_bench.measure(loaders[way.loader](), [])
 
 
-def compared(ways, monkeypatch, close):
-    monkeypatch.setattr(loader_bench, "_in_process", lambda epoch, way: epoch(way))
+def compared(loaders, monkeypatch, close, lossy=False):
+    monkeypatch.setattr(bench_report, "_in_process", lambda epoch, way: epoch(way))
+    ways = [Way(Path("data"), loader, 3, 1) for loader in loaders]
+    measured, reasons = bench_report.run_all(ways, epoch, rounds=2)
+    agree = bench_report.agreements(measured, close, lambda data: lossy)
     console = Console(file=io.StringIO(), width=150)
-    same = loader_bench.compare(ways, epoch, rounds=2, close=close, console=console)
-    return same, console.file.getvalue()
+    bench_report.show(measured, reasons, agree, CEILINGS, None, console)
+    return not any(each.startswith("NO") for each in agree.values()), console.file.getvalue()
 
 
 def row(text, way):
@@ -82,6 +88,13 @@ def test_differences_between_loaders_are_reported(other, close, same, said, monk
     assert row(text, other)[-1].startswith(said) and found is same
 
 
+def test_a_lossy_data_set_may_have_other_values_but_not_other_samples(monkeypatch):
+    same, text = compared(("first", "coarse"), monkeypatch, 0.0, lossy=True)
+    assert same and row(text, "coarse")[-1] == "to 0.2"
+    same, _ = compared(("first", "swapped"), monkeypatch, 0.0, lossy=True)
+    assert not same
+
+
 def test_a_loader_that_cannot_run_is_reported_and_the_others_are_compared(monkeypatch):
     same, text = compared(("missing", "first", "other layout"), monkeypatch, 0.0)
     assert same and row(text, "missing")[1] == "-" and "missing is not installed" in text
@@ -90,6 +103,52 @@ def test_a_loader_that_cannot_run_is_reported_and_the_others_are_compared(monkey
         compared(("missing",), monkeypatch, 0.0)
 
 
-def test_rates_count_the_samples_and_bytes_of_one_epoch():
-    figures = epoch("first")
-    assert figures.bytes_per_s / figures.samples_per_s == pytest.approx(4000 / 12)
+def test_bytes_are_those_of_one_epoch():
+    figures = epoch(Way(Path("data"), "first", 3, 1))
+    assert figures.read == 4000 / 12
+    assert figures.delivered == (IMAGES.nbytes + LABELS.nbytes) / 12
+
+
+@pytest.mark.parametrize(
+    ("warm", "cold", "cpu_s", "delivered", "bound"),
+    [
+        (500, 400, 1e-3, 1e6, "compute"),
+        (500, 50, 1e-3, 1e6, "input: storage"),
+        (50, 40, 10e-3, 1e6, "input: decoding"),
+        (50, 40, 1.5e-3, 30e6, "input: memory"),
+        (50, 40, 1.5e-3, 1e6, "input: reading"),
+    ],
+)
+def test_the_verdict_names_what_a_step_waits_for(warm, cold, cpu_s, delivered, bound):
+    """A step of 40 ms needs 100 samples/s; reading a sample's megabyte takes 1 ms of a processor, and memory is
+    copied at 2 GB/s."""
+    figures = loader_bench.Figures(warm, cold, 1e6, delivered, cpu_s, 0, 0, np.zeros(1, np.float32), 0)
+    assert bench_report.verdict(Way(Path("data"), "threads", 4, 2), figures, CEILINGS, 0.04) == bound
+
+
+def test_the_share_of_decoding_is_what_reading_leaves():
+    figures = loader_bench.Figures(1, 1, 2e6, 1, 8e-3, 0, 0, np.zeros(1, np.float32), 0)
+    assert bench_report.decoding(figures, CEILINGS) == pytest.approx(0.75)
+    assert bench_report.decoding(figures._replace(read=0.0), CEILINGS) is None
+
+
+def test_ceilings_are_of_the_files_and_the_machine(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_bytes(bytes(1 << 20))
+    found = ceilings.measure(sorted(tmp_path.iterdir()), 2)
+    assert found.threads == 2 and min(found.copy, found.cold, found.warm) > 0 and found.read_cpu_s > 0
+
+
+def test_figures_are_written_as_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_report, "_in_process", lambda epoch, way: epoch(way))
+    way, out = Way(Path("data"), "first", 3, 1), tmp_path / "bench.json"
+    measured, reasons = bench_report.run_all([way, Way(Path("data"), "missing", 3, 1)], epoch, rounds=1)
+    agree = bench_report.agreements(measured, 0.0, lambda data: False)
+    bench_report.save(out, measured, reasons, agree, CEILINGS, 0.01, {"benchmark": "fake"})
+    found = json.loads(out.read_text())
+    (row,) = found["ways"]
+    assert (row["loader"], row["batch"], row["bytes_read_per_sample"]) == ("first", 3, 4000 / 12)
+    assert row["same_samples"] == "bit for bit" and "bound_by" in row and found["ceilings"]["copy"] == 2e9
+    assert [each["loader"] for each in found["failed"]] == ["missing"]
+    with pytest.raises(UserError, match="choose another --json"):
+        bench_report.save(tmp_path / "no" / "x", measured, reasons, agree, CEILINGS, None, {})

@@ -177,7 +177,7 @@ def test_a_sample_of_another_shape_or_codec_is_refused(tmp_path) -> None:  # typ
         (
             Reader("lut-small"),
             x.shape,
-            "encoded by 'lut', and by its manifest the data set is by 'lut-small'",
+            "encoded by 'lut', but the manifest says that the data set is encoded by 'lut-small'",
         ),
         (Reader(None), x.shape, "by no codec; convert the data set again"),
         (Reader("lut"), (4, 16, 8, 4), "the preset's data.sample_shape"),

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from mlhpc.benchmarks.schema import Loading
+from mlhpc.benchmarks.cosmoflow import Loading
 from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.formats.tfrecord import encode_example, write_records

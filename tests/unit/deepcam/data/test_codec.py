@@ -9,7 +9,7 @@ from helpers.deepcam_files import SHAPE, fields, mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlhpc.common.data.codecs import frame
+from mlhpc.common.data.codecs import dtypes, frame
 from mlhpc.deepcam.data import delta
 from mlhpc.deepcam.data.codec import CODECS, Bound, Delta, Of, encode_sample, encoder
 from mlhpc.deepcam.data.hdf5 import Statistics
@@ -104,10 +104,10 @@ def test_a_line_by_hand() -> None:
     assert (out[1] == 9).all()
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("sample_dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("channels_first", [False, True])
 @pytest.mark.parametrize("normalise", [False, True])
-def test_every_decoder_gives_the_same_bits(precision: str, channels_first: bool, normalise: bool) -> None:
+def test_every_decoder_gives_the_same_bits(sample_dtype: str, channels_first: bool, normalise: bool) -> None:
     for x in (smooth(), smooth((5, 33, 16), 1), hard(), hard(1), hard(17)):
         for codec in (Delta("delta-paper"), bounded("delta", x, 1e-3), bounded("delta", x, 1e-2, "value")):
             lines = delta.parse(packed(codec, x))
@@ -117,11 +117,11 @@ def test_every_decoder_gives_the_same_bits(precision: str, channels_first: bool,
             truth = delta.decode_slowly(lines, by if normalise else None)
             if channels_first:
                 truth = truth.transpose(2, 0, 1)
-            kind = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[precision]
+            kind = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[sample_dtype]
             out = np.empty(truth.shape, kind)
-            delta.decode(lines, out, by if normalise else None, precision, channels_first)
-            expected = delta.cast(truth, precision)
-            if precision == "bfloat16":
+            delta.decode(lines, out, by if normalise else None, sample_dtype, channels_first)
+            expected = dtypes.cast(truth, sample_dtype)
+            if sample_dtype == "bfloat16":
                 assert np.array_equal(out, expected)
             else:
                 assert np.array_equal(bits(out), bits(expected))
@@ -140,8 +140,8 @@ def test_rounding_to_float16_and_bfloat16_is_that_of_others() -> None:
     }  # fmt: skip
     lines = delta.parse(frame.unpack(frame.pack("delta", "<f4", values.shape, sections)))
     half, brain = np.empty(values.shape, np.float16), np.empty(values.shape, np.uint16)
-    delta.decode(lines, half, precision="float16")
-    delta.decode(lines, brain, precision="bfloat16")
+    delta.decode(lines, half, sample_dtype="float16")
+    delta.decode(lines, brain, sample_dtype="bfloat16")
     with np.errstate(over="ignore"):
         assert np.array_equal(half.view(np.uint16), values.astype(np.float16).view(np.uint16))
     low = (values.view(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.float64)

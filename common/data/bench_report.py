@@ -1,0 +1,192 @@
+"""Ways to read data sets side by side: whether their samples agree, and what bounds each."""
+
+import json
+import multiprocessing
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from mlhpc.common.data.ceilings import Ceilings
+from mlhpc.common.data.loader_bench import Figures, Way
+from mlhpc.common.files.atomic import write_bytes
+from mlhpc.common.host.progress import progress
+from mlhpc.errors import UserError
+
+_OTHER = "NO: different samples"
+_HALF = 0.5
+"""Share from which on a resource is named as what binds."""
+Measured = Mapping[Way, Sequence[Figures]]
+
+
+def run_all(
+    ways: Sequence[Way], epoch: Callable[[Way], Figures], rounds: int
+) -> tuple[dict[Way, list[Figures]], dict[Way, str]]:
+    """``epoch`` of each way, ``rounds`` times, in turn, each in its own process; and for those that raise
+    UserError the reason. ``epoch`` must be picklable. Raises the first UserError if no way can be measured."""
+    results: dict[Way, list[Figures]] = {way: [] for way in ways}
+    reasons: dict[Way, str] = {}
+    with progress(rounds * len(ways), "bench", "turns") as advance:
+        for turn in range(rounds):
+            for way in ways[:: 1 if turn % 2 else -1]:
+                if way not in reasons:
+                    try:
+                        results[way].append(_in_process(epoch, way))
+                    except UserError as error:
+                        reasons[way] = str(error)
+                advance(1)
+    if len(reasons) == len(ways):
+        raise UserError(reasons[ways[0]])
+    return {way: figures for way, figures in results.items() if way not in reasons}, reasons
+
+
+def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) -> dict[Way, str]:
+    """For every way how its samples compare with those of the first way that has the same batch and type: bit
+    for bit, by how much ``x`` differs on average, or "NO", where that is more than ``close``. Samples of a lossy
+    data set may differ by anything, but not their ``y``."""
+    first: dict[tuple[int, str], Figures] = {}
+    found = {}
+    for way, figures in measured.items():
+        reference = first.setdefault((way.batch, way.sample_dtype), figures[0])
+        limit = float("inf") if lossy(way.data) else close
+        verdicts = [_agreement(reference, each, limit) for each in figures]
+        found[way] = next((verdict for verdict in verdicts if verdict.startswith("NO")), verdicts[-1])
+    return found
+
+
+def medians(figures: Sequence[Figures]) -> Figures:
+    """The median of every number over the rounds; what is compared is the first round's."""
+    numbers = (statistics.median(column) for column in list(zip(*figures, strict=True))[:6])
+    return Figures(*numbers, *figures[0][6:])
+
+
+def decoding(figures: Figures, ceilings: Ceilings) -> float | None:
+    """The share of a sample's processor time that is not reading its bytes: decoding, checksums, normalising,
+    laying out. None where no bytes are read."""
+    if not (figures.read and figures.cpu_s):
+        return None
+    return min(1.0, max(0.0, 1 - figures.read * ceilings.read_cpu_s / figures.cpu_s))
+
+
+def verdict(way: Way, figures: Figures, ceilings: Ceilings, step_s: float) -> str:
+    """What a training whose step takes ``step_s`` seconds waits for with this way to read."""
+    needed = way.batch / step_s
+    if figures.cold >= needed:
+        return "compute"
+    if figures.warm >= needed:
+        return "input: storage"
+    if (decoding(figures, ceilings) or 0) > _HALF:
+        return "input: decoding"
+    if figures.delivered * figures.warm > _HALF * ceilings.copy:
+        return "input: memory"
+    return "input: reading"
+
+
+def label(way: Way, ways: Sequence[Way]) -> str:
+    """What distinguishes a way from the others."""
+    parts = {
+        "data": lambda each: each.data.name,
+        "loader": lambda each: each.loader,
+        "sample_dtype": lambda each: each.sample_dtype,
+        "batch": lambda each: f"batch {each.batch}",
+        "workers": lambda each: f"{each.workers} workers",
+    }
+    varied = [part(way) for name, part in parts.items() if len({getattr(each, name) for each in ways}) > 1]
+    return ", ".join(varied) or way.loader
+
+
+def show(
+    measured: Measured,
+    reasons: Mapping[Way, str],
+    agree: Mapping[Way, str],
+    ceilings: Ceilings,
+    step_s: float | None,
+    console: Console,
+) -> None:
+    """Print the medians and the ceilings."""
+    ways = [*measured, *reasons]
+    columns = ["warm", "cold", "MB", "CPU ms", "decoding", "MiB", "same samples"]
+    title = "samples/s from a warm and a cold page cache; MB read and CPU ms per sample; MiB of memory"
+    table = Table(title=title)
+    table.add_column("loader", no_wrap=True)
+    for column in (*columns, *(["bound by"] if step_s else [])):
+        table.add_column(column)
+    for way, rounds in measured.items():
+        figures = medians(rounds)
+        share = decoding(figures, ceilings)
+        table.add_row(
+            label(way, ways),
+            f"{figures.warm:.1f}",
+            f"{figures.cold:.1f}",
+            f"{figures.read / 1e6:.3g}",
+            f"{1000 * figures.cpu_s:.2f}",
+            "-" if share is None else f"{share:.0%}",
+            f"{figures.memory / 2**20:.0f}",
+            agree[way],
+            *([verdict(way, figures, ceilings, step_s)] if step_s else []),
+        )
+    for way in reasons:
+        table.add_row(label(way, ways), *"-" * len(columns))
+    console.print(table)
+    for way, reason in reasons.items():
+        console.print(f"{label(way, ways)}: {reason}", soft_wrap=True, highlight=False)
+    console.print(
+        f"ceilings with {ceilings.threads} threads: memory copy {ceilings.copy / 1e9:.1f} GB/s; the same files "
+        f"{ceilings.cold / 1e6:.0f} MB/s from storage (cold), {ceilings.warm / 1e6:.0f} MB/s from the page cache",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def save(
+    path: Path,
+    measured: Measured,
+    reasons: Mapping[Way, str],
+    agree: Mapping[Way, str],
+    ceilings: Ceilings,
+    step_s: float | None,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write everything as JSON. Raises UserError."""
+    rows = []
+    for way, rounds in measured.items():
+        figures = medians(rounds)
+        row = asdict(way) | {
+            "data": str(way.data),
+            "samples_per_s_warm": figures.warm,
+            "samples_per_s_cold": figures.cold,
+            "bytes_read_per_sample": figures.read,
+            "bytes_delivered_per_sample": figures.delivered,
+            "cpu_s_per_sample": figures.cpu_s,
+            "decoding_share": decoding(figures, ceilings),
+            "memory_bytes": figures.memory,
+            "same_samples": agree[way],
+        }
+        rows.append(row | ({"bound_by": verdict(way, figures, ceilings, step_s)} if step_s else {}))
+    failed = [asdict(way) | {"data": str(way.data), "error": reason} for way, reason in reasons.items()]
+    content = {**facts, "step_s": step_s, "ceilings": asdict(ceilings), "ways": rows, "failed": failed}
+    try:
+        write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}; choose another --json") from error
+
+
+def _agreement(first: Figures, other: Figures, close: float) -> str:
+    if other.labels != first.labels or other.excerpt.shape != first.excerpt.shape:
+        return _OTHER
+    if other.checksum == first.checksum:
+        return "bit for bit"
+    apart = float(np.abs(other.excerpt - first.excerpt).mean())
+    return f"to {apart:.2g}" if apart <= close else f"{_OTHER}, mean difference {apart:.2g}"
+
+
+def _in_process(epoch: Callable[[Way], Figures], way: Way) -> Figures:
+    # A new process, so that no loader inherits the threads or the memory of the previous one.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(epoch, way).result()

@@ -1,0 +1,66 @@
+"""What reading samples cannot exceed on this machine: copying memory, and reading the same files."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mlhpc.common.files.pagecache import evict
+
+_COPIED = 64 << 20  # bytes a thread: far beyond the caches
+_CHUNK = 4 << 20
+_MOST_READ = 2 << 30
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes per second of all ``threads`` together: ``copy`` of memory, ``cold`` and ``warm`` of reading files
+    that are not, or are, in the page cache; and seconds of processor time per byte of the latter."""
+
+    threads: int
+    copy: float
+    cold: float
+    warm: float
+    read_cpu_s: float
+
+
+def measure(files: Sequence[Path], threads: int) -> Ceilings:
+    """The ceilings for ``threads`` threads and ``files``, of which at most 2 GiB are read; the best of three
+    rounds of each, but the first cold one. Raises OSError."""
+    taken: list[Path] = []
+    total = 0
+    for path in files:
+        if total < _MOST_READ:
+            taken.append(path)
+            total += path.stat().st_size
+    with ThreadPoolExecutor(threads) as pool:
+        source = [np.ones(_COPIED, np.uint8) for _ in range(threads)]
+        target = [np.ones(_COPIED, np.uint8) for _ in range(threads)]
+        copies = [_seconds(pool, np.copyto, zip(target, source, strict=True)) for _ in range(_ROUNDS)]
+        evict(taken)
+        cold = _seconds(pool, _read, ((path,) for path in taken))
+        cpu = time.process_time()
+        warm = [_seconds(pool, _read, ((path,) for path in taken)) for _ in range(_ROUNDS)]
+        cpu = (time.process_time() - cpu) / _ROUNDS
+    size = max(total, 1)
+    return Ceilings(threads, threads * _COPIED / min(copies), size / cold, size / min(warm), cpu / size)
+
+
+def _seconds(
+    pool: ThreadPoolExecutor, work: Callable[..., object], items: Iterable[tuple[object, ...]]
+) -> float:
+    start = time.perf_counter()
+    for done in [pool.submit(work, *item) for item in items]:
+        done.result()
+    return time.perf_counter() - start
+
+
+def _read(path: Path) -> None:
+    buffer = bytearray(_CHUNK)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass

@@ -1,0 +1,30 @@
+"""The types that samples are delivered in (``loading.sample_dtype``), and rounding to them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+NUMPY: Mapping[str, np.dtype[Any]] = {
+    "int16": np.dtype("<i2"),
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+}
+"""Of an array that holds samples of each type. NumPy has no bfloat16: an array has its 16 bits as uint16."""
+
+
+def cast(values: npt.NDArray[np.float32], sample_dtype: str) -> npt.NDArray[Any]:
+    """``values`` rounded to nearest even, as an array of ``NUMPY[sample_dtype]``; beyond the largest they become
+    infinite, and NaN stays NaN."""
+    if sample_dtype == "float32":
+        return values
+    if sample_dtype == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16)
+    assert sample_dtype == "bfloat16"
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    quiet = (bits >> 16) | 0x40
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)

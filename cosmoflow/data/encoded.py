@@ -1,0 +1,49 @@
+"""A batch of the lookup-table codec that the device decodes: keys and tables cross the bus, not voxels."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Encoded(NamedTuple):
+    """Samples of ``shape`` [b, n, n, n, channels]: voxel i of all of them in C order, which lies in block k, is
+    ``tables[starts[k] + keys[i]]``, and sample j is turned by ``symmetries[j]`` (``augment.apply_symmetry``) then.
+
+    ``keys`` uint16 [voxels]; ``tables`` [rows, channels] as delivered (``loading.sample_dtype``); ``starts`` int32
+    and ``voxels`` int64 [blocks]: the first row and the number of voxels of each block, in order.
+    """
+
+    shape: tuple[int, ...]
+    keys: npt.NDArray[np.uint16]
+    tables: npt.NDArray[Any]
+    starts: npt.NDArray[np.int32]
+    voxels: npt.NDArray[np.int64]
+    symmetries: tuple[int, ...]
+
+
+class EncodedSample(NamedTuple):
+    """One sample: the size of its file in bytes, its symmetry, and the ``tables`` of its blocks with their numbers
+    of ``voxels``. Its keys are in the batch."""
+
+    size: int
+    symmetry: int
+    tables: list[npt.NDArray[Any]]
+    voxels: list[int]
+
+
+def assemble(
+    shape: tuple[int, ...], keys: npt.NDArray[np.uint16], samples: Sequence[EncodedSample]
+) -> Encoded:
+    """The batch of ``samples``, whose ``keys`` are [b, voxels]."""
+    tables = [table for sample in samples for table in sample.tables]
+    rows = np.cumsum([0, *map(len, tables)])[:-1]
+    return Encoded(
+        (len(samples), *shape),
+        keys.reshape(-1),
+        np.concatenate(tables),
+        rows.astype(np.int32),
+        np.array([voxels for sample in samples for voxels in sample.voxels], np.int64),
+        tuple(int(sample.symmetry) for sample in samples),
+    )

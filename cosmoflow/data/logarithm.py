@@ -1,0 +1,31 @@
+"""log(1 + counts), the network's input, as a table of all counts.
+
+A count has 16 bits, so that its logarithm is one look-up, for voxels and for the tables of the lookup-table codec
+alike. Both therefore get the same bits, and a voxel costs neither a logarithm nor a rounding.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.data.codecs import dtypes, native
+
+
+@cache
+def _table(sample_dtype: str) -> npt.NDArray[Any]:
+    """[65536, 1], by the bits of the count."""
+    counts = np.arange(1 << 16, dtype=np.uint16).view(np.int16).astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):  # below 0, which is no count
+        logarithms = np.log(counts + np.float32(1))
+    table = dtypes.cast(logarithms, sample_dtype).reshape(-1, 1)
+    table.flags.writeable = False
+    return table
+
+
+def log_counts(counts: npt.NDArray[np.int16], out: npt.NDArray[Any], sample_dtype: str) -> None:
+    """Fill ``out``, of ``counts``' shape and ``dtypes.NUMPY[sample_dtype]``, with log(1 + counts), computed in
+    float32 and rounded once (the reference's preprocessing, rounds 1.0 on). Both arrays are C-contiguous."""
+    at = native.gather(counts.reshape(-1).view(np.uint16), _table(sample_dtype), out.reshape(-1, 1))
+    assert at is None and out.flags.c_contiguous

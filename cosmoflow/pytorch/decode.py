@@ -1,0 +1,32 @@
+"""The lookup-table codec decoded on the device: keys and tables cross the bus, and a batch is one look-up."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlhpc.common.pytorch.loading import as_tensor
+from mlhpc.cosmoflow.data.augment import SYMMETRIES
+from mlhpc.cosmoflow.data.encoded import Encoded
+
+
+def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) -> Tensor:
+    """The samples of ``batch``, ``[b, n, n, n, channels]`` of ``sample_dtype``, on the device that ``move`` moves
+    tensors to; bit for bit what the host decodes."""
+    # PyTorch has few operations on uint16: keys travel as int16 and lose their sign there.
+    keys = move(torch.from_numpy(batch.keys.view(np.int16))).int() & 0xFFFF
+    starts, voxels = move(torch.from_numpy(batch.starts)), move(torch.from_numpy(batch.voxels))
+    rows = keys + torch.repeat_interleave(starts, voxels, output_size=len(batch.keys))
+    x = move(as_tensor(batch.tables, sample_dtype)).index_select(0, rows).view(batch.shape)
+    if not any(batch.symmetries):
+        return x
+    return torch.stack(
+        [_turned(sample, symmetry) for sample, symmetry in zip(x, batch.symmetries, strict=True)]
+    )
+
+
+def _turned(sample: Tensor, symmetry: int) -> Tensor:
+    """``augment.apply_symmetry`` of a tensor."""
+    axes, flips = SYMMETRIES[symmetry]
+    return sample.permute(*axes, 3).flip([axis for axis, flip in enumerate(flips) if flip])

@@ -1,0 +1,38 @@
+"""The loader's batches as TensorFlow takes them."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from mlhpc.cosmoflow.data.augment import SYMMETRIES
+from mlhpc.cosmoflow.data.encoded import Encoded
+
+Tensor = Any  # tf.Tensor, which has no types of its own
+
+
+def as_tensors(batch: tuple[Any, Any], sample_dtype: str) -> tuple[Any, Any]:
+    """A batch of the loader as ``x`` of ``sample_dtype`` and ``y``: arrays, on the current device if that decodes
+    them."""
+    x, y = batch
+    return (decode(x, sample_dtype) if isinstance(x, Encoded) else _typed(x, sample_dtype)), y
+
+
+def decode(batch: Encoded, sample_dtype: str) -> Tensor:
+    """The samples of ``batch``, ``[b, n, n, n, channels]`` of ``sample_dtype``, decoded on the current device:
+    keys and tables cross the bus, and the batch is one look-up. Bit for bit what the host decodes."""
+    rows = tf.cast(batch.keys, tf.int32) + tf.repeat(batch.starts, batch.voxels)
+    x = tf.reshape(tf.gather(_typed(batch.tables, sample_dtype), rows), batch.shape)
+    if not any(batch.symmetries):
+        return x
+    return tf.stack([_turned(x[i], symmetry) for i, symmetry in enumerate(batch.symmetries)])
+
+
+def _turned(sample: Tensor, symmetry: int) -> Tensor:
+    """``augment.apply_symmetry`` of a tensor."""
+    axes, flips = SYMMETRIES[symmetry]
+    return tf.reverse(tf.transpose(sample, (*axes, 3)), [axis for axis, flip in enumerate(flips) if flip])
+
+
+def _typed(array: Any, sample_dtype: str) -> Any:
+    """NumPy has no bfloat16: the loader's arrays hold its bits."""
+    return array.view(tf.bfloat16.as_numpy_dtype) if sample_dtype == "bfloat16" else array

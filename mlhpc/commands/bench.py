@@ -1,0 +1,110 @@
+"""data bench: every way to read some data sets."""
+
+import argparse
+import os
+from functools import partial
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+
+from mlhpc.benchmarks import registry
+from mlhpc.commands.parser import Commands, add_command
+from mlhpc.errors import UserError, count, did_you_mean
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def add(actions: Commands) -> None:
+    bench = add_command(actions, "bench", _bench, "compare formats and loaders on data sets")
+    sizes = {b.name: b.loader_bench for b in registry.BUILT_IN if b.loader_bench}
+    samples = ", ".join(f"{name} {size.samples}" for name, size in sizes.items())
+    batches = ", ".join(f"{name} {size.batch}" for name, size in sizes.items())
+    bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(sizes))
+    bench.add_argument("data", type=Path, nargs="+", help="data sets: one in several formats, say")
+    bench.add_argument("--samples", type=int, help=f"training samples to read (default: {samples})")
+    bench.add_argument("--batch", help=f"samples per batch, a list such as 1,4 (default: {batches})")
+    bench.add_argument("--workers", default=str(CORES), help="a list such as 1,2 (default: %(default)s)")
+    bench.add_argument("--loader", help="a list such as threads,workers (default: all of the benchmark)")
+    bench.add_argument("--sample-dtype", help="a list such as float32,float16 (default: the benchmark's)")
+    bench.add_argument("--rounds", type=int, default=3, help="rounds of each way (default: 3)")
+    bench.add_argument("--step-ms", type=float, help="time of a training step: say what bounds each way")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.common.data import bench_report, ceilings, manifest
+    from mlhpc.common.data.loader_bench import Way
+
+    tool = registry.find(options.benchmark).loader_bench
+    if tool is None:
+        names = " and ".join(b.name for b in registry.benchmarks().values() if b.loader_bench)
+        raise UserError(f"data bench has no loader of {options.benchmark}; it is for {names}")
+    samples = _positive("--samples", tool.samples if options.samples is None else options.samples)
+    rounds = _positive("--rounds", options.rounds)
+    if options.step_ms is not None and not options.step_ms > 0:
+        raise UserError(f"--step-ms {options.step_ms}: give a time above 0")
+    batches, workers = (
+        _numbers("--batch", options.batch or str(tool.batch)),
+        _numbers("--workers", options.workers),
+    )
+    loaders = _names("--loader", options.loader, tool.loaders) or list(tool.loaders)
+    dtypes = _names("--sample-dtype", options.sample_dtype, tool.sample_dtypes) or list(
+        tool.sample_dtypes[:1]
+    )
+    facts = {}
+    for data in options.data:
+        manifest.require_folder(data)
+        facts[data] = manifest.load(data).facts if (data / manifest.NAME).exists() else {}
+    ways = [Way(*each) for each in product(options.data, loaders, batches, workers, dtypes or [""])]
+
+    module = import_module(tool.module)
+    files = [path for data in options.data for path in module.files_of(data, samples)]
+    measured, reasons = bench_report.run_all(ways, partial(module.epoch, samples=samples), rounds)
+    limits = ceilings.measure(files, max(workers))
+    agree = bench_report.agreements(
+        measured,
+        tool.close,
+        lambda data: bool(facts[data].get("lossy")) or facts[data].get("dtype") == "float16",
+    )
+    step_s = options.step_ms / 1000 if options.step_ms else None
+    console = Console()
+    bench_report.show(measured, reasons, agree, limits, step_s, console)
+    console.print(
+        f"{count(samples, 'sample')} or all there are, of {', '.join(map(str, options.data))}; "
+        f"batch {', '.join(map(str, batches))}; workers {', '.join(map(str, workers))}; median of "
+        f"{count(rounds, 'round')}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    if options.json:
+        about = {"benchmark": options.benchmark, "samples": samples, "rounds": rounds}
+        bench_report.save(options.json, measured, reasons, agree, limits, step_s, about)
+    return 1 if any(each.startswith("NO") for each in agree.values()) else 0
+
+
+def _positive(option: str, value: int) -> int:
+    if value < 1:
+        raise UserError(f"{option} {value}: give 1 or more")
+    return value
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        values = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UserError(f"{option} {text}: give a whole number, or a list such as 1,4") from None
+    return [_positive(option, value) for value in dict.fromkeys(values)]
+
+
+def _names(option: str, text: str | None, known: tuple[str, ...]) -> list[str]:
+    """The names in a list; "cached" is short for "threads, cached"."""
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    names = ["threads, cached" if word == "cached" else word for word in words]
+    for name in names:
+        if name not in known:
+            raise UserError(
+                f"{option} {name}: {did_you_mean(name, known) if known else 'there is no choice'}"
+            )
+    return list(dict.fromkeys(names))
