@@ -1,5 +1,6 @@
 """One rank that stages with each byte read once: ``read_once.py SOURCE FOLDER [RANK]``, each node to a folder of
-its own in FOLDER. Prints the bytes that this rank read from the source. RANK is killed while it receives a file."""
+its own in FOLDER. Prints the bytes that this rank read from the source. RANK is killed while it receives a
+file."""
 
 import os
 import signal
