@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from smoke.conftest import climate_settings, result
 
 from mlhpc.common.data.manifest import index, verify
 from mlhpc.common.ranks.world import Solo
@@ -62,3 +63,33 @@ def test_a_rank_lost_while_files_are_passed_on_is_one_line_and_no_file_is_half_w
     for node in ("node0", "node1"):
         assert contents(tmp_path / node) == whole
         assert not list((tmp_path / node).rglob("*.part"))
+
+
+def test_a_run_trains_on_what_the_nodes_passed_on(slurm, climate, tmp_path):
+    """Each node stages to a folder of its own; the losses are those of the run that reads everything twice."""
+    losses = {}
+    for once in ("true", "false"):
+        out = tmp_path / once
+        options = climate_settings("target.value=1e-6", f"staging.read_once={once}")
+        line = f'exec "$@" --stage {tmp_path}/stage-{once}-$SLURMD_NODENAME'
+        run = [
+            sys.executable,
+            "-m",
+            "mlhpc",
+            "run",
+            "deepcam",
+            "--seed",
+            "7",
+            "--data",
+            climate,
+            "--out",
+            out,
+        ]
+        done = slurm.run("srun", "-N2", "-n2", "bash", "-c", line, "run", *run, *options, timeout=300)
+        assert done.returncode == 0, done.stderr
+        record = result(out)
+        losses[once] = [epoch["train_loss"] for epoch in record["epochs"]]
+        staging = record["staging"]
+        assert staging["read_once"] == (once == "true") and staging["verified"]
+        assert staging["source_bytes"] * (2 if once == "true" else 1) == staging["bytes"]
+    assert losses["true"] == losses["false"]
