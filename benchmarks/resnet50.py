@@ -130,6 +130,11 @@ class Staging(schema.Staging):
                 "pack and mode=shard exclude each other, since each node packs all images; drop one, or convert "
                 "the data set beforehand"
             )
+        if self.pack and self.read_once:
+            raise ValueError(
+                "pack and read_once exclude each other, since each node packs what it reads; drop one, or convert "
+                "the data set beforehand"
+            )
         return self
 
 

@@ -111,6 +111,11 @@ class Staging(FrozenModel):
         "replicate", description="shard: a node holds only its part of the training set, for the whole run"
     )
     workers: PositiveInt = Field(8, description="files that a rank copies at the same time, at most")
+    read_once: bool = Field(
+        False,
+        description="what several nodes hold is read from the shared file system by one of them, which passes it "
+        "on over the network",
+    )
 
 
 class Loading(FrozenModel):

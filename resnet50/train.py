@@ -79,7 +79,8 @@ def train(
             if staged and run.staging.pack:
                 dataset, report = pack(dataset, staged, world, run.network.classes, run.staging.workers)
             elif staged:
-                report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+                how = run.staging
+                report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
         log.data_format(**format_of(dataset))
         if staged:
             log.note("staging", **asdict(report), packed=run.staging.pack)

@@ -40,6 +40,11 @@ class File(NamedTuple):
     size: int
     crc32: int | None = None
 
+    @property
+    def folder(self) -> str:
+        """The top-level folder; empty for a file outside folders."""
+        return self.path.rpartition("/")[0].partition("/")[0]
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -44,7 +44,7 @@ def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> l
     if mode == "replicate" or nodes == 1:
         return list(files)
     kept: list[File] = []
-    for folder, group in groupby(files, key=lambda file: file.path.rpartition("/")[0].partition("/")[0]):
+    for folder, group in groupby(files, key=lambda file: file.folder):
         members = list(group)
         kept += files_of_rank(members, node, nodes) if folder else members
     return kept
@@ -55,6 +55,16 @@ def files_to_copy(
 ) -> list[File]:
     """The files that one rank copies: its part, balanced in bytes, of those that its node holds."""
     return files_of_rank(files_of_node(files, node, nodes, mode), local_rank, local_size)
+
+
+def files_of_ring(
+    files: Sequence[File], ring: int, rings: int, nodes: int
+) -> tuple[list[File], npt.NDArray[np.int64]]:
+    """The files that nodes pass on to each other in ``ring`` of ``rings``, in the order of ``files``, and for each
+    the node, 0 to ``nodes - 1``, that reads it from the source. Balanced in bytes over rings and nodes."""
+    bin_of = balance([file.size for file in files], rings * nodes)
+    chosen = np.flatnonzero(bin_of // nodes == ring)
+    return [files[i] for i in chosen], bin_of[chosen] % nodes
 
 
 def files_of_rank(files: list[File], index: int, size: int) -> list[File]:

@@ -59,6 +59,10 @@ class BaseWorld(ABC):
     def launcher(self) -> str:
         return self.info.launcher
 
+    @property
+    def address(self) -> str:
+        return self.roll_call.my_address()
+
     def enter(self, phase: str) -> None:
         self.roll_call.enter(phase)
 

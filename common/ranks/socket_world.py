@@ -5,11 +5,9 @@ under rank 0, so that a barrier takes two messages for each of log2(ranks) level
 ``wire`` form, with its length before it.
 """
 
-import hmac
 import secrets
 import socket
 import struct
-import time
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,14 +17,11 @@ import numpy.typing as npt
 from mlhpc.common.ranks import wire
 from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, my_address, with_node_index
 from mlhpc.common.ranks.environment import RankInfo
+from mlhpc.common.ranks.links import Place, accept, connect, receive_exactly
 from mlhpc.common.ranks.rendezvous import LOOPBACK
 from mlhpc.common.ranks.rollcall import RollCall
-from mlhpc.errors import UserError
 
 _LENGTH = struct.Struct("<Q")
-_HELLO = struct.Struct("<32sI")  # the token's digest and the rank
-CONNECT_S = 60.0
-"""How long a rank may take to meet its parent in the tree."""
 LONGEST = 1 << 40
 """Bytes of a message; more is not a message of ours."""
 
@@ -58,9 +53,9 @@ class SocketWorld(BaseWorld):
             else:
                 mine = (my_address(roll_call, leader), port)
                 places = _send_place(mine, (leader, int(facts["port"])), secret, info.rank)
-            parent = _connect(places[(info.rank - 1) // 2], secret, info.rank) if info.rank else None
+            parent = connect(places[(info.rank - 1) // 2], secret, info.rank) if info.rank else None
             below = [rank for rank in (2 * info.rank + 1, 2 * info.rank + 2) if rank < info.size]
-            children = _accept(listener, secret, below)
+            children = accept(listener, secret, below)
         world = cls(with_node_index(info, roll_call.roll), roll_call, parent, children)
         world.barrier()
         roll_call.start_beating()
@@ -68,10 +63,10 @@ class SocketWorld(BaseWorld):
 
     def barrier(self) -> None:
         for child in self.children:
-            _receive_exactly(child, 1)
+            receive_exactly(child, 1)
         if self.parent is not None:
             self.parent.sendall(b"\0")
-            _receive_exactly(self.parent, 1)
+            receive_exactly(self.parent, 1)
         for child in self.children:
             child.sendall(b"\0")
 
@@ -111,13 +106,9 @@ class SocketWorld(BaseWorld):
                 connection.close()
 
 
-Place = tuple[str, int]
-"""Where a rank listens: address and port."""
-
-
 def _collect_places(mine: Place, listener: socket.socket, secret: bytes, size: int) -> list[Place]:
     """On rank 0: send every rank the addresses at which all ranks listen."""
-    connections = _accept(listener, secret, list(range(1, size)))
+    connections = accept(listener, secret, list(range(1, size)))
     places = [mine, *(wire.decode(_receive(connection)) for connection in connections)]
     for connection in connections:
         _send(connection, wire.encode(places))
@@ -127,55 +118,10 @@ def _collect_places(mine: Place, listener: socket.socket, secret: bytes, size: i
 
 def _send_place(mine: Place, leader: Place, secret: bytes, rank: int) -> list[Place]:
     """On another rank: tell rank 0 where this one listens, and learn where all do."""
-    with _connect(leader, secret, rank) as connection:
+    with connect(leader, secret, rank) as connection:
         _send(connection, wire.encode(mine))
         places: list[Place] = wire.decode(_receive(connection))
     return places
-
-
-def _connect(place: Place, secret: bytes, rank: int) -> socket.socket:
-    host, port = place
-    try:
-        connection = socket.create_connection((host, port), timeout=CONNECT_S)
-        _settle(connection)
-        connection.sendall(_HELLO.pack(secret, rank))
-    except OSError as error:
-        raise UserError(
-            f"rank {rank} cannot connect to {host} port {port}: {error}; check that the nodes can reach each other"
-        ) from error
-    return connection
-
-
-def _accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[socket.socket, ...]:
-    """The connections of ``ranks``, in their order; strangers are turned away."""
-    found: dict[int, socket.socket] = {}
-    deadline = time.monotonic() + CONNECT_S
-    while len(found) < len(ranks):
-        listener.settimeout(max(0.1, deadline - time.monotonic()))
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            lost = [rank for rank in ranks if rank not in found]
-            raise UserError(
-                f"ranks {lost} did not connect within {CONNECT_S:.0f} s; see their output"
-            ) from None
-        try:
-            connection.settimeout(3.0)
-            token, rank = _HELLO.unpack(_receive_exactly(connection, _HELLO.size))
-        except (OSError, EOFError):
-            connection.close()
-            continue
-        if not hmac.compare_digest(token, secret) or rank not in ranks or rank in found:
-            connection.close()
-            continue
-        _settle(connection)
-        found[rank] = connection
-    return tuple(found[rank] for rank in ranks)
-
-
-def _settle(connection: socket.socket) -> None:
-    connection.settimeout(None)  # a collective may wait for hours; the roll call detects lost ranks
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _send(connection: socket.socket, data: bytes) -> None:
@@ -184,19 +130,7 @@ def _send(connection: socket.socket, data: bytes) -> None:
 
 
 def _receive(connection: socket.socket) -> bytes:
-    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
+    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))
     if length > LONGEST:
         raise EOFError(f"a message of {length} bytes")
-    return bytes(_receive_exactly(connection, length))
-
-
-def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
-    """Raises EOFError when the other end is gone."""
-    data = bytearray(length)
-    view = memoryview(data)
-    while view:
-        count = connection.recv_into(view)
-        if not count:
-            raise EOFError("a rank closed its connection")
-        view = view[count:]
-    return data
+    return bytes(receive_exactly(connection, length))

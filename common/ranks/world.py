@@ -45,6 +45,9 @@ class World(Protocol):
     def nodes(self) -> int: ...
     @property
     def launcher(self) -> str: ...
+    @property
+    def address(self) -> str:
+        """The IP address at which other nodes reach this rank; loopback where it is only known on its node."""
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -90,6 +93,7 @@ class Solo:
     local_size: int = 1
     node: int = 0
     nodes: int = 1
+    address: str = "127.0.0.1"
 
     def barrier(self) -> None:
         pass

@@ -9,7 +9,7 @@ docs/performance.md.
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import RawIOBase
 from pathlib import Path
@@ -43,9 +43,10 @@ def copy_all(
     source: Path,
     target: Path,
     workers: int,
-    advance: Callable[[int], None],
+    in_place: Callable[[File], None],
 ) -> Copied:
-    """Copy ``files`` from ``source`` to ``target``, at most ``workers`` at a time, and ``advance(1)`` for each.
+    """Copy ``files`` from ``source`` to ``target``, at most ``workers`` at a time. Calls ``in_place``, from any
+    thread, with each that is complete and verified.
 
     ``present`` files are in the target already, with the right size: their checksums are verified there, and
     those that differ are copied again. At the first failure all stop. Raises UserError.
@@ -67,7 +68,7 @@ def copy_all(
                 if not (is_present and _is_intact(file, target, block)):
                     _copy(file, source, target, block, failures)
                     copied.append(file)
-                advance(1)
+                in_place(file)
             except BaseException as failure:
                 failures.append(failure)
                 break
@@ -89,36 +90,51 @@ def copy_all(
 
 def _copy(file: File, source: Path, target: Path, block: memoryview, failures: Sequence[object]) -> None:
     """Copy one file through ``block``. Ends early once others failed."""
-    origin, copy = source / file.path, target / file.path
-    remedy = f"see: mlhpc data verify {source}"
+    origin, remedy = source / file.path, f"see: mlhpc data verify {source}"
     with as_user_error(origin, "cannot be read", remedy):
         reader = os.fdopen(open_regular(origin), "rb", buffering=0)
-    with reader, as_user_error(copy, "cannot be written", "free some space or choose another --stage"):
+    with reader:
         with as_user_error(origin, "cannot be read", remedy):
             status = os.fstat(reader.fileno())
             if status.st_size != file.size:
                 raise UserError(f"{origin}: {status.st_size} bytes, expected {file.size}; {remedy}")
             os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)  # doubles the read-ahead
-        with atomic.writing(copy) as fd:
-            size = crc = 0
-            while not failures and size <= file.size:
-                count = _read(reader, block, origin, remedy)
-                if not count:
-                    break
-                if file.crc32 is not None:
-                    crc = isal_zlib.crc32(block[:count], crc)
-                size += count
-                if size <= file.size:
-                    atomic.write_all(fd, block[:count])
-            if failures:
-                raise UserError(f"{copy}: abandoned, another file failed")
-            if size != file.size:
-                raise UserError(
-                    f"{origin}: changed while it was copied, byte {size} of {file.size}; {remedy}"
-                )
-            if file.crc32 is not None and crc != file.crc32:
-                raise UserError(f"{origin}: checksum {crc:08x}, expected {file.crc32:08x}; {remedy}")
-            os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+        def pieces() -> Iterator[memoryview]:
+            while count := _read(reader, block, origin, remedy):
+                if failures:
+                    raise UserError(f"{target / file.path}: abandoned, another file failed")
+                yield block[:count]
+
+        write_verified(file, target, pieces(), status.st_mtime_ns, str(origin), remedy)
+
+
+def write_verified(
+    file: File, target: Path, pieces: Iterable[memoryview], mtime_ns: int, origin: str, remedy: str
+) -> None:
+    """Write ``pieces`` as ``file`` in ``target``, with the modification time ``mtime_ns``.
+
+    The file gets its name once it has its size and, where the manifest has one, its checksum. ``origin`` is where
+    the pieces come from. Raises UserError.
+    """
+    copy = target / file.path
+    with (
+        as_user_error(copy, "cannot be written", "free some space or choose another --stage"),
+        atomic.writing(copy) as fd,
+    ):
+        size = crc = 0
+        for piece in pieces:
+            if file.crc32 is not None:
+                crc = isal_zlib.crc32(piece, crc)
+            size += len(piece)
+            if size > file.size:
+                break
+            atomic.write_all(fd, piece)
+        if size != file.size:
+            raise UserError(f"{origin}: changed while it was copied, byte {size} of {file.size}; {remedy}")
+        if file.crc32 is not None and crc != file.crc32:
+            raise UserError(f"{origin}: checksum {crc:08x}, expected {file.crc32:08x}; {remedy}")
+        os.utime(fd, ns=(mtime_ns, mtime_ns))
 
 
 def _read(reader: RawIOBase, block: memoryview, origin: Path, remedy: str) -> int:

@@ -6,8 +6,9 @@ outside folders go to all. Validation data is partitioned like training data: at
 files, and each copies several at a time.
 
 Where nodes see one and the same target (a shared scratch folder), their ranks share the work of ``replicate``
-instead of doing it once per node, and ``shard`` is refused. Concurrent runs may share a target too: one copies,
-the others wait for it and find the files; the last to end removes them.
+instead of doing it once per node, and ``shard`` is refused. Elsewhere ``read_once`` has the nodes pass on to each
+other what several of them hold, instead of each reading it from the shared file system. Concurrent runs may share
+a target too: one copies, the others wait for it and find the files; the last to end removes them.
 
 The target is a folder of the user that nobody else may write to (``target.require_own``). The record of what was
 staged is the manifest in it, written before the first file, so whatever is listed there with the right size was
@@ -17,23 +18,24 @@ removes these files and no others.
 """
 
 import contextlib
-import hashlib
 import stat
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple
 
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
-from mlhpc.common.data.partition import Mode, files_of_node, files_of_rank
-from mlhpc.common.files import atomic, locks
+from mlhpc.common.data.partition import Mode, files_of_node, files_of_rank, files_of_ring
+from mlhpc.common.files import locks
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.common.staging.copier import copy_all
+from mlhpc.common.staging.copier import Copied, copy_all
+from mlhpc.common.staging.record import prepare, record_of, write_record
+from mlhpc.common.staging.ring import Share, Todo, copy_and_pass_on
 from mlhpc.common.staging.target import (
     Need,
     StagingGroup,
@@ -57,6 +59,8 @@ class StagingReport:
     ``files`` and ``bytes`` were copied, ``kept`` files were in place: left by an interrupted staging or,
     ``shared`` of them, in use by another run at that time. ``seconds`` is the time of the slowest rank,
     ``rank_seconds`` that of each. ``verified``: every file, copied or kept, was checked against its checksum.
+    ``source_bytes`` were read from the source; ``read_once``: whether nodes passed files on to each other.
+    ``shuffle_scope``: whether the samples of a batch come from the whole data set or, on each node, from its part.
     """
 
     files: int
@@ -70,6 +74,9 @@ class StagingReport:
     verified: bool
     rank_seconds: tuple[float, ...]
     shared: int = 0
+    source_bytes: int = 0
+    read_once: bool = False
+    shuffle_scope: Literal["global", "node"] = "global"
 
     @property
     def megabytes_per_second(self) -> float:
@@ -77,11 +84,26 @@ class StagingReport:
         return self.bytes / 1e6 / self.seconds if self.bytes else 0.0
 
 
-def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 8) -> StagingReport:
+class RankReport(NamedTuple):
+    """What one rank did: files and bytes written, bytes read from the source for them; files kept, and those of
+    them that another run uses; seconds."""
+
+    files: int
+    bytes: int
+    source_bytes: int
+    kept: int
+    shared: int
+    seconds: float
+
+
+def stage(
+    manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 8, read_once: bool = False
+) -> StagingReport:
     """Copy the files of ``manifest`` to ``target`` on every node, at most ``workers`` at a time in each rank.
 
-    Checksums are computed from the bytes as they are copied. Afterwards ``target`` is a data set with a
-    manifest of its own.
+    ``read_once``: what several nodes hold is read by one of them and passed on over the network (``ring``).
+    Checksums are computed from the bytes as they are copied. Afterwards ``target`` is a data set with a manifest
+    of its own.
 
     Called by all ranks. Raises UserError, the same on all ranks, when the target is not the user's own, cannot be
     written, is too small (before the first byte where that can be predicted) or holds other files, or when a
@@ -89,58 +111,87 @@ def stage(manifest: Manifest, target: Path, world: World, mode: Mode, workers: i
     stay for the next try.
     """
     started = time.monotonic()
-    source = manifest.root
-    group = staging_group(source, target, world, mode)
+    group = staging_group(manifest.root, target, world, mode)
     files_of_group = files_of_node(manifest.files, world.node, world.nodes, mode)
-    files = files_of_rank(files_of_group, group.members.index(world.rank), len(group.members))
-    missing: list[File] = []
-    present: list[File] = []
+    share = _share_of_rank(manifest.files, files_of_group, world.rank, group, mode, read_once)
+    todo = Todo([], [])
 
     def survey() -> Need:
-        lacking, in_place = _survey(files, source, target, staged_before)
-        missing.extend(lacking)
-        present.extend(in_place)
-        size = sum(file.size + _FILE_OVERHEAD for file in missing)
+        _survey([*share.alone, *share.passed], manifest.root, target, staged_before, todo)
+        size = sum(file.size + _FILE_OVERHEAD for file in todo.missing)
         return Need(size, group.members[0], target, filesystem_of(target) if group.leads else None)
 
-    def copy() -> tuple[int, int, int, int, float]:
-        with progress(len(files), "staging", "files", show=world.rank == 0) as advance:
-            copied = copy_all(missing, present, source, target, workers, advance)
-        seconds = time.monotonic() - started
-        return copied.files, copied.bytes, copied.kept, copied.kept if in_use else 0, seconds
+    def copy(todo: Todo, in_place: Callable[[File], None]) -> Copied:
+        return copy_all(todo.missing, todo.present, manifest.root, target, workers, in_place)
+
+    def report(copied: Copied, received: Sequence[File] = ()) -> RankReport:
+        size = copied.bytes + sum(file.size for file in received)
+        shared, seconds = copied.kept if in_use else 0, time.monotonic() - started
+        return RankReport(copied.files + len(received), size, copied.bytes, copied.kept, shared, seconds)
 
     with exclusive(target, world, group) as in_use:
-        prepared = on_all_ranks(world, lambda: _prepare(manifest, target, files_of_group, group, in_use))
+        prepared = on_all_ranks(world, lambda: prepare(manifest, target, files_of_group, group, in_use))
         staged_before = prepared[group.members[0]]
         check_room(on_all_ranks(world, survey))
-        on_all_ranks(world, lambda: _record(manifest, target, files_of_group, group, mode))
-        done = on_all_ranks(world, copy)
-    return report_of(done, manifest, target, world, mode)
+        on_all_ranks(world, lambda: write_record(manifest, target, files_of_group, group, mode))
+        count = len(share.alone) + len(share.passed)
+        with progress(count, "staging", "files", show=world.rank == 0) as advance:
+            if read_once and len(group.all) > 1:
+                done = copy_and_pass_on(world, share, todo, target, copy, report, advance)
+            else:
+                done = on_all_ranks(world, lambda: report(copy(todo, lambda file: advance(1))))
+    return report_of(done, manifest, target, world, mode, read_once)
+
+
+def _share_of_rank(
+    files: Sequence[File],
+    files_of_group: list[File],
+    rank: int,
+    group: StagingGroup,
+    mode: Mode,
+    read_once: bool,
+) -> Share:
+    """What ``rank`` copies by itself, and what its ring passes on: with ``read_once``, the files that all nodes
+    hold."""
+    index, groups = group.members.index(rank), group.all
+    if not read_once or len(groups) == 1:
+        return Share(files_of_rank(files_of_group, index, len(group.members)))
+    everywhere = [file for file in files if mode == "replicate" or file.folder == ""]
+    alone = [file for file in files_of_group if mode == "shard" and file.folder != ""]
+    alone = files_of_rank(alone, index, len(group.members))
+    rings = min(len(members) for members in groups)
+    if index >= rings:  # nodes have unequal numbers of ranks
+        return Share(alone)
+    passed, readers = files_of_ring(everywhere, index, rings, len(groups))
+    return Share(alone, passed, readers.tolist(), tuple(members[index] for members in groups))
 
 
 def report_of(
-    done: Sequence[tuple[int, int, int, int, float]],
+    done: Sequence[RankReport],
     manifest: Manifest,
     target: Path,
     world: World,
     mode: Mode,
+    read_once: bool = False,
 ) -> StagingReport:
-    """The report on what each rank has ``done``: files and bytes copied, files kept, those of them shared,
-    seconds. Called by all ranks."""
-    files, sizes, kept, shared, seconds = zip(*done, strict=True)
+    """The report on what each rank has ``done``. Called by all ranks."""
+    seconds = tuple(rank.seconds for rank in done)
     filesystem = on_rank0(world, lambda: filesystem_of(target))
     return StagingReport(
-        files=sum(files),
-        bytes=sum(sizes),
+        files=sum(rank.files for rank in done),
+        bytes=sum(rank.bytes for rank in done),
         seconds=max(seconds),
         slowest_rank=seconds.index(max(seconds)),
         mode=mode,
         target_filesystem=filesystem.type,
         target_is_ram=filesystem.is_ram,
-        kept=sum(kept),
-        shared=sum(shared),
+        kept=sum(rank.kept for rank in done),
+        shared=sum(rank.shared for rank in done),
         verified=manifest.checked,
         rank_seconds=seconds,
+        source_bytes=sum(rank.source_bytes for rank in done),
+        read_once=read_once,
+        shuffle_scope="node" if mode == "shard" and world.nodes > 1 else "global",
     )
 
 
@@ -185,50 +236,14 @@ def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:
         remove(target)
 
 
-def record_of(manifest: Manifest) -> dict[str, Any] | None:
-    """What staging recorded in the manifest of a target; None where it did not stage it."""
-    record = manifest.facts.get("staged")
-    kinds = {"of": str, "mode": str, "made_folder": bool}
-    if not isinstance(record, dict) or any(type(record.get(key)) is not kind for key, kind in kinds.items()):
-        return None
-    return record
-
-
-def _prepare(manifest: Manifest, target: Path, files: list[File], group: StagingGroup, in_use: bool) -> bool:
-    """By the first rank of a group: whether the target holds a staging of this data set. Removes files of it that
-    the node no longer holds, because the number of nodes changed; refuses where another run may use them."""
-    if not group.leads or not (target / manifests.NAME).exists():
-        return False
-    before = manifests.load(target)
-    record = record_of(before)
-    if record is None:
-        raise UserError(f"{target}: holds a data set that staging did not put there; choose another --stage")
-    if record["of"] != identity(manifest):
-        raise UserError(
-            f"{target}: holds another data set, staged earlier; remove it or choose another --stage"
-        )
-    atomic.sweep({(target / file.path).parent for file in before.files})
-    needed = {file.path for file in files}
-    if in_use and needed != {file.path for file in before.files}:
-        raise UserError(
-            f"{target}: another run uses another part of the data set there; choose another --stage"
-        )
-    unlink(target, (file.path for file in before.files if file.path not in needed))
-    return True
-
-
-def _survey(
-    files: list[File], source: Path, target: Path, staged_before: bool
-) -> tuple[list[File], list[File]]:
-    """The files that the target lacks, and those that are present by their size and, without a checksum, their
-    time. ``staged_before``: what is in the target was put there by staging."""
-    missing: list[File] = []
-    present: list[File] = []
+def _survey(files: list[File], source: Path, target: Path, staged_before: bool, todo: Todo) -> None:
+    """Add the ``files`` to ``todo``: present are those that the target has, by their size and, without a checksum,
+    their time. ``staged_before``: what is in the target was put there by staging."""
     for file in files:
         try:
             status = (target / file.path).lstat()
         except FileNotFoundError:
-            missing.append(file)
+            todo.missing.append(file)
             continue
         if not staged_before:
             raise UserError(
@@ -237,30 +252,4 @@ def _survey(
         # Without a checksum in the manifest another file of that size can only be recognised by its time.
         same = file.crc32 is not None or status.st_mtime_ns == (source / file.path).stat().st_mtime_ns
         regular = stat.S_ISREG(status.st_mode)
-        (present if regular and same and status.st_size == file.size else missing).append(file)
-    return missing, present
-
-
-def _record(manifest: Manifest, target: Path, files: list[File], group: StagingGroup, mode: Mode) -> None:
-    """By the first rank of a group: write the manifest of what the target is to hold."""
-    if not group.leads:
-        return
-    facts = dict(manifest.facts)
-    if len(files) < len(manifest.files):
-        facts.pop("samples", None)  # they are the whole data set's
-    before = record_of(manifests.load(target)) if (target / manifests.NAME).exists() else None
-    # Of runs that start at once, the one that made the folder need not be the first to write in it.
-    facts["staged"] = {
-        "of": identity(manifest),
-        "mode": mode,
-        "made_folder": bool(before and before["made_folder"]) or group.made_folder,
-    }
-    manifests.save(replace(manifest, root=target, files=tuple(files), facts=facts))
-
-
-def identity(manifest: Manifest) -> str:
-    """A digest of every path, size and checksum: the same for the same data set wherever it lies."""
-    digest = hashlib.sha256()
-    for file in manifest.files:
-        digest.update(repr(tuple(file)).encode())
-    return digest.hexdigest()
+        (todo.present if regular and same and status.st_size == file.size else todo.missing).append(file)

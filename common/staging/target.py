@@ -25,11 +25,13 @@ from mlhpc.errors import UserError
 
 @dataclass(frozen=True)
 class StagingGroup:
-    """The ranks that see one target: as a rule those of one node."""
+    """The ranks that see one target: as a rule those of one node. ``all``: these ranks for every target, in order
+    of their first ranks."""
 
     members: tuple[int, ...]
     leads: bool
     made_folder: bool
+    all: tuple[tuple[int, ...], ...]
 
 
 class Need(NamedTuple):
@@ -75,8 +77,12 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
             f"{target}: nodes {low} and {node} see the same folder, but shards need node-local storage; "
             "choose another --stage, or mode replicate"
         )
-    members = tuple(rank for rank in range(world.size) if lowest[rank][1] == lowest[world.rank][1])
-    return StagingGroup(members, world.rank == members[0], any(made[rank] for rank in members))
+    by_target: dict[int, list[int]] = {}
+    for rank, (_, low) in enumerate(lowest):
+        by_target.setdefault(low, []).append(rank)
+    members = tuple(by_target[lowest[world.rank][1]])
+    groups = tuple(tuple(ranks) for ranks in by_target.values())
+    return StagingGroup(members, world.rank == members[0], any(made[rank] for rank in members), groups)
 
 
 @contextlib.contextmanager

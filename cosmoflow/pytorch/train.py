@@ -94,7 +94,8 @@ def train(
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset = open_data(run, data, world)
             if staged:
-                report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+                how = run.staging
+                report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
         log.data_format(**format_of(dataset))
         if staged:
             log.note("staging", **asdict(report))

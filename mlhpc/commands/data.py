@@ -1,4 +1,4 @@
-"""Commands for data sets: data make, convert, bench, index, verify, show."""
+"""Commands for data sets: data make, convert, bench, index, verify, plan, show."""
 
 import argparse
 import os
@@ -39,6 +39,12 @@ def add(commands: Commands) -> None:
     verify = add_command(actions, "verify", _data_verify, "compare a data set with its manifest")
     verify.add_argument("data", type=Path)
     verify.add_argument("--workers", type=int, default=CORES, help="threads (default: %(default)s)")
+    plan = add_command(actions, "plan", _data_plan, "what staging to many nodes reads, opens and sends")
+    plan.add_argument("data", type=Path, nargs="?", help="a data set; or give --files and --file-bytes")
+    plan.add_argument("--files", type=int, help="instead of a data set: number of files in train/")
+    plan.add_argument("--file-bytes", type=float, help="and the size of each")
+    plan.add_argument("--nodes", type=int, required=True)
+    plan.add_argument("--ranks-per-node", type=int, default=1, help="default: %(default)s")
     show = add_command(actions, "show", _data_show, "draw a sample as a picture")
     show.add_argument("benchmark", metavar="BENCHMARK", help=NAMES)
     show.add_argument("sample", type=Path, help="a file; for resnet50 the data set, to show many images")
@@ -159,6 +165,26 @@ def _data_verify(options: argparse.Namespace) -> int:
         print(problem)
     print(f"{options.data}: {count(len(problems), 'problem') if problems else 'no problems'}")
     return 1 if problems else 0
+
+
+def _data_plan(options: argparse.Namespace) -> int:
+    from mlhpc.common.data.manifest import File, describe
+    from mlhpc.common.ranks.world import Solo
+    from mlhpc.plan import show
+
+    if min(options.nodes, options.ranks_per_node) < 1:
+        raise UserError("--nodes and --ranks-per-node: at least 1")
+    simulated = (options.files, options.file_bytes)
+    if options.data is not None:
+        if simulated != (None, None):
+            raise UserError("give a data set, or --files and --file-bytes, not both")
+        files = list(describe(options.data, Solo()).files)
+    elif None in simulated or min(simulated) < 1:
+        raise UserError("give a data set, or --files and --file-bytes, both at least 1")
+    else:
+        files = [File(f"train/{i:09d}", int(options.file_bytes)) for i in range(options.files)]
+    show(files, options.nodes, options.ranks_per_node)
+    return 0
 
 
 def _data_show(options: argparse.Namespace) -> int:

@@ -23,7 +23,8 @@ from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.common.staging.stage import StagingReport, identity, record_of, remove, report_of
+from mlhpc.common.staging.record import identity, record_of
+from mlhpc.common.staging.stage import RankReport, StagingReport, remove, report_of
 from mlhpc.common.staging.target import (
     Need,
     StagingGroup,
@@ -104,11 +105,16 @@ def pack(
         required = 0 if ready else size + len(sources) * _RECORD_OVERHEAD
         return Need(required, team.members[0], target, filesystem_of(target) if team.leads else None)
 
-    def write() -> tuple[int, int, int, int, float]:
+    def write() -> RankReport:
         if not ready:
             _write(images, names, own_shards, target, workers, show=world.rank == 0)
         seconds = time.monotonic() - started
-        return (0, 0, len(sources), len(sources), seconds) if ready else (len(sources), size, 0, 0, seconds)
+        count = len(sources)
+        return (
+            RankReport(0, 0, 0, count, count, seconds)
+            if ready
+            else RankReport(count, size, size, 0, 0, seconds)
+        )
 
     ended = False
     try:

@@ -98,6 +98,9 @@ class Staging(_Read):
     shared: Count = 0
     verified: bool | None = None
     packed: bool = False
+    source_bytes: Count | None = None
+    read_once: bool = False
+    shuffle_scope: Name | None = None
     rank_seconds: tuple[Seconds, ...] = ()
 
 

@@ -96,6 +96,10 @@ def staging(run: RunDirectory) -> Section | None:
         "rate": size(staging.bytes / staging.seconds, "/s") if staging.seconds else "not known",
         "slowest rank": _slowest(staging),
         "mode": f"{staging.mode or 'not known'}{', packed on the way' if staging.packed else ''}",
+        "read from the source": _source_bytes(staging),
+        "shuffled over": {"global": "the whole data set", "node": "a node's part of it"}.get(
+            staging.shuffle_scope or "", "not known"
+        ),
         "target file system": staging.target_filesystem or "not known",
         "target is RAM": _yes_no(staging.target_is_ram, "yes: staged files take memory from training", "no"),
         "source": _yes_no(
@@ -109,6 +113,13 @@ def staging(run: RunDirectory) -> Section | None:
     return Section(
         "Staging", "Inside the clock, until the slowest rank has finished.", (Facts(facts),), half=True
     )
+
+
+def _source_bytes(staging: Staging) -> str:
+    if staging.source_bytes is None:
+        return "not known"
+    how = ", once: nodes passed files on to each other" if staging.read_once else ""
+    return f"{size(staging.source_bytes)}{how}"
 
 
 def _slowest(staging: Staging) -> str:

@@ -29,7 +29,8 @@ def train(run, data, staged, seed, resume, world, log):
             select = partial(take, train=run.data.train_samples, validation=run.data.eval_samples)
             dataset = open_dataset(data, "blobs", world, select=select, enforce_rules=lambda facts: None)
             if staged:
-                report = stage(dataset, staged, world, run.staging.mode, run.staging.workers)
+                how = run.staging
+                report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
                 log.note("staging", **vars(report))
         sizes = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
         own = assign_samples(dataset, staged, run.staging.mode, world, **sizes)

@@ -27,7 +27,7 @@ def test_a_stranger_is_turned_away():
     import socket
     import threading
 
-    from mlhpc.common.ranks.socket_world import _HELLO, _accept, _connect
+    from mlhpc.common.ranks.links import _HELLO, accept, connect
 
     secret = b"s" * 32
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -37,12 +37,12 @@ def test_a_stranger_is_turned_away():
             for hello in (_HELLO.pack(b"w" * 32, 1), _HELLO.pack(secret, 7), b"GET / HTTP/1.1\r\n\r\n"):
                 with socket.create_connection(place) as connection:
                     connection.sendall(hello)
-            wanted.append(_connect(place, secret, 1))
+            wanted.append(connect(place, secret, 1))
 
         wanted: list[socket.socket] = []
         thread = threading.Thread(target=strangers)
         thread.start()
-        (accepted,) = _accept(listener, secret, [1])
+        (accepted,) = accept(listener, secret, [1])
         thread.join()
         accepted.sendall(b"welcome")
         assert wanted[0].recv(7) == b"welcome"

@@ -147,6 +147,7 @@ def test_one_rank_gets_the_whole_data_set(source: Manifest, target: Path) -> Non
         kept=0,
         verified=True,
         rank_seconds=report.rank_seconds,
+        source_bytes=source.bytes,
     )
     assert report.megabytes_per_second == pytest.approx(source.bytes / 1e6 / report.seconds)
     # The keys that docs/architecture.md promises for result.json.

@@ -1,0 +1,65 @@
+"""What staging a data set to many nodes will ask of the shared file system and of the network: computed by the
+functions that staging itself divides the files with, without copying anything."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.data.manifest import File
+from mlhpc.common.data.partition import Mode, balance
+
+
+@dataclass(frozen=True)
+class StagingPlan:
+    """Bytes and operations of one way to stage. ``held``: what each node writes; ``read``: what each reads from
+    the shared file system, in bytes. ``opens``: files opened there by all nodes, the manifest once among them;
+    each open comes with one fstat(2) and one close(2). ``sent``: bytes that leave one node for another, of all
+    nodes."""
+
+    mode: Mode
+    read_once: bool
+    held: npt.NDArray[np.int64]
+    read: npt.NDArray[np.int64]
+    opens: int
+    sent: int
+
+    @property
+    def imbalance(self) -> float:
+        """The largest number of bytes that a node reads from the shared file system, over the mean: at best 1."""
+        return float(self.read.max() / self.read.mean()) if self.read.any() else 1.0
+
+
+def plan(
+    files: Sequence[File], nodes: int, mode: Mode, *, read_once: bool = False, ranks_per_node: int = 1
+) -> StagingPlan:
+    """How ``files``, sorted by path, are staged to ``nodes`` nodes that each have a target of their own."""
+    held, read = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
+    opens, sent = 1, 0
+    everywhere: list[File] = []
+    for folder, group in groupby(files, key=lambda file: file.folder):
+        members = list(group)
+        if mode == "replicate" or not folder:
+            everywhere += members
+            continue
+        part = _bytes_by_bin(members, nodes)
+        held, read, opens = held + part, read + part, opens + len(members)
+    total = sum(file.size for file in everywhere)
+    held = held + total
+    if read_once:
+        by_reader = (
+            _bytes_by_bin(everywhere, ranks_per_node * nodes).reshape(ranks_per_node, nodes).sum(axis=0)
+        )
+        read, opens, sent = read + by_reader, opens + len(everywhere), (nodes - 1) * total
+    else:
+        read, opens = read + total, opens + nodes * len(everywhere)
+    return StagingPlan(mode, read_once, held, read, opens, sent)
+
+
+def _bytes_by_bin(files: Sequence[File], bins: int) -> npt.NDArray[np.int64]:
+    sizes = np.array([file.size for file in files], dtype=np.int64)
+    sums = np.zeros(bins, dtype=np.int64)
+    np.add.at(sums, balance(sizes, bins), sizes)  # exact, unlike a weighted bincount, which adds float64
+    return sums

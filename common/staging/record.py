@@ -1,0 +1,72 @@
+"""What a target is known to hold: the record that staging puts into its manifest before the first file."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.data import manifest as manifests
+from mlhpc.common.data.manifest import File, Manifest
+from mlhpc.common.data.partition import Mode
+from mlhpc.common.files import atomic
+from mlhpc.common.staging.target import StagingGroup, unlink
+from mlhpc.errors import UserError
+
+
+def record_of(manifest: Manifest) -> dict[str, Any] | None:
+    """What staging recorded in the manifest of a target; None where it did not stage it."""
+    record = manifest.facts.get("staged")
+    kinds = {"of": str, "mode": str, "made_folder": bool}
+    if not isinstance(record, dict) or any(type(record.get(key)) is not kind for key, kind in kinds.items()):
+        return None
+    return record
+
+
+def prepare(manifest: Manifest, target: Path, files: list[File], group: StagingGroup, in_use: bool) -> bool:
+    """By the first rank of a group: whether the target holds a staging of this data set. Removes files of it that
+    the node no longer holds, because the number of nodes changed; refuses where another run may use them."""
+    if not group.leads or not (target / manifests.NAME).exists():
+        return False
+    before = manifests.load(target)
+    record = record_of(before)
+    if record is None:
+        raise UserError(f"{target}: holds a data set that staging did not put there; choose another --stage")
+    if record["of"] != identity(manifest):
+        raise UserError(
+            f"{target}: holds another data set, staged earlier; remove it or choose another --stage"
+        )
+    atomic.sweep({(target / file.path).parent for file in before.files})
+    needed = {file.path for file in files}
+    if in_use and needed != {file.path for file in before.files}:
+        raise UserError(
+            f"{target}: another run uses another part of the data set there; choose another --stage"
+        )
+    unlink(target, (file.path for file in before.files if file.path not in needed))
+    return True
+
+
+def write_record(
+    manifest: Manifest, target: Path, files: list[File], group: StagingGroup, mode: Mode
+) -> None:
+    """By the first rank of a group: write the manifest of what the target is to hold."""
+    if not group.leads:
+        return
+    facts = dict(manifest.facts)
+    if len(files) < len(manifest.files):
+        facts.pop("samples", None)  # they are the whole data set's
+    before = record_of(manifests.load(target)) if (target / manifests.NAME).exists() else None
+    # Of runs that start at once, the one that made the folder need not be the first to write in it.
+    facts["staged"] = {
+        "of": identity(manifest),
+        "mode": mode,
+        "made_folder": bool(before and before["made_folder"]) or group.made_folder,
+    }
+    manifests.save(replace(manifest, root=target, files=tuple(files), facts=facts))
+
+
+def identity(manifest: Manifest) -> str:
+    """A digest of every path, size and checksum: the same for the same data set wherever it lies."""
+    digest = hashlib.sha256()
+    for file in manifest.files:
+        digest.update(repr(tuple(file)).encode())
+    return digest.hexdigest()

@@ -1,0 +1,172 @@
+"""Nodes pass on to each other what they hold: ranks as threads, each node with a folder of its own."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.thread_world import on_ranks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlhpc.common.data.manifest import NAME, File, Manifest, index, verify
+from mlhpc.common.data.partition import files_of_ring
+from mlhpc.common.ranks.world import Solo
+from mlhpc.common.staging import ring as module
+from mlhpc.common.staging.stage import StagingReport, stage
+from mlhpc.errors import AlreadyReported, UserError
+
+SIZES = [900_000, 0, 1, 262_144, 262_145, 70_000, 70_000, 5, 31]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Manifest:
+    root = tmp_path / "source"
+    rng = np.random.default_rng(3)
+    for folder in ("train", "validation/deep"):
+        (root / folder).mkdir(parents=True)
+        for i, size in enumerate(SIZES):
+            (root / folder / f"{i}.tfrecord").write_bytes(rng.bytes(size))
+    (root / "stats.h5").write_bytes(b"statistics")
+    return index(root, {"benchmark": "b"}, Solo(), workers=2)
+
+
+def staged(root: Path) -> dict[str, bytes]:
+    files = (path for path in root.rglob("*") if path.is_file() and path.name != NAME)
+    return {
+        str(p.relative_to(root)): p.read_bytes() for p in files if not p.name.startswith((".use", ".lock"))
+    }
+
+
+def read_once(source: Manifest, folder: Path, nodes: int, local_size: int, mode: str = "replicate") -> list:
+    def work(world):
+        return stage(source, folder / f"node{world.node}", world, mode, workers=2, read_once=True)
+
+    return on_ranks(nodes, local_size, work)
+
+
+@given(st.lists(st.integers(0, 10**7), max_size=200), st.integers(1, 4), st.integers(1, 64))
+def test_each_file_is_in_one_ring_and_read_by_one_node_of_it(
+    sizes: list[int], rings: int, nodes: int
+) -> None:
+    files = [File(f"train/{i:03d}", size) for i, size in enumerate(sizes)]
+    found, loads = [], []
+    for ring in range(rings):
+        passed, readers = files_of_ring(files, ring, rings, nodes)
+        assert set(readers) <= set(range(nodes))
+        found += passed
+        loads += [sum(f.size for f, r in zip(passed, readers, strict=True) if r == n) for n in range(nodes)]
+    assert sorted(found) == files
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+@pytest.mark.parametrize(("nodes", "local_size"), [(2, 1), (2, 2), (3, 1), (5, 2)])
+def test_every_node_gets_everything_and_the_source_is_read_once(source, tmp_path, nodes, local_size):
+    reports = read_once(source, tmp_path, nodes, local_size)
+    assert all(isinstance(report, StagingReport) for report in reports), reports
+    assert reports[0].source_bytes == source.bytes
+    assert (reports[0].files, reports[0].bytes) == (nodes * len(source.files), nodes * source.bytes)
+    assert reports[0].read_once and reports[0].verified and reports[0].shuffle_scope == "global"
+    for node in range(nodes):
+        assert staged(tmp_path / f"node{node}") == staged(source.root)
+        assert verify(tmp_path / f"node{node}", workers=1) == []
+    times = {(tmp_path / f"node{n}" / "stats.h5").stat().st_mtime_ns for n in range(nodes)}
+    assert times == {(source.root / "stats.h5").stat().st_mtime_ns}
+
+
+def test_shards_pass_on_only_what_all_nodes_hold(source, tmp_path):
+    reports = read_once(source, tmp_path, 3, 1, mode="shard")
+    assert reports[0].source_bytes == source.bytes
+    assert reports[0].bytes == source.bytes + 2 * len(b"statistics")
+    assert reports[0].shuffle_scope == "node"
+    for node in range(3):
+        assert (tmp_path / f"node{node}" / "stats.h5").read_bytes() == b"statistics"
+
+
+@pytest.mark.parametrize("node", [0, 1, 2])
+def test_what_one_node_lacks_comes_from_the_node_that_read_it(source, tmp_path, node):
+    read_once(source, tmp_path, 3, 1)
+    (tmp_path / f"node{node}" / "train" / "0.tfrecord").unlink()
+    (tmp_path / "node2" / "train" / "3.tfrecord").write_bytes(b"x" * SIZES[3])  # damaged since
+    reports = read_once(source, tmp_path, 3, 1)
+    files, readers = files_of_ring(source.files, 0, 1, 3)
+    reader = next(r for f, r in zip(files, readers, strict=True) if f.path == "train/0.tfrecord")
+    assert reports[0].source_bytes == SIZES[3] + (SIZES[0] if reader == node else 0)
+    for each in range(3):
+        assert staged(tmp_path / f"node{each}") == staged(source.root)
+
+
+@pytest.mark.parametrize("damage", ["missing", "other bytes", "truncated"])
+def test_a_bad_source_file_ends_all_ranks_with_its_own_message(source, tmp_path, damage):
+    bad = source.root / "train" / "4.tfrecord"
+    match damage:
+        case "missing":
+            bad.unlink()
+        case "other bytes":
+            bad.write_bytes(b"x" * SIZES[4])
+        case "truncated":
+            os.truncate(bad, 7)
+    outcomes = read_once(source, tmp_path, 4, 1)
+    assert {str(outcome) for outcome in outcomes} == {str(outcomes[0])}
+    assert str(bad) in str(outcomes[0]) and "connection" not in str(outcomes[0])
+    assert isinstance(outcomes[0], UserError) and isinstance(outcomes[3], AlreadyReported)
+    for node in range(4):
+        whole = staged(source.root)
+        for path, content in staged(tmp_path / f"node{node}").items():
+            assert not path.endswith(".part") and path != "train/4.tfrecord"
+            assert content == whole[path]
+
+
+def test_a_link_that_breaks_halfway_leaves_no_partial_file(source, tmp_path, monkeypatch):
+    """As when the node before is lost: the connection ends in the middle of a file."""
+    real = module._pieces
+
+    def cut(connection, size, block):
+        for piece in real(connection, size, block):
+            yield piece
+            if size > 300_000:
+                raise module.LinkBroken("staging: the connection to the node before broke (cut)")
+
+    monkeypatch.setattr(module, "_pieces", cut)
+    outcomes = read_once(source, tmp_path, 2, 1)
+    assert all("the connection to the" in str(outcome) for outcome in outcomes), outcomes
+    whole = staged(source.root)
+    for node in range(2):
+        kept = staged(tmp_path / f"node{node}")
+        assert kept.items() <= whole.items()
+    monkeypatch.undo()
+    read_once(source, tmp_path, 2, 1)
+    assert staged(tmp_path / "node0") == staged(tmp_path / "node1") == whole
+
+
+def test_bytes_damaged_on_the_way_are_found(source, tmp_path, monkeypatch):
+    real = module._pieces
+
+    def damaged(connection, size, block):
+        for piece in real(connection, size, block):
+            piece[0] ^= 1
+            yield piece
+
+    monkeypatch.setattr(module, "_pieces", damaged)
+    outcomes = read_once(source, tmp_path, 2, 1)
+    assert "from the node before: checksum" in str(outcomes[0])
+
+
+def test_nodes_that_share_one_folder_need_no_ring(source, tmp_path):
+    outcomes = on_ranks(3, 1, lambda w: stage(source, tmp_path / "shared", w, "replicate", read_once=True))
+    assert outcomes[0].source_bytes == outcomes[0].bytes == source.bytes
+
+
+def test_nodes_with_unequal_numbers_of_ranks(source, tmp_path):
+    """Three ranks, two of them on node 0: one ring, and the rank beyond it copies nothing."""
+
+    def work(world):
+        node, local = ((0, 0), (0, 1), (1, 0))[world.rank]
+        object.__setattr__(world, "node", node)
+        object.__setattr__(world, "nodes", 2)
+        object.__setattr__(world, "local_rank", local)
+        return stage(source, tmp_path / f"node{node}", world, "replicate", read_once=True)
+
+    outcomes = on_ranks(3, 1, work)
+    assert outcomes[0].source_bytes == source.bytes
+    assert staged(tmp_path / "node0") == staged(tmp_path / "node1") == staged(source.root)
