@@ -101,8 +101,8 @@ class Training(schema.Training):
         json_schema_extra=schema.only_in("tensorflow"),
     )
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: the GPU where there is one", json_schema_extra=schema.only_in("pytorch")
+    device: schema.Device = Field(
+        "auto", description=schema.DEVICE, json_schema_extra=schema.only_in("pytorch")
     )
     channels_last: bool = Field(
         True,

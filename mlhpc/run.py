@@ -21,7 +21,9 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
 from mlhpc.common.files import pagecache
 from mlhpc.common.files.filesystem import filesystem_of
-from mlhpc.common.host.provenance import accelerators, describe_environment
+from mlhpc.common.host import energy
+from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.environment import identify, threads_per_rank
@@ -62,7 +64,7 @@ def main(options: argparse.Namespace) -> int:
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world)
         with (
-            RunLog(out, world) as log,
+            RunLog(out, world, _energy_counters(run, world)) as log,
             closing_in_order(world, out),
             removed_on_abort(paths.stage, world),
         ):
@@ -220,6 +222,12 @@ def _evict(data: Path, world: World) -> bool:
         pagecache.evict(files)
         evicted = not any(pagecache.resident_fraction(path) for path in files)
     return all(world.gather(evicted))
+
+
+def _energy_counters(run: Run, world: World) -> energy.Counters:
+    """Those of this node, read by its first rank; none for a run on CPUs."""
+    on_cpus = getattr(run.training, "device", "") == "cpu"
+    return energy.Counters() if on_cpus or world.local_rank else energy.counters()
 
 
 def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: World, log: RunLog) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from mlhpc.common.pytorch.devices import random_state
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training import checkpoint
 from mlhpc.errors import UserError, count
@@ -97,7 +98,7 @@ def _random_states(model: torch.nn.Module) -> list[tuple[Callable[[], Tensor], C
     states: list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]] = [
         (torch.get_rng_state, torch.set_rng_state)
     ]
-    gpu = next(model.parameters()).device
-    if gpu.type == "cuda":  # dropout draws from its generator
-        states.append((partial(torch.cuda.get_rng_state, gpu), partial(torch.cuda.set_rng_state, device=gpu)))
+    device = next(model.parameters()).device
+    if own := random_state(device):  # dropout draws from its generator
+        states.append((partial(own.get_rng_state, device), partial(own.set_rng_state, device=device)))
     return states

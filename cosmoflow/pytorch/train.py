@@ -14,7 +14,14 @@ from mlhpc.common.data.sharding import local_batch_size
 from mlhpc.common.data.slabs import SlabPlan, plan_slabs
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
-from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
+from mlhpc.common.pytorch.devices import (
+    device_events,
+    oom_as_user_error,
+    peak_memory,
+    pick_device,
+    place,
+    wants_graphs,
+)
 from mlhpc.common.pytorch.slab_batches import Batch
 from mlhpc.common.pytorch.spatial import Traffic, spatial_group
 from mlhpc.common.pytorch.state import restore, save
@@ -82,7 +89,7 @@ def train(
         slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
         zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets)
         sizes = WarmUpSizes(local_batch, training.eval_batch_size)
-        warm_up(model, optimizer, scaler, steps, zeros, sizes, cuda_graphs=training.cuda_graphs)
+        warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
         if group:
             group.traffic.take()  # the warm-up's is not counted
         events = device_events(device)

@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.host.malloc import keep_memory
-from mlhpc.common.pytorch.device import pick_device
+from mlhpc.common.pytorch.devices import pick_device
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.metric import weighted_cross_entropy

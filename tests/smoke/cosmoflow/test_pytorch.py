@@ -69,7 +69,7 @@ def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, t
     [
         (["training.compile=true"], "training.framework=pytorch"),
         (["training.framework=jax"], "training.framework 'jax'"),
-        ([PYTORCH, "training.device=cuda"], "training.device=cuda needs a GPU"),
+        ([PYTORCH, "training.device=cuda"], "sees no accelerator here"),
         ([PYTORCH, "training.precision=mixed_float16"], "mixed_float16 needs a GPU"),
         ([PYTORCH, "network.conv_layers=6"], "multiples of 64"),
         ([PYTORCH, "training.spatial=[2,1,1]"], "needs groups of 2 ranks, which 1 rank cannot form"),
