@@ -138,14 +138,14 @@ class CosmoFlow(schema.Run):
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         group, cut = self.training.spatial_size, list(self.training.spatial)
-        if ranks % group:
-            raise UserError(
-                f"training.spatial={cut} needs groups of {group} ranks, which {count(ranks, 'rank')} cannot form; "
-                f"start a multiple of {group} ranks"
-            )
         if group > 1 and (self.training.compile or self.training.cuda_graphs):
             raise UserError(
                 f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA graphs "
                 "cannot take in; set training.compile and training.cuda_graphs to false"
+            )
+        if ranks % group:
+            raise UserError(
+                f"training.spatial={cut} needs groups of {group} ranks, which {count(ranks, 'rank')} cannot form; "
+                f"start a multiple of {group} ranks"
             )
         super().require_startable(ranks // group, staged=staged)

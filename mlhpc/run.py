@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -243,6 +244,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
     )
     submission = run.submission
     on_cpus = getattr(run.training, "device", "") == "cpu"
+    cut = getattr(run.training, "spatial", ())
     log.hyperparameters(
         {
             "cache_clear": evicted,
@@ -256,6 +258,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
             "seed": seed,
             # Not keys of the logging rules: the suite's own check reads them.
             **({"resumed": True} if resume else {}),
+            **({"spatial_parallelism": list(cut)} if prod(cut) > 1 else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),
             "train_samples": run.data.train_samples,
             "eval_samples": run.data.eval_samples,

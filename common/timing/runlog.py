@@ -280,7 +280,13 @@ class RunLog:
                 return
             self._status = "aborted"
             at = self._event(
-                "lost", "rank", rank=loss.rank, hostname=loss.hostname, phase=loss.phase, reason=loss.reason
+                "lost",
+                "rank",
+                rank=loss.rank,
+                hostname=loss.hostname,
+                phase=loss.phase,
+                reason=loss.reason,
+                **({"place": loss.place} if loss.place else {}),
             )
             if self._mllog is None:
                 if _has_run_stop(self.out / "run.log", RANK_0_MAY_STILL_WRITE_S):

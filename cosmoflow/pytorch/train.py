@@ -46,8 +46,8 @@ ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.
 
 def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
     """Raise UserError when the run cannot start on these ranks and this machine. Makes and changes nothing."""
-    run.require_startable(world.size, staged=staged is not None)
     _plan(run)
+    run.require_startable(world.size, staged=staged is not None)
     make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
 
 

@@ -8,7 +8,7 @@ from mlhpc.benchmarks import load, registry
 from mlhpc.common.pages.html import Cell, Details, Facts, Section, Table
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, verdict
-from mlhpc.submission.logs.run_directory import RunDirectory, Staging
+from mlhpc.submission.logs.run_directory import Epoch, RunDirectory, Staging
 from mlhpc.submission.report import run_charts
 from mlhpc.submission.report.ranks import RankTimes
 from mlhpc.submission.report.summary import data_rates, duration, number, packages_of, size
@@ -81,6 +81,44 @@ def _spread(
         *(Cell(write(value), value=value) for value in figures),
         Cell(str(most[1]), value=most[1]),
     )
+
+
+def spatial(run: RunDirectory) -> Section | None:
+    """What ranks that share samples have exchanged, by epoch; None for a run whose samples are whole."""
+    epochs = [e for e in (run.result.epochs if run.result else ()) if e.halo_bytes is not None]
+    if not epochs:
+        return None
+    head = (
+        "epoch",
+        "halos sent",
+        "waiting for halos, s",
+        "of steps and evaluation",
+        "samples shared",
+        "waiting for samples, s",
+    )
+    rows = tuple(
+        (
+            Cell(str(e.epoch), value=e.epoch),
+            Cell(size(e.halo_bytes or 0), value=e.halo_bytes or 0),
+            Cell(number(e.halo_seconds), value=e.halo_seconds or 0),
+            Cell(f"{e.halo_seconds / busy:.0%}" if e.halo_seconds is not None and (busy := _busy(e)) else ""),
+            Cell(size(e.slab_bytes or 0), value=e.slab_bytes or 0),
+            Cell(number(e.slab_seconds), value=e.slab_seconds or 0),
+        )
+        for e in epochs
+    )
+    cut = getattr(run.config.training, "spatial", None) if run.config else None
+    parts = " × ".join(map(str, cut)) + " parts" if cut else "parts"
+    about = (
+        f"Each sample is cut into {parts} for a group of ranks. Bytes are those of all ranks, of the epoch and "
+        "its evaluation; times are those that the host of rank 0 waited: for halos within the steps and the "
+        "evaluation, for samples within the data wait."
+    )
+    return Section("Spatial parallelism", about, (Table("spatial", head, rows),))
+
+
+def _busy(epoch: Epoch) -> float:
+    return (epoch.step_s or 0.0) + (epoch.eval_s or 0.0)
 
 
 def staging(run: RunDirectory) -> Section | None:
@@ -168,6 +206,11 @@ def hardware(run: RunDirectory) -> Section | None:
         hosts.setdefault(kind, []).append(str(machine.get("hostname", "?")))
     rows = tuple((Cell(_some(names)), *map(Cell, kind)) for kind, names in hosts.items())
     about = f"{count(len(machines), 'node')}; identical ones share a row. Cores are those this run may use."
+    if run.result and (energy := run.result.energy):
+        about += (
+            f" The accelerators used {energy.joules / 1e3:.4g} kJ inside the clock "
+            f"({energy.source}, {count(energy.counters, 'counter')})."
+        )
     head = ("node", "processor", "cores", "memory", "accelerators")
     return Section("Hardware", about, (Table("hardware", head, rows, text_columns=5),))
 

@@ -1,7 +1,26 @@
 """Whole runs of CosmoFlow in PyTorch: the record, the ranks, resuming, and what is refused."""
 
+import os
+import signal
+
 import pytest
-from smoke.conftest import mlhpc, mllog, result, resumed_after_a_kill, settings, trace
+from smoke.conftest import (
+    mlhpc,
+    mllog,
+    rank_process,
+    result,
+    resumed_after_a_kill,
+    settings,
+    start_mlhpc,
+    trace,
+    wait_for,
+)
+
+from mlhpc.benchmarks.load import load_file
+from mlhpc.perf.machines import machine
+from mlhpc.perf.prediction import predict
+from mlhpc.perf.tables import record
+from mlhpc.submission.report.summary import size
 
 PYTORCH = "training.framework=pytorch"
 
@@ -50,11 +69,39 @@ def test_two_ranks_that_share_every_sample_train_on_the_same_trajectory(one_rank
     assert {epoch["halo_bytes"] for epoch in ours} == {
         (24 + 7) * (sum(planes) + halves) + 24 * sum(planes[1:])
     }
+    predicted = predict(machine("perlmutter"), load_file(tmp_path / "out/config.toml", None, []), 1)
+    assert {epoch["halo_bytes"] for epoch in ours} == {record(predicted)["spatial"]["halo_bytes"]}
+    assert [r["value"] for r in mllog(tmp_path / "out") if r["key"] == "spatial_parallelism"] == [[1, 2, 1]]
+    assert mlhpc("report", tmp_path / "out").returncode == 0
+    page = (tmp_path / "out/report.html").read_text()
+    assert "Spatial parallelism" in page and "cut into 1 × 2 × 1 parts" in page
+    assert size(ours[0]["halo_bytes"]) in page and size(ours[0]["slab_bytes"]) in page
+
+
+def test_a_killed_rank_of_a_spatial_group_is_named_with_group_and_coordinates(tiny_data, tmp_path):
+    out = tmp_path / "out"
+    changed = settings(PYTORCH, "training.max_epochs=500", "training.spatial=[1,2,1]")
+    run = start_mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, "--ranks", 4, *changed)
+    wait_for(lambda: (out / "run.log").exists() and "eval_error" in (out / "run.log").read_text())
+    os.kill(rank_process(run.pid, 3), signal.SIGKILL)
+    error = run.communicate(timeout=60)[1]
+    assert run.returncode != 0
+    assert "rank 3 (spatial group 1, coordinates [0, 1, 0]) on" in error and error.count("was lost") == 1
+    assert "spatial group 1" in next(r for r in mllog(out) if r["key"] == "run_stop")["metadata"]["reason"]
 
 
 def test_a_killed_run_resumes_on_the_same_trajectory(tiny_data, tmp_path):
     words = ["run", "cosmoflow", "--data", tiny_data, *settings(PYTORCH, "hyperparameters.dropout=0.5")]
     resumed_after_a_kill(tmp_path, *words, rel=1e-6)
+
+
+def test_a_checkpoint_of_tensorflow_is_refused_by_pytorch(tiny_data, tmp_path):
+    words = ["--data", tiny_data, *settings("training.checkpoint_epochs=1", "training.max_epochs=1")]
+    assert mlhpc("run", "cosmoflow", "--out", tmp_path / "tf", *words).returncode == 1
+    words += ["--set", PYTORCH, "--out", tmp_path / "out", "--resume", tmp_path / "tf"]
+    done = mlhpc("run", "cosmoflow", *words)
+    assert done.returncode == 2 and "training.framework" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
 def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, tmp_path):
@@ -72,6 +119,8 @@ def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, t
         ([PYTORCH, "training.device=cuda"], "sees no accelerator here"),
         ([PYTORCH, "training.precision=mixed_float16"], "mixed_float16 needs a GPU"),
         ([PYTORCH, "network.conv_layers=6"], "multiples of 64"),
+        ([PYTORCH, "training.spatial=[32,1,1]"], "slabs thinner than the halo"),
+        ([PYTORCH, "training.spatial=[2,1,1]", "training.compile=true"], "compile"),
         ([PYTORCH, "training.spatial=[2,1,1]"], "needs groups of 2 ranks, which 1 rank cannot form"),
         (["training.spatial=[2,1,1]"], "training.framework=pytorch"),
     ],
