@@ -2,7 +2,8 @@
 
 Convolutions are divided, everything else is not (paper 001, section 4.2.1: "Dense layers not split" in its Mesh
 TensorFlow implementation; each rank of a group reads the whole sample). :func:`halo` is of an inner rank of such a
-machine; :class:`Exchange` and :func:`saved_bytes` are exact, of this suite's own CosmoFlow (``training.spatial``).
+machine; :class:`Exchange` and :func:`saved_bytes` are exact, of this suite's own CosmoFlow (``training.spatial``); in
+mixed precision on accelerators, since CPUs pool in float32.
 """
 
 import math
@@ -144,7 +145,7 @@ def saved_bytes(
 @dataclass(frozen=True)
 class Spatial:
     """A run whose samples are cut into ``parts``. ``halo_bytes``: what all ranks send in an epoch and its
-    evaluation, as ``result.json`` has it. ``saved_bytes``: what the rank that keeps most keeps for the backward pass."""
+    evaluation, as ``result.json`` has it. ``saved_bytes``: what a rank keeps for the backward pass, at most."""
 
     parts: tuple[int, ...]
     halo_bytes: int
