@@ -101,6 +101,11 @@ class Training(schema.Training):
         json_schema_extra=schema.only_in("tensorflow"),
     )
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
+    weights: str = Field(
+        "",
+        description="a safetensors file (mlhpc weights) whose weights training starts from, of either framework; "
+        "empty: random ones (open division)",
+    )
     device: schema.Device = Field(
         "auto", description=schema.DEVICE, json_schema_extra=schema.only_in("pytorch")
     )

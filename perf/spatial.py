@@ -2,8 +2,8 @@
 
 Convolutions are divided, everything else is not (paper 001, section 4.2.1: "Dense layers not split" in its Mesh
 TensorFlow implementation; each rank of a group reads the whole sample). :func:`halo` is of an inner rank of such a
-machine; :class:`Exchange` and :func:`saved_bytes` are exact, of this suite's own CosmoFlow (``training.spatial``); in
-mixed precision on accelerators, since CPUs pool in float32.
+machine; :class:`Exchange` and :func:`saved_bytes` are exact, of this suite's own CosmoFlow (``training.spatial``);
+in mixed precision on accelerators, since CPUs pool in float32.
 """
 
 import math

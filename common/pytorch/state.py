@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
@@ -75,6 +76,13 @@ def restore(
         scaler.load_state_dict(state["scaler"])
         _restore_own(model, [torch.from_numpy(np.array(value)) for value in saved.of_rank[world.rank]])
         return saved.epoch, dict(state["numbers"])
+
+
+def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[np.float32]]:
+    """The weights in a checkpoint by their names in the model's ``state_dict()``."""
+    (packed,) = saved.shared
+    state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
+    return {name: value.numpy() for name, value in state["model"].items()}
 
 
 def _restore_own(model: torch.nn.Module, own: Sequence[Tensor]) -> None:

@@ -39,6 +39,8 @@ from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
 from mlhpc.cosmoflow.schedule import rate_at
+from mlhpc.cosmoflow.weights import load as load_weights
+from mlhpc.cosmoflow.weights import require_weights, to_pytorch
 
 ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.opt_base_learning_rate"
 """For a loss that is not finite."""
@@ -47,6 +49,7 @@ ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.
 def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
     """Raise UserError when the run cannot start on these ranks and this machine. Makes and changes nothing."""
     _plan(run)
+    require_weights(run)
     run.require_startable(world.size, staged=staged is not None)
     make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
 
@@ -77,6 +80,9 @@ def train(
             run.network, shape, dropout=hparams.dropout, channels_last=channels_last, group=group
         )
         require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
+        if training.weights:
+            start = to_pytorch(load_weights(Path(training.weights), run.network), run.network)
+            model.load_state_dict({name: torch.from_numpy(value) for name, value in start.items()})
         place(model, device, channels_last=channels_last, dimensions=3)
         optimizer = make_optimizer(hparams, model.parameters())
         scaler = make_scaler(training.precision, device)

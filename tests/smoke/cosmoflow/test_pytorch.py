@@ -95,10 +95,54 @@ def test_a_killed_run_resumes_on_the_same_trajectory(tiny_data, tmp_path):
     resumed_after_a_kill(tmp_path, *words, rel=1e-6)
 
 
-def test_a_checkpoint_of_tensorflow_is_refused_by_pytorch(tiny_data, tmp_path):
+@pytest.fixture(scope="module")
+def tensorflow(tiny_data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tensorflow") / "out"
+    changed = settings("training.checkpoint_epochs=1", "training.max_epochs=1")
+    assert mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *changed).returncode == 1
+    return out
+
+
+def test_weights_of_one_framework_are_where_the_other_starts(one_rank, tensorflow, tiny_data, tmp_path):
+    """At a rate of almost nothing, the first evaluation is that of the weights given: the other's last one."""
+    still = ["hyperparameters.opt_base_learning_rate=1e-30", "training.max_epochs=1"]
+    for run, framework in ((one_rank, "tensorflow"), (tensorflow, "pytorch")):
+        file = tmp_path / f"of_{framework}.safetensors"
+        done = mlhpc("weights", run, "--out", file)
+        assert done.returncode == 0 and "weights in 16 arrays" in done.stdout, done.stderr
+        changed = settings(f"training.framework={framework}", f"training.weights={file}", *still)
+        out = tmp_path / framework
+        assert mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *changed).returncode == 1
+        ours, theirs = (result(each)["epochs"][-1]["eval_error"] for each in (out, run))
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
+    file = tmp_path / "w.safetensors"
+    assert mlhpc("weights", one_rank, "--out", file).returncode == 0
+    (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 100)
+    for changed, said in [
+        (["training.weights=none.safetensors"], "no such file"),
+        ([f"training.weights={tmp_path}/bad.safetensors"], "no safetensors file"),
+        ([f"training.weights={file}", "network.conv_filters=4"], "conv0/kernel is of shape"),
+        ([f"training.weights={file}", "network.conv_layers=3"], "weights of another network"),
+    ]:
+        words = ["--data", tiny_data, "--out", tmp_path / "out", *settings(PYTORCH, *changed)]
+        done = mlhpc("run", "cosmoflow", *words)
+        assert done.returncode == 2 and said in done.stderr and not (tmp_path / "out").exists()
+        assert len(done.stderr.strip().splitlines()) == 1
+    for words, said in [
+        ([one_rank, "--out", file], "already exists"),
+        ([one_rank, "--out", tmp_path / "w.npz"], "ends in .safetensors"),
+        ([tmp_path, "--out", tmp_path / "x.safetensors"], "holds no checkpoint.npz"),
+    ]:
+        done = mlhpc("weights", *words)
+        assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_checkpoint_of_tensorflow_is_refused_by_pytorch(tensorflow, tiny_data, tmp_path):
     words = ["--data", tiny_data, *settings("training.checkpoint_epochs=1", "training.max_epochs=1")]
-    assert mlhpc("run", "cosmoflow", "--out", tmp_path / "tf", *words).returncode == 1
-    words += ["--set", PYTORCH, "--out", tmp_path / "out", "--resume", tmp_path / "tf"]
+    words += ["--set", PYTORCH, "--out", tmp_path / "out", "--resume", tensorflow]
     done = mlhpc("run", "cosmoflow", *words)
     assert done.returncode == 2 and "training.framework" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
