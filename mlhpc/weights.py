@@ -17,9 +17,7 @@ def main(options: argparse.Namespace) -> int:
     """Raises UserError for a run without a checkpoint, of another benchmark, and for a file that exists."""
     run, out = options.run, options.out
     if out.suffix != ".safetensors":
-        raise UserError(
-            f"--out {out}: the file is in the format safetensors; give a name that ends in .safetensors"
-        )
+        raise UserError(f"--out {out}: the format is safetensors; give a name that ends in .safetensors")
     if out.exists():
         raise UserError(f"{out} already exists; choose another --out, or move it away")
     saved = checkpoint.load(run)
@@ -44,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _weights(saved: checkpoint.Checkpoint, run: CosmoFlow) -> list[npt.NDArray[np.float32]]:
-    """In the neutral form. A checkpoint of TensorFlow begins with them; one of PyTorch needs PyTorch to be read."""
+    """In the neutral form. A checkpoint of TensorFlow begins with them; PyTorch's needs PyTorch to be read."""
     if run.training.framework == "tensorflow":
         arrays: list[Any] = list(saved.shared)[: len(weights.names(run.network))]
         return arrays
