@@ -8,13 +8,13 @@ tests what is there.
 
 Written down before the runs, so that nothing is chosen after seeing them:
 - seeds 1001 to 1000 + N, the same for both frameworks; no run is left out, whatever its error;
-- the quantity: the evaluation error after the last epoch (``target.value`` is out of reach, so that every run trains
-  all epochs);
+- the quantity: the evaluation error after the last epoch (``target.value`` is out of reach, so that every run
+  trains all epochs);
 - the margin: one seed-to-seed standard deviation, pooled over the two frameworks;
 - equivalent if the 90% confidence interval of the difference of the means (Welch) lies within ± the margin, which
   is both one-sided tests at 5% (Schuirmann 1987).
-Simulated with normal errors and 20 seeds each: 85% of studies of equal means find equivalence, 5% of those whose means
-are a whole standard deviation apart.
+Simulated with normal errors and 20 seeds each: 85% of studies of equal means find equivalence, 5% of those whose
+means are a whole standard deviation apart.
 """
 
 import argparse
