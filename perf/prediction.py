@@ -102,7 +102,7 @@ class Prediction:
     @property
     def spatial(self) -> Spatial | None:
         """What a group of ranks exchanges and keeps where ``training.spatial`` cuts the samples."""
-        return spatial_of(self.run, self.local_batch)
+        return spatial_of(self.run, self.local_batch_size)
 
     @property
     def samples_per_s(self) -> Triple:

@@ -84,7 +84,7 @@ def facts_of(p: Prediction) -> dict[str, str]:
         )
         kept = written(p.spatial.saved_bytes, "bytes")
         facts["activations"] = (
-            f"{kept} kept by a rank for the backward pass of {count(p.local_batch, 'sample')}"
+            f"{kept} kept by a rank for the backward pass of {count(p.local_batch_size, 'sample')}"
         )
     return facts | {f"note {n}": note for n, note in enumerate(p.notes, 1)}
 

@@ -140,7 +140,11 @@ class RunLog:
 
     def _note_energy(self, counters: EnergyCounters, before: list[float]) -> None:
         """Joules of all accelerators of the run's nodes since ``before``; no note if no rank has a counter."""
-        own = {"source": counters.source, "counters": len(before), "joules": counters.spent(before)}
+        own: dict[str, Any] = {
+            "source": counters.source,
+            "counters": len(before),
+            "joules": counters.spent(before),
+        }
         read = [one for one in self._world.gather(own) if one["counters"]]
         if read:
             totals = {key: sum(one[key] for one in read) for key in ("joules", "counters")}
@@ -286,7 +290,7 @@ class RunLog:
                 hostname=loss.hostname,
                 phase=loss.phase,
                 reason=loss.reason,
-                **({"place": loss.place} if loss.place else {}),
+                place=loss.place,
             )
             if self._mllog is None:
                 if _has_run_stop(self.out / "run.log", RANK_0_MAY_STILL_WRITE_S):
