@@ -101,8 +101,13 @@ class Training(schema.Training):
         json_schema_extra=schema.only_in("tensorflow"),
     )
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: the GPU where there is one", json_schema_extra=schema.only_in("pytorch")
+    weights: str = Field(
+        "",
+        description="a safetensors file (mlhpc weights) whose weights training starts from, of either framework; "
+        "empty: random ones (open division)",
+    )
+    device: schema.Device = Field(
+        "auto", description=schema.DEVICE, json_schema_extra=schema.only_in("pytorch")
     )
     channels_last: bool = Field(
         True,
@@ -151,11 +156,6 @@ class CosmoFlow(schema.Run):
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         group, cut = self.training.spatial_size, list(self.training.spatial)
-        if ranks % group:
-            raise UserError(
-                f"training.spatial={cut} needs groups of {group} ranks, which {count(ranks, 'rank')} cannot form; "
-                f"start a multiple of {group} ranks"
-            )
         if group > 1 and (self.training.compile or self.training.cuda_graphs):
             raise UserError(
                 f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA graphs "
@@ -164,5 +164,10 @@ class CosmoFlow(schema.Run):
         if group > 1 and self.loading.decode == "device":
             raise UserError(
                 f"training.spatial={cut} cuts decoded samples on the host; set loading.decode=host"
+            )
+        if ranks % group:
+            raise UserError(
+                f"training.spatial={cut} needs groups of {group} ranks, which {count(ranks, 'rank')} cannot form; "
+                f"start a multiple of {group} ranks"
             )
         super().require_startable(ranks // group, staged=staged)

@@ -103,7 +103,7 @@ class Training(schema.Training):
     eval_steps: NonNegativeInt = Field(
         0, description="updates between evaluations within an epoch; 0: only at its end"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
+    device: schema.Device = Field("auto", description=schema.DEVICE)
     channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
     compile: bool = Field(False, description="torch.compile the network")
     cuda_graphs: bool = Field(False, description="replay the training step as a CUDA graph")

@@ -98,7 +98,7 @@ class Training(schema.Training):
     eval_offset_epochs: NonNegativeInt = Field(
         0, description="the first evaluation is after this epoch, or after epochs_between_evals when it is 0"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
+    device: schema.Device = Field("auto", description=schema.DEVICE)
     channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
     compile: bool = Field(False, description="torch.compile the network")
 

@@ -12,6 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, Po
 
 from mlhpc.errors import UserError, count
 
+Device = Literal["auto", "cpu", "cuda", "rocm", "xpu"]
+DEVICE = (
+    "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: the accelerator that PyTorch sees, else the CPU"
+)
+"""What ``training.device`` is, for benchmarks in PyTorch."""
+
 
 class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -153,11 +153,11 @@ def schedule(context: RunContext) -> Iterator[Finding]:
 
 
 def training_method(context: RunContext) -> Iterator[Finding]:
-    """The training method of the reference: every weight updated in every step.
+    """The training method of the reference: every weight updated in every step, from random ones.
 
     Source: HPC rules, "Closed Division".
     """
-    yield from _fixed(context, "training.freeze_below")
+    yield from _fixed(context, "training.freeze_below", "training.weights")
 
 
 def free_hyperparameters(context: RunContext) -> Iterator[Finding]:

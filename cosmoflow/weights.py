@@ -5,12 +5,13 @@ of convolutions [depth, height, width, in, out], kernels of dense layers [in, ou
 """
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.benchmarks.cosmoflow import Network
+from mlhpc.benchmarks.cosmoflow import CosmoFlow, Network
 from mlhpc.errors import UserError
 
 Array = npt.NDArray[np.float32]
@@ -55,6 +56,39 @@ def save(path: Path, weights: Sequence[Array], network: Network) -> None:
     facts = {"benchmark": "cosmoflow", "layout": "channels last, kernels [..., in, out]"}
     tensors = {name: np.ascontiguousarray(w) for name, w in zip(names(network), weights, strict=True)}
     save_file(tensors, path, metadata=facts)
+
+
+def require_weights(run: CosmoFlow) -> None:
+    """Raise UserError where ``training.weights`` is not a file with weights of this network."""
+    if not run.training.weights:
+        return
+    path = Path(run.training.weights)
+    if not path.is_file():
+        raise UserError(
+            f"training.weights={path}: no such file; mlhpc weights RUN --out FILE.safetensors writes one"
+        )
+    wanted = shapes(run.network, run.data.sample_shape)
+    actual = {name: w.shape for name, w in zip(wanted, load(path, run.network), strict=True)}
+    if odd := [name for name, shape in wanted.items() if actual[name] != shape]:
+        raise UserError(
+            f"training.weights={path}: {odd[0]} is of shape {list(actual[odd[0]])}, and this network's of "
+            f"{list(wanted[odd[0]])}; use weights of a run with the same network and sample_shape"
+        )
+
+
+def shapes(network: Network, sample_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """The shape of each weight in the neutral form, by its name, in the order of the layers."""
+    *sides, channels = sample_shape
+    found: list[tuple[int, ...]] = []
+    for block in range(network.conv_layers):
+        filters = network.conv_filters * 2**block
+        found += [(*(network.conv_kernel,) * len(sides), channels, filters), (filters,)]
+        channels = filters
+    features = channels * prod(side // 2**network.conv_layers for side in sides)
+    for units in (*network.dense_units, network.targets):
+        found += [(features, units), (units,)]
+        features = units
+    return dict(zip(names(network), found, strict=True))
 
 
 def load(path: Path, network: Network) -> list[Array]:

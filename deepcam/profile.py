@@ -7,7 +7,7 @@ import torch
 
 from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.common.host.malloc import keep_memory
-from mlhpc.common.pytorch.device import oom_as_user_error, pick_device, place
+from mlhpc.common.pytorch.devices import oom_as_user_error, pick_device, place
 from mlhpc.common.pytorch.profile import modules_in_order, profile_steps
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.common.timing.profile import Profile

@@ -15,7 +15,14 @@ from mlhpc.common.data.manifest import Manifest, take
 from mlhpc.common.data.sharding import divide_batch, steps_per_epoch
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
-from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
+from mlhpc.common.pytorch.devices import (
+    device_events,
+    oom_as_user_error,
+    peak_memory,
+    pick_device,
+    place,
+    wants_graphs,
+)
 from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scaler, make_steps, warm_up
@@ -87,7 +94,7 @@ def train(
         prepare(run.loading.loader, "mlhpc.deepcam.data.workers")
         zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
         sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, accumulate)
-        warm_up(model, optimizer, scaler, steps, zeros, sizes, cuda_graphs=training.cuda_graphs)
+        warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
         events = device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.

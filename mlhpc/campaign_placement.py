@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 
 from mlhpc.campaign_record import Campaign
-from mlhpc.common.host.provenance import accelerators
+from mlhpc.common.host import accelerators
 from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.errors import UserError, count
 from mlhpc.run_processes import allocated_tasks
@@ -44,7 +44,7 @@ def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, st
         if gpus < campaign.instances * ranks:
             raise UserError(
                 f"{campaign.instances} instances of {count(ranks, 'rank')} need one GPU per rank, and this "
-                f"machine has {gpus}; start fewer, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+                f"machine has {gpus}; start fewer, or set {_variable()}= to train on the CPU"
             )
 
 
@@ -78,10 +78,18 @@ def gpu_environment(campaign: Campaign, slot: int) -> dict[str, str]:
     if campaign.instances == 1:
         return {}
     gpus, ranks = _visible_gpus(), max(1, campaign.ranks)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[slot * ranks : (slot + 1) * ranks])} if gpus else {}
+    return {_variable(): ",".join(gpus[slot * ranks : (slot + 1) * ranks])} if gpus else {}
 
 
 def _visible_gpus() -> list[str]:
+    if (variable := _variable()) in os.environ:
+        return [gpu for gpu in os.environ[variable].split(",") if gpu]
+    return [str(i) for i in range(len(accelerators.found()))]
+
+
+def _variable() -> str:
+    """What hides GPUs from a process: the vendor's variable."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
-    return [str(i) for i in range(len(accelerators()))]
+        return "CUDA_VISIBLE_DEVICES"
+    there = accelerators.found()
+    return accelerators.visible_variable(there[0].vendor if there else "nvidia")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,9 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
 from mlhpc.common.files import pagecache
 from mlhpc.common.files.filesystem import filesystem_of
-from mlhpc.common.host.provenance import accelerators, describe_environment
+from mlhpc.common.host import energy
+from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.environment import identify, threads_per_rank
@@ -62,7 +65,7 @@ def main(options: argparse.Namespace) -> int:
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world)
         with (
-            RunLog(out, world) as log,
+            RunLog(out, world, _energy_counters(run, world)) as log,
             closing_in_order(world, out),
             removed_on_abort(paths.stage, world),
         ):
@@ -222,6 +225,12 @@ def _evict(data: Path, world: World) -> bool:
     return all(world.gather(evicted))
 
 
+def _energy_counters(run: Run, world: World) -> energy.Counters:
+    """Those of this node, read by its first rank; none for a run on CPUs."""
+    on_cpus = getattr(run.training, "device", "") == "cpu"
+    return energy.Counters() if on_cpus or world.local_rank else energy.counters()
+
+
 def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: World, log: RunLog) -> None:
     """The records that the rules require before anything is timed, and the facts that result.json carries."""
     log.note(
@@ -235,6 +244,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
     )
     submission = run.submission
     on_cpus = getattr(run.training, "device", "") == "cpu"
+    cut = getattr(run.training, "spatial", ())
     log.hyperparameters(
         {
             "cache_clear": evicted,
@@ -248,6 +258,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
             "seed": seed,
             # Not keys of the logging rules: the suite's own check reads them.
             **({"resumed": True} if resume else {}),
+            **({"spatial_parallelism": list(cut)} if prod(cut) > 1 else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),
             "train_samples": run.data.train_samples,
             "eval_samples": run.data.eval_samples,

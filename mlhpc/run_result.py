@@ -98,6 +98,7 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
         },
         "global_batch_size": run.hyperparameters.global_batch_size,
         "data": notes.get("data"),
+        "energy": notes.get("energy"),
         "staging": staging,
     }
 

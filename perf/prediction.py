@@ -31,7 +31,7 @@ from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.parts import parts
 from mlhpc.perf.samples import SampleBytes, sample_bytes
 from mlhpc.perf.scaling import Estimate, Triple
-from mlhpc.perf.spatial import halo, splits_of
+from mlhpc.perf.spatial import Spatial, halo, slab_plan, spatial_of, splits_of
 from mlhpc.perf.units import written
 
 _MOST_PARTS = 16
@@ -100,6 +100,11 @@ class Prediction:
         return self.run.hyperparameters.global_batch_size
 
     @property
+    def spatial(self) -> Spatial | None:
+        """What a group of ranks exchanges and keeps where ``training.spatial`` cuts the samples."""
+        return spatial_of(self.run, self.local_batch_size)
+
+    @property
     def samples_per_s(self) -> Triple:
         """Training samples of one accelerator; the low end is that of the slow end of the step."""
         share = self.batch / self.accelerators
@@ -157,6 +162,7 @@ class Model:
         self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
         self.network: Network = network_of(run)
         self.bytes: SampleBytes = sample_bytes(run)
+        self.plan = slab_plan(run)
         self.kind = kind_of(self.network)
         self.efficiency = self.own_efficiency() or calibrated.efficiency(
             machine.family, self.kind, generation
@@ -182,13 +188,13 @@ class Model:
                 f"{machine.at('nodes')}: {nodes} nodes asked for, {machine.name} has {machine.nodes}"
             )
         accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
-        together, local = divide(batch, accelerators)
+        together, local = self.divided(accelerators)
         self.require_fits(local, together)
         size = self.bytes.stored * run.data.train_samples
         tier = tier_of(machine, size * together, nodes, staged=self.staged)
         step = self.step(nodes, together, local, tier)
         step_s, notes = self.interval(step)
-        if together > 1:
+        if together > 1 and self.plan is None:
             notes.append(
                 "several accelerators on one sample: what they do not divide is Fugaku's share of a step; the "
                 "suite's own benchmarks keep a sample on one accelerator"
@@ -205,6 +211,19 @@ class Model:
         return Prediction(machine, run, nodes, accelerators, together, local, step, step_s, self.efficiency, tier,
                           staging_s, train_s, eval_s, self.epochs, extra, rate,
                           tuple(notes))  # fmt: skip
+
+    def divided(self, accelerators: int) -> tuple[int, int]:
+        """As :func:`divide`; where the run says how samples are cut, by that."""
+        batch = self.run.hyperparameters.global_batch_size
+        if self.plan is None:
+            return divide(batch, accelerators)
+        groups = accelerators // self.plan.size
+        if accelerators % self.plan.size or batch % groups:
+            raise UserError(
+                f"training.spatial={list(self.plan.parts)}: {accelerators} accelerators and a global batch of "
+                f"{batch} cannot form groups of {self.plan.size} with equal shares; use another number of nodes"
+            )
+        return self.plan.size, batch // groups
 
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
         machine, net = self.machine, self.network
@@ -229,7 +248,8 @@ class Model:
         machine, run = self.machine, self.run
         size = 4 if run.training.precision == "float32" else 2
         kernel = int(getattr(run.network, "conv_kernel", 3))
-        sent = halo(self.network, splits_of(together, len(run.data.sample_shape) - 1), kernel)
+        parts = self.plan.parts if self.plan else splits_of(together, len(run.data.sample_shape) - 1)
+        sent = halo(self.network, parts, kernel)
         inside = together <= machine.per_node or nodes == 1
         rate = machine.get("links.peers") if inside else None
         rate = rate or machine.need("network.bandwidth", "an exchange of halos between nodes")

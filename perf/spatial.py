@@ -1,13 +1,18 @@
 """Spatial parallelism: several accelerators compute one sample, and exchange the borders of their parts (halos).
 
 Convolutions are divided, everything else is not (paper 001, section 4.2.1: "Dense layers not split" in its Mesh
-TensorFlow implementation; each rank of a group reads the whole sample).
+TensorFlow implementation; each rank of a group reads the whole sample). :func:`halo` is of an inner rank of such a
+machine; :class:`Exchange` and :func:`saved_bytes` are exact, of this suite's own CosmoFlow (``training.spatial``);
+in mixed precision on accelerators, since CPUs pool in float32.
 """
 
 import math
 from dataclasses import dataclass
 
-from mlhpc.perf.networks.layer import Layer, Network
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.data.slabs import SlabPlan, plan_slabs
+from mlhpc.perf.networks.layer import Layer, Network, Precision, activation_bytes
+from mlhpc.perf.networks.registry import network_of
 
 CONVOLUTIONS = ("convolution", "depthwise convolution", "pointwise convolution", "transposed convolution")
 
@@ -61,3 +66,111 @@ def splits_of(parts: int, axes: int) -> tuple[int, ...]:
     if parts > 1:
         found.append(parts)
     return tuple(found) or (1,)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Elements of one sample that the ranks of a group send in a forward pass, all of them together: halos of the
+    ``first`` convolution, whose input is float32 in any precision, of the ``others``, and the slabs when they are
+    ``gathered``."""
+
+    first: int
+    others: int
+    gathered: int
+
+    def bytes(self, precision: Precision, *, training: bool) -> int:
+        """Of one sample. In ``training`` the backward pass sends the gradients of all halos but the first's: the
+        network's input needs none. Gathered slabs need none either, since every rank has the whole gradient."""
+        width = activation_bytes(precision)
+        backward = self.others if training else 0
+        return 4 * self.first + width * (self.others + self.gathered + backward)
+
+
+def exchange(network: Network, plan: SlabPlan, kernel: int) -> Exchange:
+    """What a group sends that holds the slabs of ``plan``. Axes are exchanged one after the other, each with the
+    halo of those before it."""
+    sent = []
+    levels = convolutions(network)[: plan.split_levels]
+    for level, layer in enumerate(levels):
+        channels = layer.inputs[0][-1]
+        sent.append(channels * sum(_sent(plan, rank, level, kernel) for rank in range(plan.size)))
+    whole = math.prod(ends[-1] >> plan.split_levels for ends in plan.bounds)
+    return Exchange(sent[0], sum(sent[1:]), (plan.size - 1) * whole * levels[-1].output[-1])
+
+
+def convolutions(network: Network) -> list[Layer]:
+    return [layer for layer in network if layer.kind in CONVOLUTIONS]
+
+
+def _sent(plan: SlabPlan, rank: int, level: int, kernel: int) -> int:
+    """Voxels that ``rank`` sends before a convolution of ``kernel`` taps, after ``level`` halvings."""
+    to_following, to_previous = (kernel - 1) // 2, kernel // 2
+    sides, voxels = list(plan.shape(rank, level)), 0
+    for axis, parts in enumerate(plan.parts):
+        if parts > 1:
+            plane = math.prod(side for other, side in enumerate(sides) if other != axis)
+            voxels += to_following * plane * (plan.neighbour(rank, axis, 1) is not None)
+            voxels += to_previous * plane * (plan.neighbour(rank, axis, -1) is not None)
+            sides[axis] += kernel - 1
+    return voxels
+
+
+def saved_bytes(
+    network: Network, plan: SlabPlan, kernel: int, rank: int, precision: Precision, batch: int = 1
+) -> int:
+    """Bytes that ``rank`` of a group keeps for the backward pass of ``batch`` samples, its part of the input
+    included: what ``torch.autograd.graph.saved_tensors_hooks`` count, each memory once, without weights.
+
+    The input of a convolution is kept with its halo, and zeros around the volume; after the slabs have been put
+    together every rank keeps what a rank alone would.
+    """
+    part, whole = math.prod(plan.shape(rank)), math.prod(ends[-1] for ends in plan.bounds)
+    width, block, total = activation_bytes(precision), -1, 0
+    for layer in network:
+        if layer.kind in CONVOLUTIONS:
+            block += 1
+            divided = block < plan.split_levels
+            sides = (
+                [side + kernel - 1 for side in plan.shape(rank, block)] if divided else layer.inputs[0][:-1]
+            )
+            total += math.prod(sides) * layer.inputs[0][-1] * width * batch
+            continue
+        if layer.kind == "dense":
+            divided = False
+        kept = layer.saved_bytes(precision, batch)
+        total += kept * part // whole if divided else kept
+    return total
+
+
+@dataclass(frozen=True)
+class Spatial:
+    """A run whose samples are cut into ``parts``. ``halo_bytes``: what all ranks send in an epoch and its
+    evaluation, as ``result.json`` has it. ``saved_bytes``: what a rank keeps for the backward pass, at most."""
+
+    parts: tuple[int, ...]
+    halo_bytes: int
+    saved_bytes: int
+
+
+def slab_plan(run: Run) -> SlabPlan | None:
+    """How ``run`` cuts its samples; None where it does not. Raises UserError for slabs that are too thin."""
+    parts = getattr(run.training, "spatial", (1, 1, 1))
+    if math.prod(parts) == 1:
+        return None
+    depth, height, width = run.data.sample_shape[:3]
+    kernel, levels = int(getattr(run.network, "conv_kernel", 3)), int(getattr(run.network, "conv_layers", 5))
+    return plan_slabs((depth, height, width), parts, levels, kernel)
+
+
+def spatial_of(run: Run, local_batch: int) -> Spatial | None:
+    """``local_batch``: samples that a group has at once. None where samples are not cut."""
+    if (plan := slab_plan(run)) is None:
+        return None
+    network, precision = network_of(run), run.training.precision
+    kernel = int(getattr(run.network, "conv_kernel", 3))
+    sent, batch = exchange(network, plan, kernel), run.hyperparameters.global_batch_size
+    trained = run.data.train_samples // batch * batch
+    halos = trained * sent.bytes(precision, training=True)
+    halos += run.data.eval_samples * sent.bytes(precision, training=False)
+    kept = [saved_bytes(network, plan, kernel, rank, precision, local_batch) for rank in range(plan.size)]
+    return Spatial(plan.parts, halos, max(kept))

@@ -1,6 +1,7 @@
 """Predictions in the terminal and as JSON."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
@@ -13,6 +14,7 @@ from mlhpc.perf.against import Compared, Summary, summary
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.prediction import Prediction
 from mlhpc.perf.scaling import Triple
+from mlhpc.perf.units import written
 
 PREDICTED = "Predicted, not measured"
 _WIDE = 125
@@ -76,6 +78,14 @@ def facts_of(p: Prediction) -> dict[str, str]:
         "efficiency": f"{p.efficiency.value:.3g} of the roofline, {p.efficiency.how}",
         "epochs": p.epochs.how if p.epochs else "none published for this preset, so no time to train",
     }
+    if p.spatial:
+        facts["halos"] = (
+            f"{written(p.spatial.halo_bytes, 'bytes')} sent by all ranks in an epoch and its evaluation"
+        )
+        kept = written(p.spatial.saved_bytes, "bytes")
+        facts["activations"] = (
+            f"{kept} kept by a rank for the backward pass of {count(p.local_batch_size, 'sample')}"
+        )
     return facts | {f"note {n}": note for n, note in enumerate(p.notes, 1)}
 
 
@@ -193,6 +203,7 @@ def record(p: Prediction) -> dict[str, Any]:
         "epochs": list(p.epochs.ends) if p.epochs else None,
         "extra_s": list(p.extra_s),
         "time_to_train_s": list(p.total_s) if p.total_s else None,
+        "spatial": asdict(p.spatial) if p.spatial else None,
         "tier": p.tier.name,
         "binding": p.binding,
         "efficiency": p.efficiency.value,

@@ -12,7 +12,7 @@ from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import divide_batch, steps_per_epoch
 from mlhpc.common.host.progress import track
-from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
+from mlhpc.common.pytorch.devices import device_events, oom_as_user_error, peak_memory, pick_device, place
 from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scaler, make_steps, warm_up

@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.host.accelerators import accelerators
+
 PACKAGES = (
     "mlhpc", "numpy", "tensorflow", "tensorflow-cpu", "keras", "horovod", "torch", "torchvision",
     "nvidia-dali-cuda130", "h5py", "isal", "mlperf-logging",
@@ -21,7 +23,8 @@ PACKAGES = (
 PREFIXES = (
     "SLURM_", "PBS_", "LSB_", "FLUX_", "NCCL_", "RCCL_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_",
     "DNNL_", "TF_", "XLA_", "TORCH", "PYTORCH_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "HOROVOD_", "GLOO_",
-    "UCX_", "FI_", "OMPI_MCA_", "MPICH_", "I_MPI_", "PMIX_", "MALLOC_", "MIMALLOC_", "LD_PRELOAD", "MLHPC_",
+    "UCX_", "FI_", "ZE_", "ONEAPI_", "CCL_", "OMPI_MCA_", "MPICH_", "I_MPI_", "PMIX_", "MALLOC_", "MIMALLOC_",
+    "LD_PRELOAD", "MLHPC_",
 )  # fmt: skip
 """Variables that can change a result: the launcher's, the fabric's, the libraries' threads and algorithms."""
 _NVIDIA = Path("/proc/driver/nvidia")
@@ -56,20 +59,6 @@ def machine() -> dict[str, Any]:
         "accelerators": accelerators(),
         "os": f"{_os_name()}, Linux {platform.release()}",
     }
-
-
-def accelerators() -> list[str]:
-    """Names of the GPUs of this node, from nvidia-smi, or from the driver if that fails or hangs; empty if there
-    are none."""
-    if shutil.which("nvidia-smi"):
-        answer = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
-        if answer is not None:
-            return [line.strip() for line in answer.splitlines() if line.strip()]
-    names = []
-    for path in sorted(_NVIDIA.glob("gpus/*/information")):
-        model = re.search(r"^Model:\s*(.+)$", _text(path) or "", re.MULTILINE)
-        names.append(model[1].strip() if model else "NVIDIA GPU")
-    return names
 
 
 def binding() -> dict[str, Any]:
@@ -107,15 +96,17 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def drivers() -> dict[str, str | None]:
-    """Versions of the layers below the packages: GPU driver, the newest CUDA that it supports, ROCm, MPI."""
+    """Versions of the layers below the packages: GPU drivers, the newest CUDA that one supports, ROCm, MPI."""
     nvidia = re.search(r"(\d+\.\d[\d.]*)", _text(_NVIDIA / "version") or "")
     amd = _text(Path("/sys/module/amdgpu/version"))
+    intel = _text(Path("/sys/module/i915/version")) or _text(Path("/sys/module/xe/version"))
     rocm = _text(Path("/opt/rocm/.info/version"))
     mpi = _output("mpirun", "--version") if shutil.which("mpirun") else None
     return {
         "nvidia": nvidia[1] if nvidia else None,
         "cuda": _cuda_of_driver(),
         "amdgpu": amd.strip() if amd else None,
+        "intel": intel.strip() if intel else None,
         "rocm": rocm.strip() if rocm else None,
         "mpi": mpi.strip().splitlines()[0] if mpi and mpi.strip() else None,
     }

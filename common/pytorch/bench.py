@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mlhpc.common.data.loader_bench import Arrays, Figures, Loader, measure
+from mlhpc.common.pytorch.devices import first_device, wait_for
 from mlhpc.common.pytorch.loading import as_array
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = first_device().type
 """Where batches are moved to."""
 
 
@@ -25,6 +24,6 @@ def measure_batches(loader: Loader, files: Sequence[Path]) -> Figures:
         loader,
         files,
         use=lambda batch: batch[0].to(DEVICE, non_blocking=True),
-        wait=torch.cuda.synchronize if DEVICE == "cuda" else lambda: None,
+        wait=lambda: wait_for(first_device()),
         arrays=arrays,
     )

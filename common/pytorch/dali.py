@@ -32,7 +32,7 @@ def new_pipeline(dali: ModuleType, batch: int, workers: int, device: str) -> Any
     return dali.Pipeline(
         batch_size=batch,
         num_threads=workers,
-        device_id=None if device == "cpu" else torch.cuda.current_device(),
+        device_id=None if device == "cpu" else torch.accelerator.current_device_index(),
         exec_dynamic=True,  # its outputs may be kept
     )
 
@@ -62,7 +62,7 @@ class Outputs:
     """
 
     def __init__(self) -> None:
-        self._held: deque[tuple[torch.cuda.Event, Tensor]] = deque()
+        self._held: deque[tuple[torch.Event, Tensor]] = deque()
 
     def tensor(self, output: Any) -> Tensor:
         """``output``, a list of tensors of one shape, as one tensor."""
@@ -71,8 +71,8 @@ class Outputs:
             return view
         while self._held and self._held[0][0].query():
             self._held.popleft()
-        copy, copied = view.clone(), torch.cuda.Event()
-        copied.record()
+        copy, copied = view.clone(), torch.Event(view.device)
+        copied.record(torch.accelerator.current_stream(view.device))
         self._held.append((copied, view))
         return copy
 

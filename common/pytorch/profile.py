@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
+from mlhpc.common.pytorch.devices import RUNTIME_CALLS, activities, name_of, wait_for
 from mlhpc.common.timing.profile import Part, Profile, Work
 
 _MODULE = "module: "
 _BACKWARD = "autograd::engine::evaluate_function"
-_COMMUNICATION = ("nccl:", "gloo:", "c10d::", "ncclDevKernel")
+_COMMUNICATION = ("nccl:", "xccl:", "gloo:", "c10d::", "ncclDevKernel")
 _COPIES = ("aten::copy_", "aten::to", "aten::_to_copy")
 
 
@@ -36,24 +37,22 @@ def profile_steps(
     forward operation with its sequence number. On a GPU an operation's time is that of its kernels. ``trace``:
     where to write the trace for chrome://tracing and Perfetto.
     """
-    gpu = device.type == "cuda"
+    gpu = device.type != "cpu"
     step()
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu
-    _wait(device)
+    wait_for(device)
     with _named(model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Profiler clears events.*")
-        with profile(activities=activities) as profiler:
+        with profile(activities=activities(device)) as profiler:
             begin = time.perf_counter()
             for _ in range(steps):
                 step()
-            _wait(device)
+            wait_for(device)
             wall = (time.perf_counter() - begin) / steps
     if trace:
         trace.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(trace))
-    name = torch.cuda.get_device_name(device) if gpu else f"CPU, {torch.get_num_threads()} threads"
     work = tuple(_work(profiler.events() or (), steps, gpu))
-    return Profile(name, batch, steps, wall, tuple(modules), work)
+    return Profile(name_of(device), batch, steps, wall, tuple(modules), work)
 
 
 def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:
@@ -68,11 +67,6 @@ def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:
     for handle in handles:
         handle.remove()
     return names
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager
@@ -103,7 +97,7 @@ def _work(events: Sequence[Any], steps: int, gpu: bool) -> Iterator[Work]:
     modules = {e.sequence_nr: _module(e) for e in on_host if e.sequence_nr >= 0 and not _root(e, _BACKWARD)}
     for event in on_host:
         own = event.self_device_time_total if gpu else event.self_cpu_time_total
-        if own <= 0 or (gpu and event.name.startswith("cuda")):
+        if own <= 0 or (gpu and event.name.startswith(RUNTIME_CALLS)):
             continue
         backward = _outermost(event, _BACKWARD)
         part, module = _place(event, backward, modules)

@@ -7,6 +7,7 @@ rest of the network. PyTorch's own sharded convolution (DTensor) is not used: it
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -170,6 +171,11 @@ def _layout_of(x: Tensor) -> torch.memory_format:
     return torch.channels_last_3d if last else torch.contiguous_format
 
 
+def _place(plan: SlabPlan, rank: int) -> str:
+    group, member = divmod(rank, plan.size)
+    return f"spatial group {group}, coordinates {list(plan.coordinates(member))}"
+
+
 def spatial_group(plan: SlabPlan, world: World) -> SpatialGroup:
     """The group of this rank, whose ranks are adjacent (``common.ranks.mesh``). Called by all ranks.
 
@@ -184,4 +190,5 @@ def spatial_group(plan: SlabPlan, world: World) -> SpatialGroup:
         if number == mesh.data_rank:
             mine = made
     assert mine is not None
+    world.name_places(partial(_place, plan))
     return SpatialGroup(plan, mesh.spatial_rank, mesh.data_rank * plan.size, mine)

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from mlhpc.common.pytorch.devices import StreamEvent, accelerator, first_device, precisions
+
 _SIDE = 8192
 _COPIED = 2**30
 
@@ -12,49 +14,49 @@ _COPIED = 2**30
 def gpu_speed() -> dict[str, Any] | None:
     """Of the first GPU: ``model``, ``count`` of GPUs, ``memory`` in bytes, FLOP/s by precision, ``bandwidth``
     (bytes/s that a copy reads and writes) and ``host`` (bytes/s from page-locked memory). None without a GPU."""
-    if not torch.cuda.is_available():
+    if not accelerator():
         return None
-    about = torch.cuda.get_device_properties(0)
+    device = first_device()
+    about = torch.get_device_module(device).get_device_properties(0)
     found: dict[str, Any] = {
         "model": about.name,
-        "count": torch.cuda.device_count(),
+        "count": torch.accelerator.device_count(),
         "memory": about.total_memory,
     }
-    kept = torch.backends.cuda.matmul.allow_tf32
+    has = precisions(device)
+    kept = torch.get_float32_matmul_precision()
     try:
-        torch.backends.cuda.matmul.allow_tf32 = False
-        found["float32"] = _product(torch.float32)
-        if about.major >= 8:
-            torch.backends.cuda.matmul.allow_tf32 = True
-            found["tf32"] = _product(torch.float32)
-            found["bfloat16"] = _product(torch.bfloat16)
+        torch.set_float32_matmul_precision("highest")
+        found["float32"] = _product(torch.float32, device)
+        if has.tf32:
+            torch.set_float32_matmul_precision("high")
+            found["tf32"] = _product(torch.float32, device)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = kept
-    found["float16"] = _product(torch.float16)
-    source = torch.empty(_COPIED, dtype=torch.uint8, device="cuda")
+        torch.set_float32_matmul_precision(kept)
+    if has.bfloat16:
+        found["bfloat16"] = _product(torch.bfloat16, device)
+    found["float16"] = _product(torch.float16, device)
+    source = torch.empty(_COPIED, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    found["bandwidth"] = 2 * _COPIED / _seconds(lambda: target.copy_(source))
+    found["bandwidth"] = 2 * _COPIED / _seconds(lambda: target.copy_(source), device)
     pinned = torch.empty(_COPIED, dtype=torch.uint8, pin_memory=True)
-    found["host"] = _COPIED / _seconds(lambda: target.copy_(pinned, non_blocking=True))
+    found["host"] = _COPIED / _seconds(lambda: target.copy_(pinned, non_blocking=True), device)
     return found
 
 
-def _product(dtype: torch.dtype) -> float:
-    a = torch.randn(_SIDE, _SIDE, device="cuda").to(dtype)
+def _product(dtype: torch.dtype, device: torch.device) -> float:
+    a = torch.randn(_SIDE, _SIDE, device=device).to(dtype)
     out = torch.empty_like(a)
-    return 2 * _SIDE**3 / _seconds(lambda: torch.matmul(a, a, out=out))
+    return 2 * _SIDE**3 / _seconds(lambda: torch.matmul(a, a, out=out), device)
 
 
-def _seconds(work: Callable[[], object], repeats: int = 20) -> float:
-    """The shortest of ``repeats``, by events in the GPU's queue."""
+def _seconds(work: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
+    """The shortest of ``repeats``, by events in the device's queue."""
     for _ in range(3):
         work()
     times: list[float] = []
     for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
+        begin = StreamEvent(device)
         work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
+        times.append(StreamEvent(device).seconds_since(begin))
     return min(times)

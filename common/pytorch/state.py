@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from mlhpc.common.pytorch.devices import random_state
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training import checkpoint
 from mlhpc.errors import UserError, count
@@ -76,6 +78,13 @@ def restore(
         return saved.epoch, dict(state["numbers"])
 
 
+def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[np.float32]]:
+    """The weights in a checkpoint by their names in the model's ``state_dict()``."""
+    (packed,) = saved.shared
+    state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
+    return {name: value.numpy() for name, value in state["model"].items()}
+
+
 def _restore_own(model: torch.nn.Module, own: Sequence[Tensor]) -> None:
     """Random states and buffers. The random state of a GPU is not restored if only one of the two runs has a
     GPU."""
@@ -97,7 +106,7 @@ def _random_states(model: torch.nn.Module) -> list[tuple[Callable[[], Tensor], C
     states: list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]] = [
         (torch.get_rng_state, torch.set_rng_state)
     ]
-    gpu = next(model.parameters()).device
-    if gpu.type == "cuda":  # dropout draws from its generator
-        states.append((partial(torch.cuda.get_rng_state, gpu), partial(torch.cuda.set_rng_state, device=gpu)))
+    device = next(model.parameters()).device
+    if own := random_state(device):  # dropout draws from its generator
+        states.append((partial(own.get_rng_state, device), partial(own.set_rng_state, device=device)))
     return states

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from mlhpc.common.pytorch.device import mover, oom_as_user_error
+from mlhpc.common.pytorch.devices import (
+    has_graphs,
+    kept_random_state,
+    mover,
+    next_graph_step,
+    oom_as_user_error,
+    wants_graphs,
+)
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.errors import UserError, count
 
@@ -84,7 +91,7 @@ def make_steps(
     """The steps of ``model`` with the run's settings, gradients averaged over ranks. Call it again after freezing
     weights."""
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
-    compiled, cuda_graphs = training.compile, getattr(training, "cuda_graphs", False)
+    compiled, graphs = training.compile, wants_graphs(training)
     train = make_train_step(
         wrap_ddp(model, world),
         loss_of,
@@ -94,7 +101,7 @@ def make_steps(
         layout=layout,
         accumulate=accumulate,
         compiled=compiled,
-        cuda_graphs=cuda_graphs,
+        graphs=graphs,
     )
     evaluate = make_eval_step(
         model,
@@ -103,7 +110,7 @@ def make_steps(
         batch=training.eval_batch_size,
         layout=layout,
         compiled=compiled,
-        cuda_graphs=cuda_graphs,
+        graphs=graphs,
     )
     return Steps(train, evaluate)
 
@@ -118,7 +125,7 @@ def make_train_step(
     layout: torch.memory_format = torch.preserve_format,
     accumulate: int = 1,
     compiled: bool = False,
-    cuda_graphs: bool = False,
+    graphs: bool = False,
 ) -> Step[Tensor]:
     """``(x, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
     these calls, and of all ranks if ``model`` comes from ``wrap_ddp``.
@@ -126,13 +133,12 @@ def make_train_step(
     The loss, ``loss_of(logits, y)``, is this rank's, a scalar left on the device: nothing waits for a GPU. Matrix
     products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in float32. ``x`` may be
     delivered in float16 or bfloat16: it becomes float32 on the device, and ``precision`` alone decides from there.
-    ``layout`` is that of ``x`` on the device. ``compiled`` compiles the network; ``cuda_graphs`` replays the
-    compiled code as CUDA graphs, and does nothing on a CPU. The step raises UserError when a GPU has too little
-    memory.
+    ``layout`` is that of ``x`` on the device. ``compiled`` compiles the network; ``graphs`` replays the compiled
+    code as captured graphs, and does nothing on a CPU. The step raises UserError when a GPU has too little memory.
     """
     device = next(model.parameters()).device
     inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
-    forward, move = _compile(model, device, compiled, cuda_graphs), mover(device)
+    forward, move = _compile(model, device, compiled, graphs), mover(device)
     calls = 0
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -141,8 +147,8 @@ def make_train_step(
         last = calls % accumulate == 0
         if not inner.training:
             inner.train()
-        if cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()
+        if graphs:
+            next_graph_step()
         x, y = _ready(move(x), layout), move(y)
         with oom_as_user_error(f"{count(len(x), 'sample')} at once", "a smaller batch per pass"):
             with _unshared(model, not last):
@@ -167,7 +173,7 @@ def make_eval_step(
     batch: int = 1,
     layout: torch.memory_format = torch.preserve_format,
     compiled: bool = False,
-    cuda_graphs: bool = False,
+    graphs: bool = False,
 ) -> Step[Measured]:
     """``(x, y) -> measure(logits, y)``, shapes as in ``make_train_step``, computed on the device. Ranks may call
     it as often as each has batches.
@@ -178,15 +184,15 @@ def make_eval_step(
     """
     inner = _unwrapped(model)
     device = next(model.parameters()).device
-    forward, move = _compile(inner, device, compiled, cuda_graphs), mover(device)
+    forward, move = _compile(inner, device, compiled, graphs), mover(device)
     filled = batch if compiled or device.type != "cpu" else 1
 
     @torch.no_grad()
     def step(x: Tensor, y: Tensor) -> Measured:
         if inner.training:
             inner.eval()
-        if cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()
+        if graphs:
+            next_graph_step()
         x, y = _ready(move(x), layout), move(y)
         if len(x) < filled:
             x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
@@ -208,7 +214,7 @@ def warm_up(
     zeros: Callable[[int], tuple[Tensor, Tensor]],
     sizes: WarmUpSizes,
     *,
-    cuda_graphs: bool = False,
+    graphs: bool = False,
 ) -> None:
     """Run both steps on ``zeros(samples)``, which compiles and captures them, and restore everything they change.
 
@@ -216,8 +222,8 @@ def warm_up(
     data set is touched: this may be done before the clock starts (MLPerf HPC training rules, initialisation;
     MLPerf training rules, "Run Results"). With several ranks all must call it, because gradients are averaged.
     """
-    # With CUDA graphs, compiled code runs once before it is captured, in its second call.
-    for _ in range(2 if cuda_graphs else 1):
+    # With graphs, compiled code runs once before it is captured, in its second call.
+    for _ in range(2 if graphs else 1):
         with preserve_state(model, optimizer, scaler):
             for _ in range(sizes.accumulate):
                 steps.train(*zeros(sizes.train))
@@ -233,8 +239,7 @@ def preserve_state(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: G
     tensors = (*model.parameters(), *model.buffers(), *_state(optimizer))
     before = [(tensor, tensor.clone()) for tensor in tensors]
     scale, training = scaler.state_dict(), model.training
-    gpus = sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
-    with torch.random.fork_rng(devices=gpus):
+    with kept_random_state(tensors[0].device):
         yield
     existing = {id(tensor) for tensor in tensors}
     with torch.no_grad():
@@ -280,12 +285,12 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _compile(
-    model: nn.Module, device: torch.device, compiled: bool, cuda_graphs: bool
+    model: nn.Module, device: torch.device, compiled: bool, graphs: bool
 ) -> Callable[[Tensor], Tensor]:
     """Graphs are torch.compile's own ("reduce-overhead"): it captures what it can, forward and backward, keeps the
     memory, and runs the rest normally. Capturing the whole step by hand would have to include the all-reduce of
     the gradients and their accumulation, for the few kernels launched outside these two."""
-    graphs = cuda_graphs and device.type == "cuda"
+    graphs = graphs and has_graphs(device)
     if not (compiled or graphs):
         return model
     # Compiled for the actual sizes: code for dynamic shapes is slower.

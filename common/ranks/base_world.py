@@ -69,6 +69,9 @@ class BaseWorld(ABC):
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         self.roll_call.on_loss(callback)
 
+    def name_places(self, place: Callable[[int], str]) -> None:
+        self.roll_call.name_places(place)
+
     def before_exit(self, clean_up: Callable[[], object]) -> None:
         self.roll_call.before_exit(clean_up)
 

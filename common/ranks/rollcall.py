@@ -61,6 +61,7 @@ class RollCall:
         self._facts: queue.Queue[dict[str, Any]] = queue.Queue()
         self._callback: Callable[[Loss], None] = lambda loss: None
         self._clean_up: Callable[[], object] = lambda: None
+        self._place: Callable[[int], str] = lambda rank: ""
         for connection in connections.values():
             connection.sock.settimeout(10.0)  # a full buffer must not block the thread forever
         self._thread = threading.Thread(target=self._watch, name="roll call", daemon=True)
@@ -116,6 +117,10 @@ class RollCall:
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """Run ``callback``, in the watching thread, on the rank that reports when one is lost."""
         self._callback = callback
+
+    def name_places(self, place: Callable[[int], str]) -> None:
+        """From now on a lost rank is reported with ``place(rank)``, such as its coordinates in the mesh."""
+        self._place = place
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
         """Run ``clean_up``, in the watching thread, on this rank when the loss of another ends it."""
@@ -218,7 +223,7 @@ class RollCall:
         if self._leaving.is_set():
             return
         peer = self.roll[rank]
-        loss = Loss(rank, peer.hostname, self._phases[rank], reason)
+        loss = Loss(rank, peer.hostname, self._phases[rank], reason, self._place(rank))
         if self.me.rank == 0:
             for other, connection in self._connections.items():
                 if other != rank:

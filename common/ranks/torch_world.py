@@ -1,4 +1,5 @@
-"""The ranks of a run over torch.distributed: gloo between hosts, NCCL between GPUs."""
+"""The ranks of a run over torch.distributed: gloo between hosts; between accelerators their own library: NCCL,
+for AMD's RCCL under the same name, and for Intel's XCCL."""
 
 import os
 import socket
@@ -47,11 +48,11 @@ class TorchWorld(BaseWorld):
             os.environ["GLOO_SOCKET_IFNAME"] = interface_of(my_address(roll_call, address))
         if store is None:
             store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
-        gpus = torch.cuda.device_count()
-        if gpus:
-            # If the launcher gives every rank its own visible GPU, that is number 0 for each.
-            torch.cuda.set_device(info.local_rank % gpus)
-        backend = "cpu:gloo,cuda:nccl" if gpus and dist.is_nccl_available() else "gloo"
+        devices = torch.accelerator.device_count()
+        if devices:
+            # If the launcher gives every rank its own visible device, that is number 0 for each.
+            torch.accelerator.set_device_index(info.local_rank % devices)
+        backend = backend_for(_accelerator_type())
         dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.size, timeout=PATIENCE)
         host = dist.new_group(backend="gloo", timeout=PATIENCE)
         world = cls(with_node_index(info, roll_call.roll), roll_call, host)
@@ -61,16 +62,18 @@ class TorchWorld(BaseWorld):
         return world
 
     def _require_own_gpus(self) -> None:
-        """Raise UserError, on all ranks, when two share a GPU, since NCCL's own error is less clear."""
+        """Raise UserError, on all ranks, when two share a GPU, since the library's own error is less clear."""
         gpu = None
-        if torch.cuda.is_available():
-            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-            gpu = (self.roll_call.me.hostname, str(properties.uuid))
+        if kind := _accelerator_type():
+            current = torch.accelerator.current_device_index()
+            properties = torch.get_device_module(kind).get_device_properties(current)
+            if hasattr(properties, "uuid"):
+                gpu = (self.roll_call.me.hostname, str(properties.uuid))
         gpus = [gpu for gpu in self.gather(gpu) if gpu]
         if shared := {gpu for gpu in gpus if gpus.count(gpu) > 1}:
             raise UserError(
                 f"{self.local_size} ranks share a GPU of {min(shared)[0]}: start one rank per GPU, or hide the "
-                "GPUs with CUDA_VISIBLE_DEVICES="
+                f"GPUs with {visible_variable()}="
             )
 
     def barrier(self) -> None:
@@ -110,7 +113,7 @@ class TorchWorld(BaseWorld):
 
     def fail(self, reason: str) -> None:
         # The error that the survivors of a lost rank get from their collectives is only a symptom.
-        if "gloo" in reason or "NCCL" in reason:
+        if any(library in reason for library in ("gloo", "NCCL", "XCCL", "CCL_")):
             self.roll_call.wait_for_loss(SYMPTOM_S)
         self.roll_call.fail(reason)
 
@@ -118,6 +121,25 @@ class TorchWorld(BaseWorld):
         self.barrier()  # no rank leaves while another still needs it
         self.roll_call.close()
         dist.destroy_process_group()
+
+
+def backend_for(kind: str | None) -> str:
+    """The backends for ranks with an accelerator of PyTorch's type ``kind`` (None: without): gloo for tensors of
+    hosts, and for those of devices PyTorch's default, where it was built in."""
+    if kind is None:
+        return "gloo"
+    own = dist.get_default_backend_for_device(kind)
+    return f"cpu:gloo,{kind}:{own}" if dist.is_backend_available(own) else "gloo"
+
+
+def visible_variable() -> str:
+    """What hides the accelerators from PyTorch."""
+    return "ZE_AFFINITY_MASK" if _accelerator_type() == "xpu" else "CUDA_VISIBLE_DEVICES"
+
+
+def _accelerator_type() -> str | None:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None else device.type
 
 
 def _serve_store(address: str) -> TCPStore:

@@ -12,15 +12,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loss:
-    """A rank that is gone: it died or raised."""
+    """A rank that is gone: it died or raised. ``place``: where it stood in the mesh, if that was named."""
 
     rank: int
     hostname: str
     phase: str
     reason: str
+    place: str = ""
 
     def __str__(self) -> str:
-        return f"rank {self.rank} on {self.hostname} was lost in phase {self.phase!r}: {self.reason}"
+        place = f" ({self.place})" if self.place else ""
+        return f"rank {self.rank}{place} on {self.hostname} was lost in phase {self.phase!r}: {self.reason}"
 
 
 class World(Protocol):

@@ -13,11 +13,11 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from mlperf_logging.mllog.mllog import MLLogger
 
@@ -35,6 +35,15 @@ RULED_SPANS = frozenset({"init", "run", "staging", "epoch", "eval"})
 RANK_0_MAY_STILL_WRITE_S = 3.0
 
 
+class EnergyCounters(Protocol):
+    """Energy counters of a node's accelerators (``common/host/energy.py``)."""
+
+    @property
+    def source(self) -> str: ...
+    def joules(self) -> list[float]: ...
+    def spent(self, before: Sequence[float]) -> float: ...
+
+
 class RunLog:
     """Writes ``run.log`` (MLLOG, rank 0) and ``events.rankN.jsonl`` (every rank) of one run.
 
@@ -42,10 +51,15 @@ class RunLog:
     spans there are and what is timed.
     """
 
-    def __init__(self, out: Path, world: World) -> None:
-        """Open the files in the existing directory ``out``. Raises UserError if it cannot be written."""
+    def __init__(self, out: Path, world: World, counters: EnergyCounters | None = None) -> None:
+        """Open the files in the existing directory ``out``. Raises UserError if it cannot be written.
+
+        ``counters``: the energy counters that this rank reads before and after the span ``run``, None for no rank;
+        the sum over all ranks becomes the note ``energy``.
+        """
         self.out = out
         self._world = world
+        self._counters = counters
         self._opened = time.perf_counter()
         self._opened_ms = time.time() * 1e3
         self._open_spans: list[str] = []
@@ -97,6 +111,7 @@ class RunLog:
             phase = f"epoch {tags['epoch']}" if name == "epoch" else f"{name} of epoch {tags['epoch']}"
         self._open_spans.append(phase)
         self._world.enter(phase)
+        before = self._counters.joules() if self._counters and name == "run" else []
         if sync:
             self._world.barrier()
         started = self._event("begin", name, **tags)
@@ -119,7 +134,21 @@ class RunLog:
             self._ruled(name, "stop", tags, stopped)
             self._open_spans.pop()
             if not error:
+                if self._counters and name == "run":
+                    self._note_energy(self._counters, before)
                 self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
+
+    def _note_energy(self, counters: EnergyCounters, before: list[float]) -> None:
+        """Joules of all accelerators of the run's nodes since ``before``; no note if no rank has a counter."""
+        own: dict[str, Any] = {
+            "source": counters.source,
+            "counters": len(before),
+            "joules": counters.spent(before),
+        }
+        read = [one for one in self._world.gather(own) if one["counters"]]
+        if read:
+            totals = {key: sum(one[key] for one in read) for key in ("joules", "counters")}
+            self.note("energy", source=read[0]["source"], **totals)
 
     def timed(
         self,
@@ -255,7 +284,13 @@ class RunLog:
                 return
             self._status = "aborted"
             at = self._event(
-                "lost", "rank", rank=loss.rank, hostname=loss.hostname, phase=loss.phase, reason=loss.reason
+                "lost",
+                "rank",
+                rank=loss.rank,
+                hostname=loss.hostname,
+                phase=loss.phase,
+                reason=loss.reason,
+                place=loss.place,
             )
             if self._mllog is None:
                 if _has_run_stop(self.out / "run.log", RANK_0_MAY_STILL_WRITE_S):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from mlhpc.common.pytorch.device import mover
+from mlhpc.common.pytorch.devices import mover
 from mlhpc.common.pytorch.loading import as_tensor, dtype_of, pinned
 from mlhpc.common.pytorch.slab_batches import Batch, slab_batches
 from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic

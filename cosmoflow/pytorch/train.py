@@ -14,7 +14,14 @@ from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.data.slabs import SlabPlan, plan_slabs
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
-from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
+from mlhpc.common.pytorch.devices import (
+    device_events,
+    oom_as_user_error,
+    peak_memory,
+    pick_device,
+    place,
+    wants_graphs,
+)
 from mlhpc.common.pytorch.loading import dtype_of
 from mlhpc.common.pytorch.slab_batches import Batch
 from mlhpc.common.pytorch.spatial import Traffic, spatial_group
@@ -33,6 +40,8 @@ from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
 from mlhpc.cosmoflow.schedule import rate_at
+from mlhpc.cosmoflow.weights import load as load_weights
+from mlhpc.cosmoflow.weights import require_weights, to_pytorch
 
 ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.opt_base_learning_rate"
 """For a loss that is not finite."""
@@ -40,8 +49,9 @@ ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.
 
 def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
     """Raise UserError when the run cannot start on these ranks and this machine. Makes and changes nothing."""
-    run.require_startable(world.size, staged=staged is not None)
     _plan(run)
+    require_weights(run)
+    run.require_startable(world.size, staged=staged is not None)
     make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
 
 
@@ -71,6 +81,9 @@ def train(
             run.network, shape, dropout=hparams.dropout, channels_last=channels_last, group=group
         )
         require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
+        if training.weights:
+            start = to_pytorch(load_weights(Path(training.weights), run.network), run.network)
+            model.load_state_dict({name: torch.from_numpy(value) for name, value in start.items()})
         place(model, device, channels_last=channels_last, dimensions=3)
         optimizer = make_optimizer(hparams, model.parameters())
         scaler = make_scaler(training.precision, device)
@@ -84,7 +97,7 @@ def train(
         dtype = dtype_of(run.loading.sample_dtype)
         zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
         sizes = WarmUpSizes(local_batch_size, training.eval_batch_size)
-        warm_up(model, optimizer, scaler, steps, zeros, sizes, cuda_graphs=training.cuda_graphs)
+        warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
         if group:
             group.traffic.take()  # the warm-up's is not counted
         events = device_events(device)

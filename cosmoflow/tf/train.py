@@ -33,6 +33,8 @@ from mlhpc.cosmoflow.tf.device import (
 from mlhpc.cosmoflow.tf.model import build_model, require_precision
 from mlhpc.cosmoflow.tf.state import broadcast_weights, restore, save
 from mlhpc.cosmoflow.tf.step import make_optimizer, make_steps, warm_up
+from mlhpc.cosmoflow.weights import load as load_weights
+from mlhpc.cosmoflow.weights import require_weights
 
 ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.opt_base_learning_rate"
 """For a loss that is not finite."""
@@ -42,6 +44,7 @@ def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
     """Raise UserError when the run cannot start on these ranks and this machine. No side effects."""
     run.require_startable(world.size, staged=staged is not None)
     require_precision(run.training.precision)
+    require_weights(run)
 
 
 @oom_as_user_error()
@@ -73,6 +76,8 @@ def train(
             conv3d=MinimalConv3D if cpu_kernels else keras.layers.Conv3D,
         )
         require_parameters(model.count_params(), run.network.parameters)
+        if training.weights:
+            model.set_weights(load_weights(Path(training.weights), run.network))
         optimizer = make_optimizer(hparams, training.precision)
         steps = make_steps(model, optimizer, world, run.loading.sample_dtype)
         sizes = local_batch_size, training.eval_batch_size

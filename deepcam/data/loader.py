@@ -35,10 +35,10 @@ class Loader:
     """The batches of one rank: ``x`` ``[b, channels, rows, columns]`` of ``loading.sample_dtype``, channels last
     in memory, normalised by ``statistics``; ``y`` uint8 ``[b, rows, columns]``, classes 0 to 2.
 
-    ``sample_shape`` is [rows, columns, channels], ``steps`` comes from ``sharding.steps_per_epoch``,
-    the same for all ranks. The caller may keep the tensors. For ``device`` "cuda" they are in page-locked
-    memory, with DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. Errors in
-    files are raised from the iterator, as by ``Reader.read``.
+    ``sample_shape`` is [rows, columns, channels], ``steps`` comes from ``sharding.steps_per_epoch``, the same for
+    all ranks. The caller may keep the tensors. For a ``device`` other than "cpu" they are in page-locked memory,
+    with DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. Errors in files are
+    raised from the iterator, as by ``Reader.read``.
 
     ``loading.cache`` keeps every sample in memory once read; it needs the loader "threads". Where ranks share a
     pool, each eventually reads all of it; with a pool of its own, a rank keeps only its part. ``ranks_on_node``

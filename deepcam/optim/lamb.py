@@ -25,7 +25,7 @@ class Lamb(torch.optim.Optimizer):
     ``step`` leaves the gradients overwritten, as Apex does, and never waits for a GPU: everything that depends
     on values stays on the device, including loss scaling (``torch.amp.GradScaler``), where a step with non-finite
     gradients changes nothing. A learning rate that is a tensor on the device may be changed in place, even with a
-    captured CUDA graph. With ``compiled`` the update is compiled (GPUs).
+    captured graph. With ``compiled`` the update is compiled (GPUs).
     """
 
     def __init__(

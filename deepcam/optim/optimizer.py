@@ -57,6 +57,6 @@ def rate_at(hyperparameters: Hyperparameters, update: int) -> float:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate in place, so that a captured CUDA graph sees it, without waiting for the device."""
+    """Set the learning rate in place, so that a captured graph sees it, without waiting for the device."""
     for group in optimizer.param_groups:
         group["lr"].fill_(rate)

@@ -27,6 +27,12 @@ def add(commands: Commands) -> None:
     )
     run.add_argument("--resume", type=Path, metavar="DIR", help="continue from the checkpoint of another run")
 
+    weights = add_command(
+        commands, "weights", "mlhpc.weights:main", "write the weights of a run's checkpoint as safetensors"
+    )
+    weights.add_argument("run", type=Path, metavar="RUN", help="a run of cosmoflow with a checkpoint")
+    weights.add_argument("--out", type=Path, required=True, metavar="FILE", help="NAME.safetensors")
+
     campaign = add_command(commands, "campaign", _campaign, "run all repeats needed for a score")
     add_benchmark(campaign)
     campaign.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")

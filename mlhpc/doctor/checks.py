@@ -69,6 +69,7 @@ def _check_node(
     yield from _cores(node)
     yield from _threads(node)
     yield from _gpus(node, framework)
+    yield from _energy(node)
     yield from frameworks(node, rank_info, framework)
     yield from folder_checks.dataset(node["data"], benchmark)
     yield from folder_checks.stage(node["stage"], node["data"].get("bytes"))
@@ -127,6 +128,18 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
         yield CheckResult("warn", "GPUs", detail, remedy)
     else:
         yield CheckResult("pass", "GPUs", detail)
+
+
+def _energy(node: Node) -> Iterator[CheckResult]:
+    """Whether runs can record the energy of the GPUs."""
+    if not node["gpus"]:
+        return
+    source, counters, problem = (node["energy"][key] for key in ("source", "counters", "problem"))
+    if problem:
+        remedy = "runs then have no energy figure"
+        yield CheckResult("warn", "energy", problem, remedy)
+    else:
+        yield CheckResult("pass", "energy", f"{source}, {count(counters, 'counter')}")
 
 
 def _check_alike(nodes: Sequence[Node]) -> Iterator[CheckResult]:

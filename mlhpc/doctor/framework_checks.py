@@ -36,10 +36,12 @@ def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
         remedy = "pip install torch, which deepcam and resnet50 need"
         yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
         return
-    yield from _framework(name, facts, node, needed, "install a build for your CUDA (pytorch.org)")
-    if node["gpus"] and not facts.get("error") and not facts["nccl"]:
-        remedy = "gradients would go through the host: install a build with NCCL"
-        yield CheckResult("warn", name, "built without NCCL", remedy)
+    install = "install a build for your CUDA, ROCm or XPU (pytorch.org)"
+    yield from _framework(name, facts, node, needed, install)
+    if node["gpus"] and facts.get("gpus") and not facts["built"]:
+        own = str(facts["backend"]).upper() + (", which is RCCL" if facts.get("rocm") else "")
+        remedy = f"gradients would go through the host: install a build with {own}"
+        yield CheckResult("warn", name, f"built without {own}", remedy)
 
 
 def _framework(
@@ -53,9 +55,16 @@ def _framework(
     yield from _driver(name, facts, node, bad)
     if facts["gpus"] < gpus:
         detail = f"{facts['version']} sees {facts['gpus']} of {gpus} GPUs"
-        yield CheckResult(bad, name, detail, f"{install}; in a container: --nv; check CUDA_VISIBLE_DEVICES")
+        remedy = (
+            f"{install}; in a container: --nv or --rocm; check CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, "
+            "ZE_AFFINITY_MASK"
+        )
+        yield CheckResult(bad, name, detail, remedy)
     else:
-        yield CheckResult("pass", name, facts["version"] + (f", {facts['gpus']} GPUs" if gpus else ""))
+        backend = f" over {facts['backend']}" if facts.get("backend") else ""
+        yield CheckResult(
+            "pass", name, facts["version"] + (f", {facts['gpus']} GPUs{backend}" if gpus else "")
+        )
 
 
 def _driver(name: str, facts: Mapping[str, Any], node: Node, bad: Status) -> Iterator[CheckResult]:

@@ -20,7 +20,9 @@ from typing import Any
 
 from mlhpc.common.data import manifest
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
-from mlhpc.common.host.provenance import accelerators, commit, packages
+from mlhpc.common.host import energy
+from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.provenance import commit, packages
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.errors import UserError
@@ -55,6 +57,7 @@ def examine(
         "machine_cores": os.cpu_count(),
         "threads": {name: int(value) for name, value in threads.items() if value.isdigit()},
         "gpus": accelerators(),
+        "energy": _energy(),
         "driver": driver_version(),
         "horovod_built_for": _horovod_built_for(),
         "infiniband": any(Path("/sys/class/infiniband").glob("*")),
@@ -72,6 +75,11 @@ def driver_version() -> str | None:
     """The version of the NVIDIA driver, such as 580.65.06; None without one."""
     lines = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
     return lines[0] if lines else None
+
+
+def _energy() -> dict[str, Any]:
+    counters = energy.counters()
+    return {"source": counters.source, "counters": len(counters.reads), "problem": counters.problem}
 
 
 def _folder(path: Path | None) -> dict[str, Any]:
@@ -134,10 +142,13 @@ _TORCH = """
 import json
 import torch
 import torch.distributed as d
-print(json.dumps({"version": torch.__version__, "gpus": torch.cuda.device_count(),
-                  "cuda": torch.version.cuda, "usable": torch.cuda.is_available(),
-                  "gloo": d.is_available() and d.is_gloo_available(),
-                  "nccl": d.is_available() and d.is_nccl_available()}))
+gpus = torch.accelerator.device_count()
+kind = torch.accelerator.current_accelerator().type if gpus else None
+own = d.get_default_backend_for_device(kind) if gpus and d.is_available() else None
+print(json.dumps({"version": torch.__version__, "gpus": gpus, "usable": gpus > 0, "kind": kind,
+                  "cuda": torch.version.cuda, "rocm": torch.version.hip,
+                  "backend": own, "built": bool(own) and d.is_backend_available(own),
+                  "gloo": d.is_available() and d.is_gloo_available()}))
 """
 
 

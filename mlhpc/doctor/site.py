@@ -15,7 +15,7 @@ from rich.console import Console
 
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
-from mlhpc.common.host.provenance import accelerators
+from mlhpc.common.host.accelerators import accelerators
 from mlhpc.doctor.check_result import GIB
 from mlhpc.errors import UserError, count
 from mlhpc.submission.system.probe import output, text

@@ -7,11 +7,14 @@ from mlhpc.perf.networks.builder import Builder
 from mlhpc.perf.networks.layer import Network
 
 
-def layers(network: cosmoflow.Network, sample_shape: Sequence[int], *, pool_first: bool = True) -> Network:
+def layers(
+    network: cosmoflow.Network, sample_shape: Sequence[int], *, pool_first: bool = True, keeps: str = "output"
+) -> Network:
     """Samples [n, n, n, channels], whose sides can be halved once a block.
 
     ``pool_first``: bias and activation after pooling, as the suite computes the same function with an eighth of
-    the work; False: before it, as the reference does, from which paper 000 counted.
+    the work; False: before it, as the reference does, from which paper 000 counted. ``keeps``: of a pooling, its
+    "output" (TensorFlow) or the "indices" of the largest (PyTorch).
     """
     net = Builder("CosmoFlow", sample_shape)
     x = net.input
@@ -19,12 +22,12 @@ def layers(network: cosmoflow.Network, sample_shape: Sequence[int], *, pool_firs
         number, filters = block + 1, network.conv_filters * 2**block
         x = net.convolution(f"conv {number}", x, filters, network.conv_kernel, bias=not pool_first)
         if pool_first:
-            x = net.max_pool(f"pool {number}", x, 2, stride=2, keeps="output")
+            x = net.max_pool(f"pool {number}", x, 2, stride=2, keeps=keeps)
             x = net.bias(f"bias {number}", x)
             x = net.activation(f"conv {number} LeakyReLU", x)
         else:
             x = net.activation(f"conv {number} LeakyReLU", x)
-            x = net.max_pool(f"pool {number}", x, 2, stride=2, keeps="output")
+            x = net.max_pool(f"pool {number}", x, 2, stride=2, keeps=keeps)
     for number, units in enumerate(network.dense_units, 1):
         x = net.dense(f"dense {number}", x, units)
         x = net.activation(f"dense {number} LeakyReLU", x)

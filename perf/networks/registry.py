@@ -18,7 +18,8 @@ def network_of(run: Run) -> Network:
     network nobody has described."""
     shape = run.data.sample_shape
     if run.benchmark == "cosmoflow":
-        return cosmoflow.layers(cast(cosmoflow_run.Network, run.network), shape)
+        keeps = "indices" if run.training.framework == "pytorch" else "output"
+        return cosmoflow.layers(cast(cosmoflow_run.Network, run.network), shape, keeps=keeps)
     if run.benchmark == "deepcam":
         return deepcam.layers(cast(deepcam_run.Network, run.network), shape)
     if run.benchmark == "resnet50":

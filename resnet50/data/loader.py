@@ -36,10 +36,10 @@ class Loader:
     With ``preprocessing`` "torchvision", ``x`` is normalised with ImageNet's mean and standard deviation; with
     "mlperf" it is the bytes minus the reference's means. Crops and resizing differ too (``mlperf.py``).
 
-    ``sample_shape`` is [side, side, 3], ``steps`` comes from ``sharding.steps_per_epoch``,
-    the same for all ranks. The caller may keep the tensors. For ``device`` "cuda" they are in page-locked
-    memory, with DALI on the GPU. An iterator that is closed or dropped stops its threads or processes. Errors in
-    files are raised from the iterator as UserError.
+    ``sample_shape`` is [side, side, 3], ``steps`` comes from ``sharding.steps_per_epoch``, the same for all ranks.
+    The caller may keep the tensors. For a ``device`` other than "cpu" they are in page-locked memory, with DALI on
+    the GPU. An iterator that is closed or dropped stops its threads or processes. Errors in files are raised from
+    the iterator as UserError.
 
     An image that cannot be decoded stops the run. With ``loading.broken_images`` "skip" it is reported on standard
     error, once, and recorded in ``skipped`` with its name and error: in training the next image takes its

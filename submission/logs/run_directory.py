@@ -72,6 +72,10 @@ class Epoch(_Read):
     bytes: Count | None = None
     learning_rate: Measured = None
     train_loss: Measured = None
+    halo_bytes: Count | None = None
+    halo_seconds: Seconds | None = None
+    slab_bytes: Count | None = None
+    slab_seconds: Seconds | None = None
 
     def quality(self, metric: str) -> float | None:
         value = (self.model_extra or {}).get(metric)
@@ -123,6 +127,15 @@ class DataFormat(_Read):
         return f"{self.codec}, lossy{bound}"
 
 
+class Energy(_Read):
+    """What the accelerators of all nodes used between start and stop. ``source``: what the ``counters`` were read
+    with."""
+
+    joules: Annotated[float, Field(ge=0, le=1e18)]
+    counters: Count
+    source: Text
+
+
 class Result(_Read):
     """result.json; docs/architecture.md has the format."""
 
@@ -145,6 +158,7 @@ class Result(_Read):
     nodes: Ranks | None = None
     launcher: Text | None = None
     data: DataFormat | None = None
+    energy: Energy | None = None
     staging: Staging | None = None
     source_evicted: bool | None = None
 

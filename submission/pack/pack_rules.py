@@ -5,6 +5,7 @@ import getpass
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,17 @@ from mlhpc.submission.system.description import OPTIONAL, REQUIRED
 def runs_of(results: ResultSet) -> list[RunDirectory]:
     """The run directories of a set, read; empty for bare logs."""
     return [read(run) for run in results.runs]
+
+
+def _spatial(fields: dict[str, Any], path: Path, sets: Sequence[ResultSet]) -> Iterator[Finding]:
+    """A reader of the description learns that samples were cut over ranks."""
+    configured = [run.config for results in sets for run in runs_of(results) if run.config]
+    cuts = [cut for config in configured if prod(cut := getattr(config.training, "spatial", ())) > 1]
+    notes = f"{fields.get('hw_notes', '')} {fields.get('sw_notes', '')}"
+    if cuts and "spatial" not in notes.lower():
+        remedy = f"mlhpc doctor --system --set sw_notes='spatial parallelism {list(cuts[0])}', or by hand"
+        actual = f"nothing, but runs have training.spatial={list(cuts[0])}"
+        yield Finding("pack/system", "warning", path.name, "spatial parallelism in sw_notes", actual, remedy)
 
 
 def about_system(
@@ -52,6 +64,7 @@ def about_system(
         remedy = "run with --set submission.org=…; logs are not edited, and a reviewer sees both names"
         actual = ", ".join(sorted(orgs))
         yield Finding("pack/org", "warning", "logs", f"submission_org {org}", actual, remedy)
+    yield from _spatial(fields, path, sets)
     for results in sets:
         divisions = sorted({str(log.value("submission_division")) for log in results.condensed})
         if divisions != [fields.get("division")]:

@@ -42,6 +42,7 @@ def page(
             prediction_section(predicted) if predicted else None,
             _progress(run, ranks),
             run_sections.processes(run, ranks),
+            run_sections.spatial(run),
             run_sections.staging(run),
             run_sections.hyperparameters(run),
             run_sections.hardware(run),

@@ -10,7 +10,7 @@ from mlhpc.common.pages.blocks import Cell, Details, Facts, Section, Table, numb
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, verdict
 from mlhpc.submission.logs.ranks import RankTimes
-from mlhpc.submission.logs.run_directory import RunDirectory, Staging
+from mlhpc.submission.logs.run_directory import Epoch, RunDirectory, Staging
 from mlhpc.submission.report import run_charts
 from mlhpc.submission.report.summary import data_rates, digits, duration, packages_of, size
 
@@ -76,6 +76,39 @@ def _spread(
         *(number(value, write) for value in figures),
         Cell(str(most[1]), value=most[1]),
     )
+
+
+def spatial(run: RunDirectory) -> Section | None:
+    """What ranks that share samples have exchanged, by epoch; None for a run whose samples are whole."""
+    epochs = [e for e in (run.result.epochs if run.result else ()) if e.halo_bytes is not None]
+    if not epochs:
+        return None
+    rows = table(
+        "spatial",
+        epochs,
+        {
+            "epoch": lambda e: Cell(str(e.epoch), value=e.epoch),
+            "halos sent": lambda e: number(e.halo_bytes, size),
+            "waiting for halos, s": lambda e: number(e.halo_seconds, digits),
+            "of steps and evaluation": lambda e: number(_waiting(e), "{:.0%}".format),
+            "samples shared": lambda e: number(e.slab_bytes, size),
+            "waiting for samples, s": lambda e: number(e.slab_seconds, digits),
+        },
+    )
+    cut = getattr(run.config.training, "spatial", None) if run.config else None
+    parts = " × ".join(map(str, cut)) + " parts" if cut else "parts"
+    about = (
+        f"Each sample is cut into {parts} for a group of ranks. Bytes are those of all ranks, of the epoch and "
+        "its evaluation; times are those that the host of rank 0 waited: for halos within the steps and the "
+        "evaluation, for samples within the data wait."
+    )
+    return Section("Spatial parallelism", about, (rows,))
+
+
+def _waiting(epoch: Epoch) -> float | None:
+    """The share of steps and evaluation in which rank 0 waited for halos."""
+    busy = (epoch.step_s or 0.0) + (epoch.eval_s or 0.0)
+    return epoch.halo_seconds / busy if busy and epoch.halo_seconds is not None else None
 
 
 def staging(run: RunDirectory) -> Section | None:
@@ -174,6 +207,11 @@ def hardware(run: RunDirectory) -> Section | None:
         hosts.setdefault(kind, []).append(str(machine.get("hostname", "?")))
     rows = tuple((Cell(_some(names)), *map(Cell, kind)) for kind, names in hosts.items())
     about = f"{count(len(machines), 'node')}; identical ones share a row. Cores are those this run may use."
+    if run.result and (energy := run.result.energy):
+        about += (
+            f" The accelerators used {energy.joules / 1e3:.4g} kJ inside the clock "
+            f"({energy.source}, {count(energy.counters, 'counter')})."
+        )
     head = ("node", "processor", "cores", "memory", "accelerators")
     return Section("Hardware", about, (Table("hardware", head, rows, text_columns=5),))
 

@@ -5,11 +5,13 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mlhpc.common.files.filesystem import SHARED_TYPES
+from mlhpc.common.host import accelerators
+from mlhpc.common.host.accelerators import Accelerator
 from mlhpc.submission.system import software
 from mlhpc.submission.system.description import ORDER
 from mlhpc.submission.system.probe import output, text
@@ -219,7 +221,8 @@ _PCI_ACCELERATORS = ("0x0302", "0x0380", "0x1200")  # 3D controller, other displ
 
 
 def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Fields and hints. NVIDIA's come from nvidia-smi; others are only counted on the PCI bus."""
+    """Fields and hints. NVIDIA's come from nvidia-smi; of AMD's and Intel's their tools give model and memory;
+    what has no tool is only counted on the PCI bus."""
     table = [
         [cell.strip() for cell in line.split(",")]
         for line in output(
@@ -228,6 +231,8 @@ def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], d
     ]
     gpus = [row for row in table if len(row) == len(_NVIDIA)]
     booked = _gpus_in_slurm(env)
+    if not gpus and (others := accelerators.found()) and others[0].vendor != "nvidia":
+        return _of_other_vendors(others)
     if not gpus:
         devices = [
             p for p in root.glob("sys/bus/pci/devices/*/class") if text(p).startswith(_PCI_ACCELERATORS)
@@ -262,6 +267,17 @@ def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], d
     elif links := _nvlinks():
         fields["accelerator_interconnect"] = links
     return fields, hints
+
+
+def _of_other_vendors(gpus: Sequence[Accelerator]) -> tuple[dict[str, str], dict[str, str]]:
+    fields = {"accelerators_per_node": str(len(gpus))}
+    models = sorted({re.sub(r", tile \d+ of \d+$", ", one tile", gpu.name) for gpu in gpus})
+    if len(models) > 1:
+        return fields, {"accelerator_model_name": "they differ: " + "; ".join(models)}
+    fields["accelerator_model_name"] = models[0]
+    if memory := gpus[0].memory_mib:
+        fields["accelerator_memory_capacity"] = f"{memory / 1024:.0f} GiB"
+    return fields, {}
 
 
 def _nvlinks() -> str | None:

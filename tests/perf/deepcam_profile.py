@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.host.malloc import keep_memory
-from mlhpc.common.pytorch.device import pick_device
+from mlhpc.common.pytorch.devices import pick_device
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.metric import weighted_cross_entropy
@@ -77,7 +77,7 @@ def our_step(way: str, batch: int, device: torch.device, options: argparse.Names
         options.precision,
         layout=torch.channels_last,
         compiled=compiled,
-        cuda_graphs=graphs,
+        graphs=graphs,
     )
     x = torch.rand(batch, options.rows, options.columns, 16).permute(0, 3, 1, 2)
     y = (x[:, 0] > 0.98).to(torch.uint8) + (x[:, 1] > 0.995).to(torch.uint8)

@@ -206,7 +206,7 @@ def inside_events() -> None:
     """Matrix products long enough to time, launched without waiting."""
     import torch
 
-    from mlhpc.common.pytorch.device import device_events
+    from mlhpc.common.pytorch.devices import device_events
     from mlhpc.common.timing.steps import MAX_IN_FLIGHT, StepTimer
 
     device = torch.device("cuda", 0)

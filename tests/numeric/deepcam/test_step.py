@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
-from mlhpc.common.pytorch.device import pick_device
+from mlhpc.common.pytorch.devices import pick_device
 from mlhpc.common.pytorch.step import (
     Steps,
     WarmUpSizes,

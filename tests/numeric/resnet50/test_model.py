@@ -16,7 +16,7 @@ from timm.optim.lars import Lars as TimmLars
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import Network
-from mlhpc.common.pytorch.device import pick_device
+from mlhpc.common.pytorch.devices import pick_device
 from mlhpc.common.pytorch.step import (
     make_eval_step,
     make_scaler,

@@ -1,7 +1,26 @@
 """Whole runs of CosmoFlow in PyTorch: the record, the ranks, resuming, and what is refused."""
 
+import os
+import signal
+
 import pytest
-from smoke.conftest import mlhpc, mllog, result, resumed_after_a_kill, settings, trace
+from smoke.conftest import (
+    mlhpc,
+    mllog,
+    rank_process,
+    result,
+    resumed_after_a_kill,
+    settings,
+    start_mlhpc,
+    trace,
+    wait_for,
+)
+
+from mlhpc.benchmarks.load import load_file
+from mlhpc.perf.machines import machine
+from mlhpc.perf.prediction import predict
+from mlhpc.perf.tables import record
+from mlhpc.submission.report.summary import size
 
 PYTORCH = "training.framework=pytorch"
 
@@ -50,11 +69,83 @@ def test_two_ranks_that_share_every_sample_train_on_the_same_trajectory(one_rank
     assert {epoch["halo_bytes"] for epoch in ours} == {
         (24 + 7) * (sum(planes) + halves) + 24 * sum(planes[1:])
     }
+    predicted = predict(machine("perlmutter"), load_file(tmp_path / "out/config.toml", "cosmoflow"), 1)
+    assert {epoch["halo_bytes"] for epoch in ours} == {record(predicted)["spatial"]["halo_bytes"]}
+    assert [r["value"] for r in mllog(tmp_path / "out") if r["key"] == "spatial_parallelism"] == [[1, 2, 1]]
+    assert mlhpc("report", tmp_path / "out").returncode == 0
+    page = (tmp_path / "out/report.html").read_text()
+    assert "Spatial parallelism" in page and "cut into 1 × 2 × 1 parts" in page
+    assert size(ours[0]["halo_bytes"]) in page and size(ours[0]["slab_bytes"]) in page
+
+
+def test_a_killed_rank_of_a_spatial_group_is_named_with_group_and_coordinates(tiny_data, tmp_path):
+    out = tmp_path / "out"
+    changed = settings(PYTORCH, "training.max_epochs=500", "training.spatial=[1,2,1]")
+    run = start_mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, "--ranks", 4, *changed)
+    wait_for(lambda: (out / "run.log").exists() and "eval_error" in (out / "run.log").read_text())
+    os.kill(rank_process(run.pid, 3), signal.SIGKILL)
+    error = run.communicate(timeout=60)[1]
+    assert run.returncode != 0
+    assert "rank 3 (spatial group 1, coordinates [0, 1, 0]) on" in error and error.count("was lost") == 1
+    assert "spatial group 1" in next(r for r in mllog(out) if r["key"] == "run_stop")["metadata"]["reason"]
 
 
 def test_a_killed_run_resumes_on_the_same_trajectory(tiny_data, tmp_path):
     words = ["run", "cosmoflow", "--data", tiny_data, *settings(PYTORCH, "hyperparameters.dropout=0.5")]
     resumed_after_a_kill(tmp_path, *words, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def tensorflow(tiny_data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tensorflow") / "out"
+    changed = settings("training.checkpoint_epochs=1", "training.max_epochs=1")
+    assert mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *changed).returncode == 1
+    return out
+
+
+def test_weights_of_one_framework_are_where_the_other_starts(one_rank, tensorflow, tiny_data, tmp_path):
+    """At a rate of almost nothing, the first evaluation is that of the weights given: the other's last one."""
+    still = ["hyperparameters.opt_base_learning_rate=1e-30", "training.max_epochs=1"]
+    for run, framework in ((one_rank, "tensorflow"), (tensorflow, "pytorch")):
+        file = tmp_path / f"of_{framework}.safetensors"
+        done = mlhpc("weights", run, "--out", file)
+        assert done.returncode == 0 and "weights in 14 arrays" in done.stdout, done.stderr
+        changed = settings(f"training.framework={framework}", f"training.weights={file}", *still)
+        out = tmp_path / framework
+        assert mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *changed).returncode == 1
+        ours, theirs = (result(each)["epochs"][-1]["eval_error"] for each in (out, run))
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
+    file = tmp_path / "w.safetensors"
+    assert mlhpc("weights", one_rank, "--out", file).returncode == 0
+    (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 100)
+    for changed, said in [
+        (["training.weights=none.safetensors"], "no such file"),
+        ([f"training.weights={tmp_path}/bad.safetensors"], "no safetensors file"),
+        ([f"training.weights={file}", "network.conv_filters=4"], "conv0/kernel is of shape"),
+        ([f"training.weights={file}", "network.conv_layers=3"], "weights of another network"),
+    ]:
+        words = ["--data", tiny_data, "--out", tmp_path / "out", *settings(PYTORCH, *changed)]
+        done = mlhpc("run", "cosmoflow", *words)
+        assert done.returncode == 2 and said in done.stderr and not (tmp_path / "out").exists()
+        assert len(done.stderr.strip().splitlines()) == 1
+    for words, said in [
+        ([one_rank, "--out", file], "already exists"),
+        ([one_rank, "--out", tmp_path / "w.npz"], "ends in .safetensors"),
+        ([tmp_path, "--out", tmp_path / "x.safetensors"], "holds no checkpoint.npz"),
+    ]:
+        done = mlhpc("weights", *words)
+        assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_checkpoint_of_tensorflow_is_refused_by_pytorch(tensorflow, tiny_data, tmp_path):
+    words = ["--data", tiny_data, *settings("training.checkpoint_epochs=1", "training.max_epochs=1")]
+    words += ["--set", PYTORCH, "--out", tmp_path / "out", "--resume", tensorflow]
+    done = mlhpc("run", "cosmoflow", *words)
+    assert done.returncode == 2 and "training.framework" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
 def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, tmp_path):
@@ -69,9 +160,11 @@ def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, t
     [
         (["training.compile=true"], "training.framework=pytorch"),
         (["training.framework=jax"], "training.framework 'jax'"),
-        ([PYTORCH, "training.device=cuda"], "training.device=cuda needs a GPU"),
+        ([PYTORCH, "training.device=cuda"], "sees no accelerator here"),
         ([PYTORCH, "training.precision=mixed_float16"], "mixed_float16 needs a GPU"),
         ([PYTORCH, "network.conv_layers=6"], "multiples of 64"),
+        ([PYTORCH, "training.spatial=[32,1,1]"], "slabs thinner than the halo"),
+        ([PYTORCH, "training.spatial=[2,1,1]", "training.compile=true"], "compile"),
         ([PYTORCH, "training.spatial=[2,1,1]"], "needs groups of 2 ranks, which 1 rank cannot form"),
         (["training.spatial=[2,1,1]"], "training.framework=pytorch"),
     ],

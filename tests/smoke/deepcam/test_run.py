@@ -185,7 +185,7 @@ def of_another_benchmark(data):
         (lambda d: None, ["data.sample_shape=[32,48,4]"], "channel"),
         (lambda d: None, ["data.sample_shape=[33,48,16]"], "divisible by 16"),
         (lambda d: None, ["hyperparameters.opt_lr=1e30"], "opt_lr"),
-        (lambda d: None, ["training.device=cuda"], "sees none"),
+        (lambda d: None, ["training.device=cuda"], "sees no accelerator"),
         (lambda d: None, ["training.precision=mixed_float16"], "needs a GPU"),
         (lambda d: None, ["hyperparameters.global_batch_size=64"], "cannot fill a step"),
         (

@@ -63,6 +63,7 @@ OPTIONS = {
     "check": ["--ruleset"],
     "score": ["--ruleset"],
     "report": ["--out", "--predict", "--machine"],
+    "weights": ["--out"],
     "predict": ["--preset", "--set", "--machine", "--nodes", "--batch", "--against", "--json", "--out"],
     "doctor": ["--data", "--stage", "--out", "--ranks", "--site", "--calibrate", "--system", "--set"],
     "profile": ["--preset", "--set", "--batch", "--steps", "--machine", "--trace", "--json", "--out"],

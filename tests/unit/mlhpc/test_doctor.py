@@ -26,6 +26,7 @@ FOLDER = {"path": "/scratch", "type": "xfs", "is_ram": False, "shared": False, "
           "exists": True, "writable": True}  # fmt: skip
 NODE = {
     "host": "n0", "local_size": 1, "cores": 8, "python": "3.11.7", "machine_cores": 8, "gpus": [],
+    "energy": {"source": "", "counters": 0, "problem": ""},
     "threads": {}, "driver": None,
     "packages": {"mlhpc": "0.1.0", "tensorflow": "2.18.1", "horovod": "0.28.1", "torch": "2.12.1"},
     "commit": "abc", "horovod_built_for": "2.18.1", "infiniband": False, "memlock": 8 << 20,
@@ -34,7 +35,7 @@ NODE = {
                       "digest": 1},
     "stage": FOLDER, "out": FOLDER | {"path": "/lustre/r", "type": "lustre", "shared": True},
     "tensorflow": {"version": "2.18.1", "gpus": 0, "horovod": {"gloo": True, "mpi": False, "nccl": False}},
-    "torch": {"version": "2.12.1", "gpus": 0, "gloo": True, "nccl": True}, "offset_s": 0.0,
+    "torch": {"version": "2.12.1", "gpus": 0, "gloo": True, "backend": None, "built": False}, "offset_s": 0.0,
 }  # fmt: skip
 SRUN = RankInfo("srun", 0, 2, 0, 1, 0, 2)
 
@@ -108,7 +109,8 @@ def test_a_good_node_passes(backend, place):
 
 def torch_of(cuda, driver, usable):
     """A PyTorch built for ``cuda`` on ``driver``, which can use the GPUs or not."""
-    return {"driver": driver, "torch__cuda": cuda, "torch__usable": usable, "torch__gpus": 4 * usable}
+    return {"driver": driver, "torch__cuda": cuda, "torch__usable": usable, "torch__gpus": 4 * usable,
+            "torch__backend": "nccl", "torch__built": True}  # fmt: skip
 
 
 GPU = {"gpus": ["NVIDIA A100, 40960 MiB"] * 4, "local_size": 4, "cores": 2}
@@ -125,7 +127,13 @@ GPU = {"gpus": ["NVIDIA A100, 40960 MiB"] * 4, "local_size": 4, "cores": 2}
         ("TensorFlow", "fail", {"tensorflow": {"error": "crashed (SIGSEGV)"}}, {}),
         ("TensorFlow", "fail", GPU, {}),  # the build for CPUs sees no GPU
         ("PyTorch", "fail", {"torch": None}, {"backend": "torch", "benchmark": "deepcam"}),
-        ("PyTorch", "warn", GPU | {"torch__gpus": 4, "torch__nccl": False}, {"backend": "torch"}),
+        ("PyTorch", "warn", GPU | {"torch__gpus": 4, "torch__backend": "nccl"}, {"backend": "torch"}),
+        ("PyTorch", "warn", GPU | {"torch__gpus": 4, "torch__backend": "xccl"}, {"backend": "torch"}),
+        ("PyTorch", "pass", GPU | {"torch__gpus": 4, "torch__backend": "xccl", "torch__built": True},
+         {"backend": "torch"}),
+        ("energy", "warn", GPU | {"energy__problem": "NVML is not installed: pip install x"}, {}),
+        ("energy", "pass", GPU | {"energy__source": "NVML", "energy__counters": 4}, {}),
+        ("energy", None, {}, {}),
         # Horovod: a wheel from pip's cache for another TensorFlow; builds that lack what a launcher needs.
         ("Horovod", "fail", {"horovod_built_for": "2.15.1"}, {"rank_info": SRUN}),
         ("Horovod", "warn", {"horovod_built_for": "2.15.1"}, {}),

@@ -24,7 +24,7 @@ from mlhpc.run_processes import SRUN_WAIT_S
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "run_scripts"
 FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
-SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch", ".lsf")]
+SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch", ".lsf", ".pbs")]
 SITES = sorted(FOLDER.glob("sites/*.sh"))
 TEXTS = [*FILES, ROOT / "docs" / "sites.md", ROOT / "docs" / "packing.md"]
 
@@ -93,16 +93,19 @@ def run(tmp_path):
     """Runs a script with stand-ins for the batch system; returns what each was asked, in order."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for tool in ("srun", "jsrun", "mlhpc"):
+    for tool in ("srun", "jsrun", "mpiexec", "mlhpc"):
         (tools / tool).write_text(STARTER)
         (tools / tool).chmod(0o755)
     hosts = tmp_path / "hosts"
     hosts.write_text("batch1\n" + "a01n01\n" * 42 + "a01n02\n" * 42)
+    nodes = tmp_path / "nodes"
+    nodes.write_text("x4001\nx4002\n")
 
     def start(script, *words, status=0, **more):
         env = {
             "PATH": f"{tools}:/usr/bin:/bin", "CALLS": str(tmp_path / "calls"), "HOME": str(tmp_path),
             "USER": "somebody", "SLURM_JOB_ID": "77", "LSB_JOBID": "88", "LSB_DJOB_HOSTFILE": str(hosts),
+            "PBS_JOBID": "99.head", "PBS_O_WORKDIR": str(tmp_path), "PBS_NODEFILE": str(nodes),
             "SCRATCH": str(tmp_path / "scratch"), "MEMBERWORK": str(tmp_path / "work"),
             # Modules are shell functions where they are.
             "BASH_FUNC_module%%": "() { :; }", **more,
@@ -128,7 +131,7 @@ def understood(call):
     return options
 
 
-SLURM_SITES = [site for site in SITES if site.stem != "summit"]
+SLURM_SITES = [site for site in SITES if site.stem not in ("summit", "aurora")]
 
 
 @pytest.mark.parametrize("site", SLURM_SITES, ids=name)
@@ -240,6 +243,14 @@ def test_a_rank_closes_its_log_before_its_stage_is_removed(tmp_path):
     process.terminate()
     assert process.communicate(timeout=30)[0] == "data\n" and process.returncode == 5
     assert list(tmp_path.iterdir()) == []
+
+
+def test_mpiexec_starts_one_rank_per_tile(run):
+    [call] = run(FOLDER / "aurora.pbs", "--evict", BENCHMARK="deepcam", PRESET="closed-test")
+    told = dict(zip(call[1:9:2], call[2:9:2], strict=False))
+    assert call[0] == "mpiexec" and told["-n"] == "24" and told["--ppn"] == "12" and told["--depth"] == "8"
+    options = understood(call)
+    assert options.benchmark == "deepcam" and options.evict and "99.head" in str(options.stage)
 
 
 @pytest.mark.parametrize("benchmark", sorted(registry.benchmarks()))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.common.host import provenance
+from mlhpc.common.host import accelerators, provenance
 
 SLURM = {
     "SLURM_JOB_ID": "4711",
@@ -75,7 +75,8 @@ def test_a_hanging_nvidia_smi_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(subprocess, "run", hang)
     monkeypatch.setattr(provenance.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(provenance, "_NVIDIA", tmp_path)
-    assert provenance.accelerators() == []
+    monkeypatch.setattr(accelerators, "_NVIDIA", tmp_path)
+    assert accelerators.accelerators() == []
     for number in range(2):
         (tmp_path / "gpus" / f"0000:0{number}:00.0").mkdir(parents=True)
         (tmp_path / "gpus" / f"0000:0{number}:00.0" / "information").write_text(
@@ -84,7 +85,7 @@ def test_a_hanging_nvidia_smi_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:17:17 UTC 2025\n"
     )
-    assert provenance.accelerators() == ["NVIDIA H100 80GB HBM3"] * 2
+    assert accelerators.accelerators() == ["NVIDIA H100 80GB HBM3"] * 2
     assert provenance.drivers()["nvidia"] == "580.65.06"
     assert provenance.drivers()["mpi"] is None
 

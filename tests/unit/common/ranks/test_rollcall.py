@@ -243,11 +243,13 @@ def test_every_surviving_rank_cleans_up_and_one_reports(rendezvous, monkeypatch)
     calls = call(rendezvous, range(3), 3)
     for c in calls[:2]:
         c.before_exit(lambda rank=c.me.rank: cleaned.append(rank))
-        c.on_loss(lambda loss, rank=c.me.rank: reported.append((rank, loss.rank)))
+        c.on_loss(lambda loss, rank=c.me.rank: reported.append((rank, str(loss))))
+        c.name_places(lambda rank: f"group {rank // 2}")
     calls[2]._leaving.set()
     calls[2]._connections[0].sock.shutdown(socket.SHUT_RDWR)  # as of a killed process
     assert ended.acquire(timeout=30) and ended.acquire(timeout=30)
-    assert (sorted(cleaned), reported) == ([0, 1], [(0, 2)])
+    assert sorted(cleaned) == [0, 1] and [rank for rank, _ in reported] == [0]
+    assert reported[0][1].startswith("rank 2 (group 1) on ")
 
 
 # --- a rank is lost; the beat of rank processes is in seconds

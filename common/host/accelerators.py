@@ -1,0 +1,137 @@
+"""The accelerators of this node, by their vendors' tools: NVIDIA's, AMD's and Intel's.
+
+Read from ``nvidia-smi``, ``amd-smi`` or ``rocm-smi``, and ``xpu-smi``. An accelerator is what one rank uses: a
+GPU, one of the two dies (GCDs) of an MI250X, a tile of a Data Center GPU Max.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+Vendor = Literal["nvidia", "amd", "intel"]
+
+_NVIDIA = Path("/proc/driver/nvidia")
+_VISIBLE: dict[Vendor, tuple[str, ...]] = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    "intel": ("ZE_AFFINITY_MASK",),
+}
+
+
+class Accelerator(NamedTuple):
+    """``memory_mib``: its memory, None where the tool does not say."""
+
+    vendor: Vendor
+    name: str
+    memory_mib: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.memory_mib is None else f"{self.name}, {self.memory_mib} MiB"
+
+
+def accelerators() -> list[str]:
+    """Model and memory of each accelerator of this node; empty if there are none."""
+    return [str(one) for one in found()]
+
+
+def found() -> list[Accelerator]:
+    """The accelerators of this node, of the first vendor that has any. A tool that fails, or hangs for 30 s,
+    counts as missing."""
+    for of_vendor in (_nvidia, _amd, _intel):
+        if there := of_vendor():
+            return there
+    return []
+
+
+def visible_variable(vendor: Vendor, env: Mapping[str, str] = os.environ) -> str:
+    """What hides accelerators of ``vendor`` from a process: the variable that is set, else the usual one."""
+    return next((name for name in _VISIBLE[vendor] if name in env), _VISIBLE[vendor][0])
+
+
+def _nvidia() -> list[Accelerator]:
+    answer = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    if answer is not None:
+        rows = [line.rpartition(",") for line in answer.splitlines() if line.strip()]
+        return [Accelerator("nvidia", name.strip(), _number(memory)) for name, _, memory in rows]
+    models = []
+    for path in sorted(_NVIDIA.glob("gpus/*/information")):
+        model = re.search(r"^Model:\s*(.+)$", path.read_text(errors="replace"), re.MULTILINE)
+        models.append(Accelerator("nvidia", model[1].strip() if model else "NVIDIA GPU"))
+    return models
+
+
+def _amd() -> list[Accelerator]:
+    """By amd-smi (ROCm 6 and later), else by rocm-smi."""
+    if there := list(_parsed(_amd_smi, "amd-smi", "static", "--asic", "--vram", "--json")):
+        return there
+    return list(_parsed(_rocm_smi, "rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json"))
+
+
+def _amd_smi(answer: Any) -> Iterator[Accelerator]:
+    """A list of GPUs, since ROCm 7 under ``gpu_data``; sizes are in MB, which are MiB."""
+    for gpu in answer["gpu_data"] if isinstance(answer, dict) else answer:
+        size = gpu.get("vram", {}).get("size", "")
+        memory = size.get("value") if isinstance(size, dict) else size
+        yield Accelerator("amd", str(gpu["asic"]["market_name"]), _number(memory))
+
+
+def _rocm_smi(answer: Any) -> Iterator[Accelerator]:
+    """``{"card0": {"Card series": …, "VRAM Total Memory (B)": …}, …}``; newer ones write ``Card Series``."""
+    for card, facts in answer.items():
+        if re.fullmatch(r"card\d+", card):
+            lower = {key.lower(): value for key, value in facts.items()}
+            memory = _number(lower.get("vram total memory (b)"))
+            name = str(lower.get("card series") or lower.get("card model") or "AMD GPU")
+            yield Accelerator("amd", name, None if memory is None else memory >> 20)
+
+
+def _intel() -> list[Accelerator]:
+    listed = list(_parsed(lambda answer: iter(answer["device_list"]), "xpu-smi", "discovery", "-j"))
+    there: list[Accelerator] = []
+    for device in listed:
+        number = str(device.get("device_id"))
+        there += _parsed(_xpu_smi, "xpu-smi", "discovery", "-d", number, "-j")
+    return there
+
+
+def _xpu_smi(answer: Any) -> Iterator[Accelerator]:
+    """One device in its details. Its tiles are accelerators of their own unless ZE_FLAT_DEVICE_HIERARCHY says
+    otherwise (Level Zero specification, programming guide, "Environment Variables": FLAT is the default)."""
+    flat = os.environ.get("ZE_FLAT_DEVICE_HIERARCHY", "FLAT") != "COMPOSITE"
+    tiles = (_number(answer.get("number_of_tiles")) or 1) if flat else 1
+    memory = _number(answer.get("memory_physical_size_byte"))
+    for tile in range(tiles):
+        name = str(answer["device_name"]) + (f", tile {tile + 1} of {tiles}" if tiles > 1 else "")
+        yield Accelerator("intel", name, None if memory is None else memory // tiles >> 20)
+
+
+def _parsed(parse: Callable[[Any], Iterator[Any]], *command: str) -> Iterator[Any]:
+    """What ``parse`` makes of the JSON that ``command`` prints; nothing where it is not what was expected."""
+    answer = _output(*command)
+    try:
+        yield from list(parse(json.loads(answer))) if answer else ()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return
+
+
+def _number(value: Any) -> int | None:
+    match = re.match(r"\s*(\d+)", str(value))
+    return int(match[1]) if match else None
+
+
+def _output(*command: str) -> str | None:
+    """The output of ``command``; None if it is missing, failed, or ran for more than 30 s."""
+    if not shutil.which(command[0]):
+        return None
+    try:
+        completed = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return completed.stdout

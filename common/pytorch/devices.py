@@ -1,0 +1,221 @@
+"""The device that a rank trains on: which one, its streams and events, its memory. The only file here that names a
+vendor's devices; the others use ``torch.accelerator`` or these functions.
+
+PyTorch calls NVIDIA's and AMD's devices "cuda" (HIP takes CUDA's place in builds for ROCm), Intel's "xpu".
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity
+
+from mlhpc.common.host import accelerators
+from mlhpc.common.timing.steps import RecordEvent
+from mlhpc.errors import UserError
+
+RUNTIME_CALLS = ("cuda", "hip", "ur", "ze")
+"""How a profiler names calls of the runtimes, which launch kernels and compute nothing."""
+
+
+def accelerator() -> str | None:
+    """The kind of accelerator that PyTorch sees, as ``training.device`` names it: "cuda", "rocm", "xpu" or another
+    of PyTorch's device types; None where there is none."""
+    if not torch.accelerator.device_count():
+        return None
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    return "rocm" if device.type == "cuda" and torch.version.hip else device.type
+
+
+def pick_device(choice: str, local_rank: int) -> torch.device:
+    """``training.device``: "cpu", an accelerator's kind (the rank's own device of its node), or "auto", the
+    accelerator if there is one.
+
+    "cuda" also means AMD's, as everywhere in PyTorch. Raises ``UserError`` when PyTorch does not see what was
+    asked for, and for "auto" if it sees no accelerator of a machine that has one.
+    """
+    seen = accelerator()
+    if choice == "auto" and seen is None:
+        _require_none_unseen()
+    if choice == "cpu" or (choice == "auto" and seen is None):
+        return torch.device("cpu")
+    if seen is None or choice not in ("auto", seen, "cuda" if seen == "rocm" else seen):
+        instead = f"{seen}, cpu or auto" if seen else "cpu or auto"
+        raise UserError(
+            f"training.device={choice}: PyTorch {torch.__version__} sees {_of_kind(seen)} here; use {instead}"
+        )
+    torch.backends.cudnn.benchmark = True  # shapes are constant: ``warm_up`` selects the fastest convolutions
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    # If the launcher gives every rank its own visible device, that is number 0 for each.
+    device = torch.device(kind.type, local_rank % torch.accelerator.device_count())
+    torch.accelerator.set_device_index(device.index)
+    return device
+
+
+def first_device() -> torch.device:
+    """The first accelerator, or the CPU where PyTorch sees none."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if device is None else torch.device(device.type, 0)
+
+
+def place(model: nn.Module, device: torch.device, *, channels_last: bool, dimensions: int = 2) -> None:
+    """Move ``model``, whose convolutions have 2 or 3 ``dimensions``, to ``device``, in place; with
+    ``channels_last`` in that memory layout."""
+    last = torch.channels_last if dimensions == 2 else torch.channels_last_3d
+    layout = last if channels_last else torch.contiguous_format
+    model.to(device, memory_format=layout)  # type: ignore[call-overload]
+
+
+def name_of(device: torch.device) -> str:
+    """The model of ``device``: "NVIDIA A100-SXM4-40GB"; of a CPU, its threads."""
+    if device.type == "cpu":
+        return f"CPU, {torch.get_num_threads()} threads"
+    return str(torch.get_device_module(device).get_device_name(device))
+
+
+class StreamEvent:
+    """A point in the queue of the current stream of ``device`` (``DeviceEvent``)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.Event(device, enable_timing=True)
+        self._event.record(torch.accelerator.current_stream(device))
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+    def seconds_since(self, earlier: Self) -> float:
+        self._event.synchronize()
+        return float(earlier._event.elapsed_time(self._event)) / 1e3  # milliseconds
+
+
+def device_events(device: torch.device) -> RecordEvent | None:
+    """Records events on ``device``; None for a CPU, whose steps are done when they return."""
+    return None if device.type == "cpu" else lambda: StreamEvent(device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when ``device`` has done what was queued."""
+    if _is_accelerator(device):
+        torch.accelerator.synchronize(device)
+
+
+def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Moves batches to ``device``: to an accelerator on a stream of its own, during the step before."""
+    if not _is_accelerator(device):
+        return lambda batch: batch.to(device)
+    copies = torch.Stream(device)
+
+    def move(batch: Tensor) -> Tensor:
+        with copies:
+            moved = batch.to(device, non_blocking=True)
+        computing = torch.accelerator.current_stream(device)
+        computing.wait_stream(copies)
+        moved.record_stream(computing)  # its memory belongs to the other stream, which must not reuse it yet
+        return moved
+
+    return move
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Peak bytes of device memory in PyTorch's tensors; None for a CPU."""
+    return None if device.type == "cpu" else torch.accelerator.max_memory_allocated(device)
+
+
+def random_state(device: torch.device) -> Any:
+    """What has ``get_rng_state`` and ``set_rng_state`` for an accelerator; None for a CPU."""
+    return torch.get_device_module(device) if _is_accelerator(device) else None
+
+
+def kept_random_state(device: torch.device) -> AbstractContextManager[None]:
+    """Restores the random states of the host and of ``device`` at the end."""
+    if not _is_accelerator(device):
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device.index], device_type=device.type)
+
+
+def has_graphs(device: torch.device) -> bool:
+    """Whether torch.compile captures graphs there (CUDA graphs, HIP graphs)."""
+    return device.type == "cuda"
+
+
+next_graph_step = torch.compiler.cudagraph_mark_step_begin
+"""Says that a step begins, whose graphs may overwrite the results of the last one's."""
+
+
+def wants_graphs(training: Any) -> bool:
+    """``training.cuda_graphs``, where the benchmark has it."""
+    return bool(getattr(training, "cuda_graphs", False))
+
+
+def activities(device: torch.device) -> list[ProfilerActivity]:
+    """What a profiler has to record to see the work of ``device``."""
+    own = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+    return [ProfilerActivity.CPU] + [own[device.type]] * (device.type in own)
+
+
+class Precisions(NamedTuple):
+    """Which precisions the matrix units of an accelerator have beside float32 and float16."""
+
+    tf32: bool
+    bfloat16: bool
+
+
+def precisions(device: torch.device) -> Precisions:
+    """Of ``device``. NVIDIA's have both from compute capability 8.0 on."""
+    if accelerator() == "cuda":
+        ampere = torch.cuda.get_device_capability(device)[0] >= 8
+        return Precisions(ampere, ampere)
+    return Precisions(False, True)
+
+
+@contextmanager
+def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
+    """Raise UserError when a GPU, or the host on a CPU, has too little memory for ``what``. Also a decorator."""
+    try:
+        yield
+    except (
+        RuntimeError,
+        MemoryError,
+    ) as error:  # torch.OutOfMemoryError, and what the vendors' libraries raise
+        message = str(error)
+        on_host = isinstance(error, MemoryError) or "DefaultCPUAllocator" in message
+        out_of_memory = isinstance(error, torch.OutOfMemoryError) or any(
+            words in message.lower()
+            for words in ("out of memory", "out_of_device_memory", "out_of_host_memory")
+        )
+        if not (on_host or out_of_memory):
+            raise
+        if on_host:
+            reason = message.partition("DefaultCPUAllocator: ")[2] or message or "an allocation failed"
+            raise UserError(
+                f"this rank has too little host memory for {what} ({reason}); use {advice}, more ranks on more "
+                "nodes, or where the benchmark has it training.spatial"
+            ) from error
+        reason = " ".join(" ".join(message.split()).split(". ")[:2])
+        raise UserError(
+            f"a GPU has too little memory for {what} ({reason}); use training.precision=mixed_bfloat16, {advice}, "
+            "or more GPUs"
+        ) from error
+
+
+def _is_accelerator(device: torch.device) -> bool:
+    return device.type not in ("cpu", "meta")
+
+
+def _of_kind(seen: str | None) -> str:
+    return f"devices of the kind {seen}" if seen else "no accelerator"
+
+
+def _require_none_unseen() -> None:
+    """Raise UserError if the drivers know an accelerator that is not hidden from PyTorch on purpose."""
+    there = accelerators.found()
+    if there and os.environ.get(accelerators.visible_variable(there[0].vendor)) not in ("", "-1"):
+        raise UserError(
+            f"training.device=auto: this machine has {there[0].name}, which PyTorch does not see; check its "
+            "driver and the build of PyTorch, or set training.device=cpu"
+        )

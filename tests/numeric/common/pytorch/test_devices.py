@@ -1,0 +1,151 @@
+"""The device of a rank on any vendor's machine: which one, errors for a missing one and for too little memory."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mlhpc.common.host.accelerators import Accelerator
+from mlhpc.common.pytorch import devices as module
+from mlhpc.common.pytorch.devices import device_events, oom_as_user_error, peak_memory, pick_device
+from mlhpc.common.ranks.torch_world import backend_for
+from mlhpc.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[4]
+CPU = torch.device("cpu")
+
+
+def test_a_cpu_has_no_events_and_no_memory_of_its_own():
+    assert device_events(CPU) is None and peak_memory(CPU) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 MiB.\nGPU 0 has a total capacity of 8"
+        ),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        torch.OutOfMemoryError(
+            "HIP out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 64"
+        ),
+        RuntimeError("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"),
+        MemoryError(),
+    ],
+)
+def test_too_little_memory_is_a_one_line_error_in_any_phase(error):
+    @oom_as_user_error()
+    def train():
+        raise error
+
+    with pytest.raises(UserError, match=r"too little (host )?memory for this run") as raised:
+        train()
+    assert "\n" not in str(raised.value)
+
+
+def test_too_little_host_memory_is_a_one_line_error():
+    match = "too little host memory for this run .*you tried to allocate"
+    with pytest.raises(UserError, match=match), oom_as_user_error():
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def test_other_errors_pass():
+    with pytest.raises(RuntimeError, match="shapes"), oom_as_user_error():
+        raise RuntimeError("shapes do not match")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Makes PyTorch see ``count`` accelerators of a type, in a build for ROCm or not; no such device is here."""
+    monkeypatch.setattr(module.accelerators, "found", list)
+
+    def sees(kind, count, rocm=None):
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device(kind))
+        monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+        monkeypatch.setattr(torch.version, "hip", rocm)
+
+    sees("cuda", 0)
+    return sees
+
+
+@pytest.mark.parametrize(
+    "kind, count, rocm, choice, picked",
+    [
+        ("cuda", 4, None, "auto", "cuda:3"),
+        ("cuda", 8, "6.4", "auto", "cuda:3"),
+        ("cuda", 8, "6.4", "rocm", "cuda:3"),
+        ("cuda", 8, "6.4", "cuda", "cuda:3"),  # as PyTorch calls it there
+        ("xpu", 12, None, "xpu", "xpu:3"),
+        ("xpu", 12, None, "auto", "xpu:3"),
+        ("cuda", 1, None, "cuda", "cuda:0"),  # the launcher shows each rank its own
+        ("xpu", 12, None, "cpu", "cpu"),
+    ],
+)
+def test_local_rank_3_gets_its_own_device_on_any_vendors_machine(machine, kind, count, rocm, choice, picked):
+    machine(kind, count, rocm)
+    assert pick_device(choice, 3) == torch.device(picked)
+
+
+@pytest.mark.parametrize(
+    "kind, count, rocm, choice, instead",
+    [
+        ("cuda", 0, None, "cuda", "no accelerator here; use cpu or auto"),
+        ("cuda", 0, None, "xpu", "no accelerator here; use cpu or auto"),
+        ("cuda", 4, None, "xpu", "kind cuda here; use cuda, cpu or auto"),
+        ("cuda", 4, None, "rocm", "kind cuda here; use cuda, cpu or auto"),
+        ("xpu", 4, None, "cuda", "kind xpu here; use xpu, cpu or auto"),
+        ("cuda", 4, "6.4", "xpu", "kind rocm here; use rocm, cpu or auto"),
+    ],
+)
+def test_a_device_that_is_not_there_is_one_line(machine, kind, count, rocm, choice, instead):
+    machine(kind, count, rocm)
+    with pytest.raises(UserError, match=rf"training\.device={choice}: .*{instead}") as raised:
+        pick_device(choice, 0)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "vendor, name, variable",
+    [("nvidia", "NVIDIA H100", "CUDA_VISIBLE_DEVICES"), ("amd", "AMD Instinct MI300X", "HIP_VISIBLE_DEVICES"),
+     ("intel", "Intel(R) Data Center GPU Max 1550", "ZE_AFFINITY_MASK")],
+)  # fmt: skip
+def test_device_auto_refuses_to_fall_back_to_the_cpu_if_the_machine_has_a_gpu(
+    machine, monkeypatch, vendor, name, variable
+):
+    monkeypatch.setattr(module.accelerators, "found", lambda: [Accelerator(vendor, name)])
+    for each in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
+        monkeypatch.delenv(each, raising=False)
+    with pytest.raises(UserError, match=r"training\.device=auto: this machine has .*PyTorch does not see"):
+        pick_device("auto", 0)
+    assert pick_device("cpu", 0) == CPU
+    monkeypatch.setenv(variable, "")  # hidden on purpose
+    assert pick_device("auto", 0) == CPU
+
+
+@pytest.mark.parametrize(
+    "kind, wanted", [(None, "gloo"), ("cuda", "cpu:gloo,cuda:nccl"), ("xpu", "cpu:gloo,xpu:xccl")]
+)
+def test_the_backend_follows_the_device(monkeypatch, kind, wanted):
+    """NCCL also for AMD's devices, where it is RCCL."""
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
+    assert backend_for(kind) == wanted
+
+
+def test_a_build_without_the_devices_library_uses_gloo():
+    assert not torch.distributed.is_xccl_available() and backend_for("xpu") == "gloo"
+
+
+SOURCES = [
+    path
+    for folder in ("common/pytorch", "cosmoflow/pytorch", "deepcam", "resnet50")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path != ROOT / "common/pytorch/devices.py"
+]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_one_file_names_a_vendors_devices(path):
+    assert "cuda" not in path.read_text().lower(), (
+        f"{path}: use torch.accelerator, or common/pytorch/devices.py"
+    )
