@@ -1,6 +1,7 @@
 """CosmoFlow, trained to target in PyTorch. The clock runs inside ``with log.span("run", sync=True)`` and nowhere
 else."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -15,6 +16,7 @@ from mlhpc.common.data.slabs import SlabPlan, plan_slabs
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
+from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.slab_batches import Batch
 from mlhpc.common.pytorch.spatial import Traffic, spatial_group
 from mlhpc.common.pytorch.state import restore, save
@@ -79,13 +81,16 @@ def train(
         steps = make_steps(
             model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error, accumulate=1
         )
+        if emulated := run.emulation.enabled:
+            steps = waiting_steps(run.emulation, world, 1, lambda samples: (math.nan, samples))
         slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
         zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets)
         sizes = WarmUpSizes(local_batch, training.eval_batch_size)
-        warm_up(model, optimizer, scaler, steps, zeros, sizes, cuda_graphs=training.cuda_graphs)
+        if not emulated:
+            warm_up(model, optimizer, scaler, steps, zeros, sizes, cuda_graphs=training.cuda_graphs)
         if group:
             group.traffic.take()  # the warm-up's is not counted
-        events = device_events(device)
+        events = None if emulated else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True):
@@ -102,7 +107,7 @@ def train(
         )
         batches = Batches(loader, group, device)
 
-        record = partial(log_epoch, log, world, run.target)
+        record = partial(log_epoch, log, world, run.target, emulated=run.emulation.enabled)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []

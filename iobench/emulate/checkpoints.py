@@ -13,7 +13,7 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.content import Content
 from mlhpc.iobench.definition.schema import Checkpoint
-from mlhpc.iobench.emulate.waiting import clock
+from mlhpc.common.timing.waiting import clock
 
 BUFFER = 64 << 20
 """Bytes of the content that is written over and over, each time changed: storage that compresses or finds

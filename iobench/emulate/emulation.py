@@ -18,7 +18,7 @@ from mlhpc.iobench.emulate.pipeline import NullStorage, OpenFile, Pipeline, Stor
 from mlhpc.iobench.emulate.plan import pieces
 from mlhpc.iobench.emulate.record import Run
 from mlhpc.iobench.emulate.steps import run_steps
-from mlhpc.iobench.emulate.waiting import clock, sharpen_timers
+from mlhpc.common.timing.waiting import clock, sharpen_timers
 from mlhpc.iobench.formats.access import Activity
 
 Cache = Literal["each", "first", "warm", "keep"]

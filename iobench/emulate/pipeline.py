@@ -12,7 +12,7 @@ import numpy as np
 from mlhpc.iobench.dataset.layout import Layout, Split
 from mlhpc.iobench.definition.schema import Dataset, Reader
 from mlhpc.iobench.emulate.plan import Piece
-from mlhpc.iobench.emulate.waiting import clock, occupy
+from mlhpc.common.timing.waiting import clock, occupy
 from mlhpc.iobench.formats.access import Activity, CountedFile, MemoryFile, ReadStatistics
 from mlhpc.iobench.formats.formats import SampleReader, Sizes, find
 

@@ -11,7 +11,7 @@ from mlhpc.common.ranks.world import World
 from mlhpc.iobench.definition.quantities import Duration
 from mlhpc.iobench.emulate.counters import ProcessIo
 from mlhpc.iobench.emulate.pipeline import Pipeline
-from mlhpc.iobench.emulate.waiting import clock, occupy
+from mlhpc.common.timing.waiting import clock, occupy
 from mlhpc.iobench.formats.access import Activity
 
 COLUMNS = (

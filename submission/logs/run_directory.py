@@ -120,6 +120,13 @@ class DataFormat(_Read):
         return f"{self.codec}, lossy{bound}"
 
 
+class Emulation(_Read):
+    """Seconds that the steps of an emulated run took up."""
+
+    step_s: Seconds
+    eval_step_s: Seconds = 0.0
+
+
 class Result(_Read):
     """result.json; docs/architecture.md has the format."""
 
@@ -143,6 +150,7 @@ class Result(_Read):
     launcher: Text | None = None
     data: DataFormat | None = None
     staging: Staging | None = None
+    emulation: Emulation | None = None
     source_evicted: bool | None = None
 
 

@@ -17,7 +17,7 @@ from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.ranks.world import Solo
 from mlhpc.iobench.dataset.generate import generate
 from mlhpc.iobench.definition.schema import Dataset
-from mlhpc.iobench.emulate.waiting import occupy, sharpen_timers
+from mlhpc.common.timing.waiting import occupy, sharpen_timers
 from mlhpc.iobench.formats.access import CountedFile, ReadStatistics
 
 
