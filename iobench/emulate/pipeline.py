@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from mlhpc.common.timing.waiting import clock, occupy
 from mlhpc.iobench.dataset.layout import Layout, Split
 from mlhpc.iobench.definition.schema import Dataset, Reader
 from mlhpc.iobench.emulate.plan import Piece
-from mlhpc.common.timing.waiting import clock, occupy
 from mlhpc.iobench.formats.access import Activity, CountedFile, MemoryFile, ReadStatistics
 from mlhpc.iobench.formats.formats import SampleReader, Sizes, find
 

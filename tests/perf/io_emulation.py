@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.ranks.world import Solo
+from mlhpc.common.timing.waiting import occupy, sharpen_timers
 from mlhpc.iobench.dataset.generate import generate
 from mlhpc.iobench.definition.schema import Dataset
-from mlhpc.common.timing.waiting import occupy, sharpen_timers
 from mlhpc.iobench.formats.access import CountedFile, ReadStatistics
 
 
