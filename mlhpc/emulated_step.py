@@ -16,8 +16,8 @@ FORWARD = 1 / 3
 
 
 def emulated(run: Run, compute: str, ranks: int) -> Run:
-    """``run`` in the open division with its steps replaced by waiting. ``compute``: seconds of a training step, the
-    folder of a run that measured it, or a machine that ``mlhpc predict`` knows. ``ranks``: of ``--ranks``; a
+    """``run`` in the open division with its steps replaced by waiting. ``compute``: seconds of a training step,
+    the folder of a run that measured it, or a machine that ``mlhpc predict`` knows. ``ranks``: of ``--ranks``; a
     launcher's number counts before it.
 
     Raises UserError when the benchmark's trainer cannot do this, or no time follows from ``compute``.

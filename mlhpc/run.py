@@ -49,7 +49,7 @@ class RunPaths:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prepare, train, conclude. Returns the exit status: 0 when the target was met or the run was emulated, else 1.
+    """Prepare, train, conclude. Returns the exit status: 0 when the target was met or steps were emulated.
 
     Raises UserError for whatever the user has to fix; a run that has begun is then logged as aborted.
     """

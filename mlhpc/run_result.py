@@ -114,11 +114,10 @@ def last_line(result: dict[str, Any], out: Path) -> str:
     """The last line that a run prints."""
     where = f"see: mlhpc report {shlex.quote(str(out))}"
     if result["status"] == "emulated":
-        step_s, steps = result["emulation"]["step_s"], sum(epoch["step_s"] for epoch in result["epochs"])
-        waited = sum(epoch["data_wait_s"] for epoch in result["epochs"])
+        steps, waited = (sum(epoch[key] for epoch in result["epochs"]) for key in ("step_s", "data_wait_s"))
         return (
-            f"{result['benchmark']} {result['preset']}: emulated, steps of {step_s:.4g} s: {steps:.2f} s of steps, "
-            f"{waited:.2f} s of data wait; not a training; {where}"
+            f"{result['benchmark']} {result['preset']}: emulated, steps of {result['emulation']['step_s']:.4g} s: "
+            f"{steps:.2f} s of steps, {waited:.2f} s of data wait; not a training; {where}"
         )
     target = result["target"]
     outcome = ("reached" if target["reached"] else "missed") + (", resumed" if result["resumed"] else "")

@@ -19,8 +19,8 @@ class Emulation(Protocol):
 
 
 class WaitingStep(Generic[T]):
-    """``(x, y) -> answer(samples in x)`` after ``seconds``. With a ``world``, its ranks meet in every ``passes``-th
-    call, as they do in the all-reduce of an update."""
+    """``(x, y) -> answer(samples in x)`` after ``seconds``. With a ``world``, its ranks meet in every
+    ``passes``-th call, as they do in the all-reduce of an update."""
 
     def __init__(
         self, seconds: float, answer: Callable[[int], T], world: World | None = None, passes: int = 1
