@@ -141,8 +141,8 @@ def standing(run: RunDirectory) -> str:
         )
     division, preset = run.result.division, run.result.preset
     if run.result.emulation:
-        waited = f"each step took up {run.result.emulation.step_s:.4g} s and computed nothing"
-        return f"Emulated run, preset {preset}: {waited}. Its input pipeline is real; it is no training and no result."
+        waited = f"each step took up {run.result.emulation.step_s:.4g} s"
+        return f"Emulated run, preset {preset}: {waited} and computed nothing. No result."
     if division == "closed":
         return "Closed division, one run: a score takes the mean of several. Not verified by MLCommons."
     return f"{division.capitalize()} division, preset {preset}: not a closed-division result."
