@@ -1,6 +1,6 @@
 """The result of an emulation on a terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +10,7 @@ from mlhpc.errors import count
 from mlhpc.iobench.definition.mlperf_storage import Size
 from mlhpc.iobench.definition.quantities import format_bytes
 from mlhpc.iobench.report.similarity import COSINE, DIFFERENCE, Similarity
+from mlhpc.iobench.simulate.simulation import Service, Simulated, System
 
 _RESOURCES = {
     "compute": "nothing: the storage keeps up",
@@ -114,6 +115,29 @@ def print_similarity(found: Similarity, console: Console) -> None:
     verdict = "alike" if found.alike else f"not alike: {COSINE} and {100 * DIFFERENCE:.0f}% are required"
     console.print(
         f"cosine {found.cosine:.3f}, largest difference {100 * abs(largest):.1f}% ({name}): {verdict}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def print_simulated(service: Service, system: System, found: Sequence[Simulated], console: Console) -> None:
+    """The simulated runs, each beside as many times the rate of the first as it has ranks more."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("ranks", "samples/s", "of linear", "AU %", "binds"):
+        table.add_column(name, justify="left" if name == "binds" else "right")
+    for each in found:
+        linear = found[0].samples_per_s / found[0].ranks * each.ranks
+        table.add_row(
+            str(each.ranks), _number(each.samples_per_s), f"{each.samples_per_s / linear:.0%}",
+            _number(each.au_percent), each.binding,
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"measured, of a sample: {1e3 * service.device_s:.3g} ms of the storage alone, "
+        f"{1e3 * service.latency_s:.3g} ms beside others, {1e3 * service.decode_s:.3g} ms of a core; "
+        f"{1e3 * service.open_s:.3g} ms to open a file. Simulated: {count(system.targets, 'storage target')}, "
+        f"{count(system.metadata, 'metadata server')}, {count(system.ranks_per_node, 'rank')} on each node of "
+        f"{count(system.cores, 'core')}",
         highlight=False,
         soft_wrap=True,
     )
