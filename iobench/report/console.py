@@ -1,7 +1,7 @@
 """The result of an emulation on a terminal."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -141,3 +141,49 @@ def print_simulated(service: Service, system: System, found: Sequence[Simulated]
         highlight=False,
         soft_wrap=True,
     )
+
+
+class Measured(Protocol):
+    """A combination of settings and its runs (``iobench.sweep.Point``)."""
+
+    rates: list[float]
+
+    @property
+    def rate(self) -> float: ...
+    @property
+    def named(self) -> str: ...
+
+
+class Compared(Protocol):
+    """Two combinations (``iobench.sweep.Comparison``)."""
+
+    @property
+    def own(self) -> Measured: ...
+    @property
+    def recommended(self) -> Measured: ...
+    @property
+    def gain(self) -> float: ...
+    @property
+    def confirmed(self) -> bool: ...
+
+
+def print_sweep(points: Sequence[Measured], found: Mapping[str, Compared | None], console: Console) -> None:
+    """Every combination with its runs' median, least and most, and what is recommended."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("settings", "samples/s", "from", "to", "of its own"):
+        table.add_column(name, justify="left" if name == "settings" else "right")
+    for point in points:
+        least, most = min(point.rates), max(point.rates)
+        ratio = f"{point.rate / points[0].rate:.2f}"
+        table.add_row(point.named, _number(point.rate), _number(least), _number(most), ratio)
+    console.print(table)
+    again = found["again"]
+    if again is None:
+        return console.print("nothing is faster than the workload's own settings")
+    console.print(f"recommended: {again.recommended.named}", highlight=False, soft_wrap=True)
+    for each, where in ((again, "measured again"), (found.get("in_a_run"), "in mlhpc run")):
+        if each:
+            verdict = "every run was faster" if each.confirmed else "not confirmed: the runs overlap"
+            console.print(
+                f"{where}: {each.gain:.2f} times as fast; {verdict}", highlight=False, soft_wrap=True
+            )

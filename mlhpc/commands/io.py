@@ -54,6 +54,22 @@ def add(commands: Commands) -> None:
     size.add_argument("--accelerators", type=int, required=True, help="of all clients together")
     size.add_argument("--clients", type=int, default=1, help="nodes (default: 1)")
     size.add_argument("--json", action="store_true", help="print JSON")
+    sweep = add_command(actions, "sweep", _sweep, "which settings of a workload read fastest here")
+    _add_workload(sweep)
+    sweep.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=A,B",
+        help="a setting and its values; all combinations",
+    )
+    sweep.add_argument("--out", type=folder, required=True, help="folder for the runs and their data")
+    sweep.add_argument("--ranks", type=int, default=1, help="number of local ranks")
+    sweep.add_argument("--repeats", type=int, default=3, help="runs of each combination (default: 3)")
+    sweep.add_argument(
+        "--confirm", type=folder, metavar="DATA", help="also in mlhpc run, on this data set of the benchmark"
+    )
+    sweep.add_argument("--preset", default="smoke", help="of --confirm (default: smoke)")
     simulate = add_command(actions, "simulate", _simulate, "a workload on more ranks than there are")
     _add_workload(simulate)
     simulate.add_argument(
@@ -196,6 +212,35 @@ def _memory(text: str) -> int:
         return int(parse_bytes(text))
     except ValueError as error:
         raise UserError(f"--memory {text}: {error}") from None
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.iobench.report.console import print_sweep
+    from mlhpc.iobench.sweep import Sweep, advise, in_a_run, write
+
+    axes: dict[str, list[str]] = {}
+    for text in options.vary:
+        key, equals, values = text.partition("=")
+        if not equals or not all(values.split(",")):
+            raise UserError(f"--vary {text}: give KEY=VALUE,VALUE, such as reader.threads=1,4")
+        axes[key] = values.split(",")
+    if not axes:
+        raise UserError("nothing to vary; give --vary KEY=A,B, such as --vary reader.threads=1,4")
+    for name in ("ranks", "repeats"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} {getattr(options, name)}: give 1 or more")
+    if options.out.exists():
+        raise UserError(f"{options.out} exists; choose another --out")
+    sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
+    points, again = advise(sweep)
+    found = {"again": again}
+    if again and options.confirm:
+        found["in_a_run"] = in_a_run(sweep, again.recommended.settings, options.confirm, options.preset)
+    write(options.out, sweep, points, found)
+    print_sweep(points, found, Console())
+    return 0
 
 
 def _simulate(options: argparse.Namespace) -> int:

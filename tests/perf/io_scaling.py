@@ -2,10 +2,9 @@
 
     .venv/bin/python tests/perf/io_scaling.py FOLDER [WORKLOAD] [--set KEY=VALUE ...] [--repeats 3]
 
-FOLDER is on the storage in question. Of each number of ranks the median of ``--repeats`` runs counts, in turns, with
-the page cache dropped. All ranks are on one node: with more ranks than cores, cores are part of what is simulated.
-Needs a quiet machine.
-"""
+FOLDER is on the storage in question. Of each number of ranks the median of ``--repeats`` runs counts, in turns,
+with the page cache dropped. All ranks are on one node: with more ranks than cores, cores are part of what is
+simulated. Needs a quiet machine."""
 
 import argparse
 import json
@@ -72,8 +71,9 @@ def main() -> None:
         simulated = simulate(workload, service, system, ranks, steps)
         real = middle[ranks]["samples_per_s"]
         spread = [result["samples_per_s"] for result in results[ranks]]
+        error = f"{simulated.samples_per_s / real - 1:+.1%}"
         print(f"{ranks} ranks: {real:.1f} samples/s ({min(spread):.1f} to {max(spread):.1f}), simulated "
-              f"{simulated.samples_per_s:.1f} ({simulated.samples_per_s / real - 1:+.1%}), binds: {simulated.binding}")  # fmt: skip
+              f"{simulated.samples_per_s:.1f} ({error}), binds: {simulated.binding}")  # fmt: skip
 
 
 if __name__ == "__main__":
