@@ -10,8 +10,11 @@ from mlhpc.errors import count
 from mlhpc.iobench.definition.mlperf_storage import Size
 from mlhpc.iobench.definition.quantities import format_bytes
 from mlhpc.iobench.report.similarity import COSINE, DIFFERENCE, Similarity
-from mlhpc.iobench.simulate.simulation import Service, Simulated, System
+from mlhpc.iobench.simulate.measured import Fit
+from mlhpc.iobench.simulate.simulation import Simulated, System
 
+FITS = 0.1
+"""Largest relative error with which a simulation reproduces the runs it was fitted on."""
 _RESOURCES = {
     "compute": "nothing: the storage keeps up",
     "storage": "storage",
@@ -120,7 +123,7 @@ def print_similarity(found: Similarity, console: Console) -> None:
     )
 
 
-def print_simulated(service: Service, system: System, found: Sequence[Simulated], console: Console) -> None:
+def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], console: Console) -> None:
     """The simulated runs, each beside as many times the rate of the first as it has ranks more."""
     table = Table(box=None, pad_edge=False)
     for name in ("ranks", "samples/s", "of linear", "AU %", "binds"):
@@ -132,6 +135,13 @@ def print_simulated(service: Service, system: System, found: Sequence[Simulated]
             _number(each.au_percent), each.binding,
         )  # fmt: skip
     console.print(table)
+    service, (one, two) = fitted.service, zip(fitted.measured, fitted.simulated, strict=True)
+    console.print(
+        f"fitted on 1 and 2 ranks: {one[0]:.4g} and {two[0]:.4g} samples/s measured, {one[1]:.4g} and "
+        f"{two[1]:.4g} simulated{'' if fitted.error < FITS else '; they do not agree, so the simulation has no grounds'}",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print(
         f"measured, of a sample: {1e3 * service.device_s:.3g} ms of the storage alone, "
         f"{1e3 * service.latency_s:.3g} ms beside others, {1e3 * service.decode_s:.3g} ms of a core; "

@@ -1,6 +1,7 @@
 """Service times of a storage, from runs of the workload on one and two ranks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mlhpc.errors import UserError
@@ -10,7 +11,23 @@ from mlhpc.iobench.simulate.simulation import Service, System, simulate
 _HALVINGS = 30
 
 
-def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> tuple[Service, System]:
+@dataclass(frozen=True)
+class Fit:
+    """``measured`` and ``simulated``: samples/s on one rank and on two. Where they differ the simulation has no
+    grounds: the runs were disturbed, or wait for something that is not in it."""
+
+    service: Service
+    system: System
+    measured: tuple[float, float]
+    simulated: tuple[float, float]
+
+    @property
+    def error(self) -> float:
+        """The larger relative error of the two."""
+        return max(abs(s / m - 1) for s, m in zip(self.simulated, self.measured, strict=True))
+
+
+def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     """The service times in the ``result.json`` of a run on one rank, and the share of a read that two ranks cannot
     do at once: the one with which the simulation of two ranks is as fast as the second run was. The system is the
     one that was measured, a single target and metadata server.
@@ -38,7 +55,9 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> tuple[Servi
             low = share
         else:
             high = share
-    return _divided(service, call_s, (low + high) / 2), system
+    found = _divided(service, call_s, (low + high) / 2)
+    rates = [simulate(workload, found, system, ranks, steps).samples_per_s for ranks in (1, 2)]
+    return Fit(found, system, (one["samples_per_s"], two["samples_per_s"]), (rates[0], rates[1]))
 
 
 def _services(one: Mapping[str, Any]) -> tuple[Service, float]:

@@ -261,16 +261,20 @@ def _simulate(options: argparse.Namespace) -> int:
     for name in ("targets", "metadata", "ranks_per_node", "steps"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: give 1 or more")
-    service, system = fit(workload, [read_result(path) for path in options.runs])
+    fitted = fit(workload, [read_result(path) for path in options.runs])
+    service = fitted.service
     system = replace(
-        system, targets=options.targets, metadata=options.metadata, ranks_per_node=options.ranks_per_node
+        fitted.system,
+        targets=options.targets,
+        metadata=options.metadata,
+        ranks_per_node=options.ranks_per_node,
     )
     found = [simulate(workload, service, system, number, options.steps) for number in ranks]
     if options.json:
         simulated = [asdict(each) | {"binding": each.binding} for each in found]
-        print(json.dumps({"service": asdict(service), "system": asdict(system), "simulated": simulated}))
+        print(json.dumps({"fit": asdict(fitted), "system": asdict(system), "simulated": simulated}))
     else:
-        print_simulated(service, system, found, Console())
+        print_simulated(fitted, system, found, Console())
     return 0
 
 

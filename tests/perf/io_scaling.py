@@ -63,12 +63,12 @@ def main() -> None:
         for ranks, each in results.items()
     }
     workload = load.load(options.workload, settings)
-    service, measured = fit(workload, [middle[1], middle[2]])
-    print(service)
+    fitted = fit(workload, [middle[1], middle[2]])
+    print(fitted)
     for ranks in RANKS:
         steps = middle[ranks]["epochs"][0]["steps"]
-        system = System(cores=measured.cores, ranks_per_node=ranks)
-        simulated = simulate(workload, service, system, ranks, steps)
+        system = System(cores=fitted.system.cores, ranks_per_node=ranks)
+        simulated = simulate(workload, fitted.service, system, ranks, steps)
         real = middle[ranks]["samples_per_s"]
         spread = [result["samples_per_s"] for result in results[ranks]]
         error = f"{simulated.samples_per_s / real - 1:+.1%}"

@@ -80,11 +80,20 @@ def results_of(known, true, cores=2):
 
 def test_service_times_are_found_again_from_one_and_two_ranks():
     known = workload(threads=1)
-    service, system = fit(known, list(results_of(known, SERVICE)))
+    fitted = fit(known, list(results_of(known, SERVICE)))
+    assert fitted.error < 0.02
     for ranks in (4, 8):
         system = System(cores=2, ranks_per_node=ranks)
-        rate = simulate(known, service, system, ranks, 50).samples_per_s
+        rate = simulate(known, fitted.service, system, ranks, 50).samples_per_s
         assert rate == pytest.approx(simulate(known, SERVICE, system, ranks, 50).samples_per_s, rel=0.02)
+
+
+def test_runs_that_no_service_times_explain_are_called_that():
+    """Two ranks half as fast as one: slower than if each waited for the other all the time."""
+    known = workload(threads=1)
+    one, two = results_of(known, SERVICE)
+    fitted = fit(known, [one, {**two, "samples_per_s": one["samples_per_s"] / 2}])
+    assert fitted.error > 0.5
 
 
 def test_runs_that_say_nothing_are_refused():
