@@ -136,9 +136,10 @@ def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], con
         )  # fmt: skip
     console.print(table)
     service, (one, two) = fitted.service, zip(fitted.measured, fitted.simulated, strict=True)
+    doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation has no grounds"
     console.print(
         f"fitted on 1 and 2 ranks: {one[0]:.4g} and {two[0]:.4g} samples/s measured, {one[1]:.4g} and "
-        f"{two[1]:.4g} simulated{'' if fitted.error < FITS else '; they do not agree, so the simulation has no grounds'}",
+        f"{two[1]:.4g} simulated{doubt}",
         highlight=False,
         soft_wrap=True,
     )

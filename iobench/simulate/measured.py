@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, count
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.simulate.simulation import Service, System, simulate
 
@@ -41,7 +41,7 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     for result in results:
         if result["workload"] != stated:
             raise UserError(
-                f"the run on {result['ranks']} ranks is of another workload; give runs of this one, settings too"
+                f"the run on {count(result['ranks'], 'rank')} is of another workload; give runs of this one"
             )
     one, two = by_ranks[1], by_ranks[2]
     service, call_s = _services(one)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats.extent import opened, read_into
 from mlhpc.common.formats.protobuf import fields, read_varint
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.image import Bytes
@@ -56,12 +57,10 @@ class Files:
         return len(self.paths)
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        try:
-            data = np.fromfile(self.paths[index], np.uint8)
-        except OSError as error:
-            raise UserError(
-                f"{self.paths[index]}: cannot be read: {error.strerror or error}; check the data set's folder"
-            ) from error
+        path = Path(self.paths[index])
+        with opened(path) as fd:  # in one read: np.fromfile looks for the end first, and reads that twice
+            data = np.empty(os.fstat(fd).st_size, np.uint8)
+            read_into(fd, path, 0, data)
         return data, self.labels[index]
 
     def name(self, index: int) -> str:
