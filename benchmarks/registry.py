@@ -24,13 +24,15 @@ class Framework:
     and ``train(run, data, staged, seed, resume, world, log)``, which trains to target. ``collectives``: what
     connects several ranks ("none": there can be only one). ``packages``: the distributions that it runs on, the
     one it is named after first. ``profiler``: ``profile(run, batch, steps, trace)``, which measures training steps
-    on samples in memory and returns a ``common.timing.profile.Profile``; empty for none.
+    on samples in memory and returns a ``common.timing.profile.Profile``; empty for none. ``emulates``: the trainer
+    honours ``run.emulation``.
     """
 
     trainer: str
     collectives: Literal["horovod", "torch", "none"]
     packages: tuple[str, ...]
     profiler: str = ""
+    emulates: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,9 @@ COSMOFLOW = Benchmark(
             "horovod",
             ("tensorflow", "keras", "horovod"),
             "mlhpc.cosmoflow.tf.profile:profile",
+            emulates=True,
         ),
-        "pytorch": Framework("mlhpc.cosmoflow.pytorch.train", "torch", ("torch",)),
+        "pytorch": Framework("mlhpc.cosmoflow.pytorch.train", "torch", ("torch",), emulates=True),
     },
     make_data=DataTool(
         "mlhpc.cosmoflow.synthetic.simulate:make",
@@ -163,7 +166,11 @@ DEEPCAM = Benchmark(
     settings="mlhpc.benchmarks.deepcam:DeepCam",
     frameworks={
         "pytorch": Framework(
-            "mlhpc.deepcam.train", "torch", ("torch", "nvidia-dali"), "mlhpc.deepcam.profile:profile"
+            "mlhpc.deepcam.train",
+            "torch",
+            ("torch", "nvidia-dali"),
+            "mlhpc.deepcam.profile:profile",
+            emulates=True,
         )
     },
     make_data=DataTool("mlhpc.deepcam.synthetic.simulate:make"),
@@ -201,7 +208,11 @@ RESNET50 = Benchmark(
     settings="mlhpc.benchmarks.resnet50:ResNet50",
     frameworks={
         "pytorch": Framework(
-            "mlhpc.resnet50.train", "torch", ("torch", "nvidia-dali"), "mlhpc.resnet50.profile:profile"
+            "mlhpc.resnet50.train",
+            "torch",
+            ("torch", "nvidia-dali"),
+            "mlhpc.resnet50.profile:profile",
+            emulates=True,
         )
     },
     make_data=DataTool("mlhpc.resnet50.synthetic.simulate:make"),

@@ -40,6 +40,7 @@ RULES: dict[When, tuple[Rule, ...]] = {
         setting_rules.schedule,
         setting_rules.training_method,
         setting_rules.free_hyperparameters,
+        setting_rules.computed_steps,
         setting_rules.from_the_start,
         conduct_rules.data_not_in_memory,
         conduct_rules.staging_is_timed,

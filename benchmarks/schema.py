@@ -6,7 +6,7 @@ classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unk
 the same names.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
 
@@ -160,6 +160,21 @@ class Study(FrozenModel):
         return requested
 
 
+Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+
+
+class Emulation(FrozenModel):
+    """Steps that take up time and compute nothing, so that the input pipeline runs without an accelerator
+    (``mlhpc run --compute``). Such a run trains nothing and is never a result."""
+
+    step_s: Seconds | None = Field(None, description="seconds of a training step; none: steps are computed")
+    eval_step_s: Seconds = Field(0.0, description="seconds of an evaluation step")
+
+    @property
+    def enabled(self) -> bool:
+        return self.step_s is not None
+
+
 class Submission(FrozenModel):
     """Who submits; goes into the log's submission_* records."""
 
@@ -183,6 +198,7 @@ class Run(FrozenModel):
     staging: Staging = Field(default=Staging())
     loading: Loading = Field(default=Loading())
     study: Study = Field(default=Study())
+    emulation: Emulation = Field(default=Emulation())
     submission: Submission = Field(default=Submission())
 
     @property

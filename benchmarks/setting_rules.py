@@ -185,6 +185,15 @@ def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
             yield violation(where, expected, toml_value(value), remedy)
 
 
+def computed_steps(context: RunContext) -> Iterator[Finding]:
+    """Training computes its steps; a run whose steps only take up time (`--compute`) is no training.
+
+    Source: training rules, "Training Loop" and "Run Results".
+    """
+    if (seconds := context.run.emulation.step_s) is not None:
+        yield violation("emulation.step_s", "computed steps", f"{seconds:g} s of waiting", OPEN)
+
+
 def from_the_start(context: RunContext) -> Iterator[Finding]:
     """A run goes from its first step to the target in one piece.
 

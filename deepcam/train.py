@@ -1,5 +1,6 @@
 """DeepCAM, trained to target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
 
+import math
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -23,6 +24,7 @@ from mlhpc.common.pytorch.devices import (
     place,
     wants_graphs,
 )
+from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scaler, make_steps, warm_up
@@ -90,12 +92,15 @@ def train(
         freezer = Freezer(model, training.freeze_below, frozen=numbers.get("frozen", 0))
         make = partial(make_steps, model, training, world, optimizer, scaler)
         make = partial(make, loss_of=weighted_cross_entropy, measure=summed_iou, accumulate=accumulate)
+        if emulated := run.emulation.enabled:
+            make = partial(waiting_steps, run.emulation, world, accumulate, lambda n: (math.nan, n))
         steps = make()
         prepare(run.loading.loader, "mlhpc.deepcam.data.workers")
         zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
         sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, accumulate)
-        warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
-        events = device_events(device)
+        if not emulated:
+            warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
+        events = None if emulated else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True):
@@ -110,7 +115,7 @@ def train(
         loader = _open_loader(run, dataset, statistics, staged, local_batch_size, seed, world, device)
         updates = loader.steps // accumulate
 
-        record = partial(log_epoch, log, world, run.target)
+        record = partial(log_epoch, log, world, run.target, emulated=run.emulation.enabled)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_read, losses = (epoch - 1) * updates, 0, []

@@ -49,17 +49,24 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
     staging = notes.get("staging")
     metrics: dict[int, dict[str, float]] = {}
     for event in events:
-        if event["event"] == "metric" and "epoch" in event:
+        if event["event"] == "metric" and "epoch" in event and event["value"] == event["value"]:  # not NaN
             metrics.setdefault(event["epoch"], {})[event["name"]] = event["value"]
     finished = any(e["event"] == "end" and e["name"] == "run" and "error" not in e for e in events)
     status = notes["finish"]["status"] if "finish" in notes and finished else "aborted"
-    values = [e["value"] for e in events if e["event"] == "metric" and e["name"] == run.target.metric]
+    if run.emulation.enabled and status == "failed":
+        status = "emulated"  # it had no target to miss
+    values = [
+        e["value"]
+        for e in events
+        if e["event"] == "metric" and e["name"] == run.target.metric and e["value"] == e["value"]
+    ]
     best = (max if run.target.higher_is_better else min)(values) if values else None
     try:
         times = breakdown(events)
     except ValueError:
         times = None
     whole = times if status != "aborted" else None
+    trained = whole if status != "emulated" else None
     return {
         "mlhpc": mlhpc.__version__,
         "benchmark": run.benchmark,
@@ -75,8 +82,8 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
             "best": best,
             "reached": status == "success",
         },
-        "time_to_train_s": whole.total if whole else None,
-        "time_to_train_without_staging_s": whole.without_staging if whole else None,
+        "time_to_train_s": trained.total if trained else None,
+        "time_to_train_without_staging_s": trained.without_staging if trained else None,
         "breakdown_s": {**whole.parts(), "staging": whole.staging if staging else None} if whole else None,
         "epochs": [
             {
@@ -100,11 +107,19 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
         "data": notes.get("data"),
         "energy": notes.get("energy"),
         "staging": staging,
+        "emulation": run.emulation.model_dump() if run.emulation.enabled else None,
     }
 
 
 def last_line(result: dict[str, Any], out: Path) -> str:
     """The last line that a run prints."""
+    where = f"see: mlhpc report {shlex.quote(str(out))}"
+    if result["status"] == "emulated":
+        steps, waited = (sum(epoch[key] for epoch in result["epochs"]) for key in ("step_s", "data_wait_s"))
+        return (
+            f"{result['benchmark']} {result['preset']}: emulated, steps of {result['emulation']['step_s']:.4g} s: "
+            f"{steps:.2f} s of steps, {waited:.2f} s of data wait; not a training; {where}"
+        )
     target = result["target"]
     outcome = ("reached" if target["reached"] else "missed") + (", resumed" if result["resumed"] else "")
     staging = "staging included" if result["staging"] else "nothing was staged"
@@ -112,7 +127,7 @@ def last_line(result: dict[str, Any], out: Path) -> str:
     return (
         f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} "
         f"({best}) in {result['time_to_train_s']:.2f} s, {staging}; "
-        f"see: mlhpc report {shlex.quote(str(out))}"
+        f"{where}"
     )
 
 

@@ -17,6 +17,7 @@ from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
 from mlhpc.common.data.sharding import divide_batch
+from mlhpc.emulated_step import refuse
 from mlhpc.errors import UserError, count, did_you_mean
 from mlhpc.run_processes import in_slurm
 from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, Value, flat
@@ -143,6 +144,7 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     if "batch" in chosen:
         settings.append(f"hyperparameters.global_batch_size={int(chosen['batch']) * ranks}")
     run = load.load(sweep.benchmark, sweep.preset, settings)
+    refuse(run, "a study")
     if not run.study.steps:
         raise UserError("study.steps=0 means a run to the target; give 1 or more")
     batch = divide_batch(run.hyperparameters.global_batch_size, ranks)

@@ -1,5 +1,6 @@
 """ResNet-50, trained to target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -13,6 +14,7 @@ from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import divide_batch, steps_per_epoch
 from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.devices import device_events, oom_as_user_error, peak_memory, pick_device, place
+from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scaler, make_steps, warm_up
@@ -66,11 +68,14 @@ def train(
         loss_of = partial(cross_entropy, label_smoothing=training.label_smoothing)
         make = partial(make_steps, model, training, world, optimizer, scaler)
         steps = make(loss_of=loss_of, measure=count_correct, accumulate=accumulate)
+        if emulated := run.emulation.enabled:
+            steps = waiting_steps(run.emulation, world, accumulate, lambda _: math.nan)
         prepare(run.loading.loader, "mlhpc.resnet50.data.workers")
         zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
         sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, accumulate)
-        warm_up(model, optimizer, scaler, steps, zeros, sizes)
-        events = device_events(device)
+        if not emulated:
+            warm_up(model, optimizer, scaler, steps, zeros, sizes)
+        events = None if emulated else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True):
@@ -87,7 +92,7 @@ def train(
         loader = _open_loader(run, dataset, staged, local_batch_size, seed, world, device)
         updates = loader.steps // accumulate
 
-        record = partial(log_epoch, log, world, run.target)
+        record = partial(log_epoch, log, world, run.target, emulated=run.emulation.enabled)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses, accuracy = (epoch - 1) * updates, loader.bytes_read, [], None
@@ -112,7 +117,7 @@ def train(
                         average_statistics(model, world)
                         timed = log.timed(loader.evaluation(), "eval_data_wait", events, "eval", epoch=epoch)
                         results = [steps.evaluate(x, y) for x, y in timed]
-                        (right,) = world.sum([sum(int(right) for right in results)])
+                        (right,) = world.sum([sum(float(right) for right in results)])
                         # Out of all images: a skipped one (loading.broken_images) counts as wrong.
                         accuracy = float(right) / run.data.eval_samples
                     log.metric(run.target.metric, accuracy, epoch=epoch)

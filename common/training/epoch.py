@@ -36,16 +36,20 @@ def log_epoch(
     rate: float,
     loss: float,
     quality: float | None,
+    emulated: bool = False,
 ) -> None:
     """Record what ``epoch`` trained on, and print its line. Called by all ranks.
 
     ``samples`` are those of all ranks, ``bytes_read`` this rank's, ``rate`` is the learning rate of the last
     update, ``loss`` the mean over steps and ranks, ``quality`` the last evaluation's value, None without an
-    evaluation.
+    evaluation. Without effect on an ``emulated`` run, which computes neither.
     """
     log.metric("samples", samples, epoch=epoch)
     log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
     log.metric("learning_rate", rate, epoch=epoch)
+    if emulated:
+        log.say(f"epoch {epoch}: {samples} samples read, nothing computed")
+        return
     log.metric("train_loss", loss, epoch=epoch)
     evaluation = "not evaluated" if quality is None else f"{quality:.4f} (target {target.value})"
     log.say(f"epoch {epoch}: loss {loss:.4f}, {target.label} {evaluation}")

@@ -1,6 +1,7 @@
 """CosmoFlow, trained to target in PyTorch. The clock runs inside ``with log.span("run", sync=True)`` and nowhere
 else."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -22,6 +23,7 @@ from mlhpc.common.pytorch.devices import (
     place,
     wants_graphs,
 )
+from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.loading import dtype_of
 from mlhpc.common.pytorch.slab_batches import Batch
 from mlhpc.common.pytorch.spatial import Traffic, spatial_group
@@ -93,14 +95,17 @@ def train(
         steps = make_steps(
             model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error, accumulate=1
         )
+        if emulated := run.emulation.enabled:
+            steps = waiting_steps(run.emulation, world, 1, lambda samples: (math.nan, samples))
         slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
         dtype = dtype_of(run.loading.sample_dtype)
         zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
         sizes = WarmUpSizes(local_batch_size, training.eval_batch_size)
-        warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
+        if not emulated:
+            warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
         if group:
             group.traffic.take()  # the warm-up's is not counted
-        events = device_events(device)
+        events = None if emulated else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True):
@@ -118,7 +123,7 @@ def train(
         )
         batches = Batches(loader, group, device)
 
-        record = partial(log_epoch, log, world, run.target)
+        record = partial(log_epoch, log, world, run.target, emulated=run.emulation.enabled)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []

@@ -1,5 +1,6 @@
 """CosmoFlow, trained to target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -17,6 +18,7 @@ from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
 from mlhpc.common.training.dataset import format_of
+from mlhpc.common.training.emulation import WaitingStep
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
@@ -32,7 +34,7 @@ from mlhpc.cosmoflow.tf.device import (
 )
 from mlhpc.cosmoflow.tf.model import build_model, require_precision
 from mlhpc.cosmoflow.tf.state import broadcast_weights, restore, save
-from mlhpc.cosmoflow.tf.step import make_optimizer, make_steps, warm_up
+from mlhpc.cosmoflow.tf.step import Steps, make_optimizer, make_steps, warm_up
 from mlhpc.cosmoflow.weights import load as load_weights
 from mlhpc.cosmoflow.weights import require_weights
 
@@ -79,12 +81,16 @@ def train(
         if training.weights:
             model.set_weights(load_weights(Path(training.weights), run.network))
         optimizer = make_optimizer(hparams, training.precision)
-        steps = make_steps(model, optimizer, world, run.loading.sample_dtype)
-        sizes = local_batch_size, training.eval_batch_size
-        warm_up(model, optimizer, steps, *sizes, run.loading.sample_dtype)
+        if emulated := run.emulation.enabled:
+            pair = WaitingStep.pair(run.emulation, world, 1, np.float32(0), lambda n: (math.nan, n))
+            steps = Steps(*pair)
+        else:
+            steps = make_steps(model, optimizer, world, run.loading.sample_dtype)
+            sizes = local_batch_size, training.eval_batch_size
+            warm_up(model, optimizer, steps, *sizes, run.loading.sample_dtype)
         last_epoch = restore(resume, model, optimizer, world) if resume else 0
         broadcast_weights(model, optimizer, world)
-        events = LaunchEvents() if device else None
+        events = LaunchEvents() if device and not emulated else None
         steps = steps.watched(events)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
@@ -100,7 +106,7 @@ def train(
         loader = open_loader(run, dataset, staged, local_batch_size, seed, world, gpu=device is not None)
 
         convert = partial(as_tensors, sample_dtype=run.loading.sample_dtype)
-        record = partial(log_epoch, log, world, run.target)
+        record = partial(log_epoch, log, world, run.target, emulated=run.emulation.enabled)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []

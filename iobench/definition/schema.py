@@ -76,6 +76,14 @@ class Dataset(FrozenModel):
         return self
 
 
+class Extent(FrozenModel):
+    """A stretch of a sample that a reader asks for."""
+
+    offset: BytesOrNone = Field(0, description="from the start of the sample")
+    bytes: Bytes
+    transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: all at once")
+
+
 class Reader(FrozenModel):
     """How each rank reads."""
 
@@ -94,6 +102,9 @@ class Reader(FrozenModel):
     direct: bool = Field(False, description="O_DIRECT: past the page cache")
     metadata_bytes: BytesOrNone = Field(0, description="an extra read of this size before each sample")
     load_all: bool = Field(False, description="read all samples into memory before the first step")
+    extents: tuple[Extent, ...] = Field(
+        (), description="what is read of a sample, in this order (binary); none: all of it, once"
+    )
     preprocess: Duration = Field(Duration(mean=0.0), description="seconds a reader thread spends on a sample")
 
 
@@ -168,9 +179,23 @@ class Workload(FrozenModel):
                 f"contradictory sizes: {self.dataset.samples} samples cannot fill a batch of "
                 f"{self.reader.batch_size}"
             )
+        if self.dataset and self.reader.extents:
+            self._require_extents(self.dataset)
         if self.evaluation.every_epochs and not (self.dataset and self.dataset.eval_files):
             raise ValueError("evaluation.every_epochs needs dataset.eval_files")
         return self
+
+    def _require_extents(self, dataset: Dataset) -> None:
+        if dataset.format != "binary" or dataset.sample_bytes_stdev or self.reader.transfer_bytes:
+            raise ValueError(
+                "reader.extents are read by offset: they need dataset.format binary, samples of one size, and no "
+                "reader.transfer_bytes (each extent has its own)"
+            )
+        end = max(extent.offset + extent.bytes for extent in self.reader.extents)
+        if end > dataset.sample_bytes:
+            raise ValueError(
+                f"contradictory sizes: reader.extents end at byte {end} of samples of {dataset.sample_bytes} bytes"
+            )
 
     def steps_per_epoch(self, ranks: int) -> int:
         """Of each rank: as many as the samples fill. Without a data set, the stated steps."""

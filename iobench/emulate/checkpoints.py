@@ -10,10 +10,10 @@ import numpy as np
 
 from mlhpc.common.files import pagecache
 from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.waiting import clock
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.content import Content
 from mlhpc.iobench.definition.schema import Checkpoint
-from mlhpc.iobench.emulate.waiting import clock
 
 BUFFER = 64 << 20
 """Bytes of the content that is written over and over, each time changed: storage that compresses or finds

@@ -10,6 +10,7 @@ import numpy as np
 
 from mlhpc.common.files import pagecache
 from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.waiting import clock, sharpen_timers
 from mlhpc.iobench.dataset.layout import Layout, Split
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.checkpoints import Checkpoints
@@ -18,7 +19,6 @@ from mlhpc.iobench.emulate.pipeline import NullStorage, OpenFile, Pipeline, Stor
 from mlhpc.iobench.emulate.plan import pieces
 from mlhpc.iobench.emulate.record import Run
 from mlhpc.iobench.emulate.steps import run_steps
-from mlhpc.iobench.emulate.waiting import clock, sharpen_timers
 from mlhpc.iobench.formats.access import Activity
 
 Cache = Literal["each", "first", "warm", "keep"]

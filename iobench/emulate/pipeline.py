@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from mlhpc.common.timing.waiting import clock, occupy
 from mlhpc.iobench.dataset.layout import Layout, Split
 from mlhpc.iobench.definition.schema import Dataset, Reader
 from mlhpc.iobench.emulate.plan import Piece
-from mlhpc.iobench.emulate.waiting import clock, occupy
 from mlhpc.iobench.formats.access import Activity, CountedFile, MemoryFile, ReadStatistics
+from mlhpc.iobench.formats.binary import ExtentReader
 from mlhpc.iobench.formats.formats import SampleReader, Sizes, find
 
 OPEN_FILES = 64
@@ -190,7 +191,7 @@ class Pipeline:
                     self._make_room(files)
                     start, read = clock(), statistics.seconds + statistics.open_s
                     counted, sizes = self._open_file(self._split, piece.file, statistics)
-                    samples = find(self._dataset.format).open_samples(counted, sizes, self._dataset)
+                    samples = self._open_samples(counted, sizes)
                     files[piece.file] = samples, counted, sizes
                     times.decode_s += clock() - start - (statistics.seconds + statistics.open_s - read)
                 samples, counted, sizes = files[piece.file]
@@ -208,6 +209,11 @@ class Pipeline:
         finally:
             for samples, _, _ in files.values():
                 samples.close()
+
+    def _open_samples(self, counted: CountedFile, sizes: Sizes) -> SampleReader:
+        if self._reader.extents:
+            return ExtentReader(counted, sizes, self._reader.extents)
+        return find(self._dataset.format).open_samples(counted, sizes, self._dataset)
 
     def _make_room(self, files: OrderedDict[int, tuple[SampleReader, CountedFile, Sizes]]) -> None:
         # In sequential order a thread is done with a file when it opens the next.

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.waiting import clock, occupy
 from mlhpc.iobench.definition.quantities import Duration
 from mlhpc.iobench.emulate.counters import ProcessIo
 from mlhpc.iobench.emulate.pipeline import Pipeline
-from mlhpc.iobench.emulate.waiting import clock, occupy
 from mlhpc.iobench.formats.access import Activity
 
 COLUMNS = (

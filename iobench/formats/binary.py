@@ -1,9 +1,11 @@
 """Samples one after the other, nothing between them: what large sets of tokens and features are kept in."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mlhpc.common.files.atomic import write_all
-from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.definition.schema import Dataset, Extent
 from mlhpc.iobench.formats.access import CountedFile
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
@@ -27,3 +29,25 @@ class Samples:
 
 def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
     return Samples(file, sizes)
+
+
+class ExtentReader:
+    """Reads the ``extents`` of samples, in their order: what a program does that knows where its arrays are."""
+
+    def __init__(self, file: CountedFile, sizes: Sizes, extents: Sequence[Extent]) -> None:
+        self._file, self._extents = file, extents
+        self._offsets = np.cumsum(sizes) - sizes
+
+    def read(self, number: int) -> list[Bytes]:
+        start = int(self._offsets[number])
+        return [self._read(start + extent.offset, extent) for extent in self._extents]
+
+    def _read(self, start: int, extent: Extent) -> Bytes:
+        out = np.empty(extent.bytes, np.uint8)
+        step = extent.transfer_bytes or extent.bytes
+        for at in range(0, extent.bytes, step):
+            self._file.read_into(start + at, out[at : at + step])
+        return out
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,7 +1,7 @@
 """The result of an emulation on a terminal."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +10,11 @@ from mlhpc.errors import count
 from mlhpc.iobench.definition.mlperf_storage import Size
 from mlhpc.iobench.definition.quantities import format_bytes
 from mlhpc.iobench.report.similarity import COSINE, DIFFERENCE, Similarity
+from mlhpc.iobench.simulate.measured import Fit
+from mlhpc.iobench.simulate.simulation import Simulated, System
 
+FITS = 0.1
+"""Largest relative error with which a simulation reproduces the runs it was fitted on."""
 _RESOURCES = {
     "compute": "nothing: the storage keeps up",
     "storage": "storage",
@@ -117,3 +121,80 @@ def print_similarity(found: Similarity, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], console: Console) -> None:
+    """The simulated runs, each beside as many times the rate of the first as it has ranks more."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("ranks", "samples/s", "of linear", "AU %", "binds"):
+        table.add_column(name, justify="left" if name == "binds" else "right")
+    for each in found:
+        linear = found[0].samples_per_s / found[0].ranks * each.ranks
+        table.add_row(
+            str(each.ranks), _number(each.samples_per_s), f"{each.samples_per_s / linear:.0%}",
+            _number(each.au_percent), each.binding,
+        )  # fmt: skip
+    console.print(table)
+    service, (one, two) = fitted.service, zip(fitted.measured, fitted.simulated, strict=True)
+    doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation has no grounds"
+    console.print(
+        f"fitted on 1 and 2 ranks: {one[0]:.4g} and {two[0]:.4g} samples/s measured, {one[1]:.4g} and "
+        f"{two[1]:.4g} simulated{doubt}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"measured, of a sample: {1e3 * service.device_s:.3g} ms of the storage alone, "
+        f"{1e3 * service.latency_s:.3g} ms beside others, {1e3 * service.decode_s:.3g} ms of a core; "
+        f"{1e3 * service.open_s:.3g} ms to open a file. Simulated: {count(system.targets, 'storage target')}, "
+        f"{count(system.metadata, 'metadata server')}, {count(system.ranks_per_node, 'rank')} on each node of "
+        f"{count(system.cores, 'core')}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+class Measured(Protocol):
+    """A combination of settings and its runs (``iobench.sweep.Point``)."""
+
+    rates: list[float]
+
+    @property
+    def rate(self) -> float: ...
+    @property
+    def named(self) -> str: ...
+
+
+class Compared(Protocol):
+    """Two combinations (``iobench.sweep.Comparison``)."""
+
+    @property
+    def own(self) -> Measured: ...
+    @property
+    def recommended(self) -> Measured: ...
+    @property
+    def gain(self) -> float: ...
+    @property
+    def confirmed(self) -> bool: ...
+
+
+def print_sweep(points: Sequence[Measured], found: Mapping[str, Compared | None], console: Console) -> None:
+    """Every combination with its runs' median, least and most, and what is recommended."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("settings", "samples/s", "from", "to", "of its own"):
+        table.add_column(name, justify="left" if name == "settings" else "right")
+    for point in points:
+        least, most = min(point.rates), max(point.rates)
+        ratio = f"{point.rate / points[0].rate:.2f}"
+        table.add_row(point.named, _number(point.rate), _number(least), _number(most), ratio)
+    console.print(table)
+    again = found["again"]
+    if again is None:
+        return console.print("nothing is faster than the workload's own settings")
+    console.print(f"recommended: {again.recommended.named}", highlight=False, soft_wrap=True)
+    for each, where in ((again, "measured again"), (found.get("in_a_run"), "in mlhpc run")):
+        if each:
+            verdict = "every run was faster" if each.confirmed else "not confirmed: the runs overlap"
+            console.print(
+                f"{where}: {each.gain:.2f} times as fast; {verdict}", highlight=False, soft_wrap=True
+            )

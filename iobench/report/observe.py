@@ -46,6 +46,14 @@ class Reads:
     consecutive: int = 0
     files: set[str] = field(default_factory=set)
 
+    @property
+    def io_percent(self) -> float:
+        """Per cent of the time from the first read to the end of the last in which at least one was under way."""
+        if not self.spans:
+            return 0.0
+        whole = max(end for _, end in self.spans) - min(start for start, _ in self.spans)
+        return 100 * union_s(self.spans) / whole if whole > 0 else 100.0
+
     def factors(self) -> dict[str, float]:
         """The eight factors of paper 004's Fig. 8. I/O time: seconds in which at least one read was under way;
         bandwidths are those of single reads."""
@@ -91,7 +99,7 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
         )
     record = {
         "command": list(command), "status": status, "below": str(below), "reads": len(reads.sizes),
-        "bytes": sum(reads.sizes), "factors": reads.factors(),
+        "bytes": sum(reads.sizes), "io_percent": reads.io_percent, "factors": reads.factors(),
     }  # fmt: skip
     out.mkdir(parents=True)
     atomic.write_bytes(out / NAME, (json.dumps(record, indent=1) + "\n").encode())

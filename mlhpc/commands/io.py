@@ -54,6 +54,36 @@ def add(commands: Commands) -> None:
     size.add_argument("--accelerators", type=int, required=True, help="of all clients together")
     size.add_argument("--clients", type=int, default=1, help="nodes (default: 1)")
     size.add_argument("--json", action="store_true", help="print JSON")
+    sweep = add_command(actions, "sweep", _sweep, "which settings of a workload read fastest here")
+    _add_workload(sweep)
+    sweep.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=A,B",
+        help="a setting and its values; all combinations",
+    )
+    sweep.add_argument("--out", type=folder, required=True, help="folder for the runs and their data")
+    sweep.add_argument("--ranks", type=int, default=1, help="number of local ranks")
+    sweep.add_argument("--repeats", type=int, default=3, help="runs of each combination (default: 3)")
+    sweep.add_argument(
+        "--confirm", type=folder, metavar="DATA", help="also in mlhpc run, on this data set of the benchmark"
+    )
+    sweep.add_argument("--preset", default="smoke", help="of --confirm (default: smoke)")
+    simulate = add_command(actions, "simulate", _simulate, "a workload on more ranks than there are")
+    _add_workload(simulate)
+    simulate.add_argument(
+        "--runs", type=Path, nargs=2, required=True, metavar="RUN",
+        help="folders that io run wrote: of this workload, on one rank and on two",
+    )  # fmt: skip
+    simulate.add_argument(
+        "--ranks", default="1,2,4,8,64,512,4096,8192", metavar="N,...", help="default: %(default)s"
+    )
+    simulate.add_argument("--targets", type=int, default=1, help="storage targets like this one (default: 1)")
+    simulate.add_argument("--metadata", type=int, default=1, help="metadata servers (default: 1)")
+    simulate.add_argument("--ranks-per-node", type=int, default=2, help="default: 2")
+    simulate.add_argument("--steps", type=int, default=20, help="of each rank (default: 20)")
+    simulate.add_argument("--json", action="store_true", help="print JSON")
     check = add_command(
         actions, "check", _check, "check runs of a workload against the rules of MLPerf Storage"
     )
@@ -184,6 +214,80 @@ def _memory(text: str) -> int:
         return int(parse_bytes(text))
     except ValueError as error:
         raise UserError(f"--memory {text}: {error}") from None
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.iobench.report.console import print_sweep
+    from mlhpc.iobench.sweep import Sweep, advise, in_a_run, write
+
+    axes: dict[str, list[str]] = {}
+    for text in options.vary:
+        key, equals, values = text.partition("=")
+        if not equals or not all(values.split(",")):
+            raise UserError(f"--vary {text}: give KEY=VALUE,VALUE, such as reader.threads=1,4")
+        axes[key] = values.split(",")
+    if not axes:
+        raise UserError("nothing to vary; give --vary KEY=A,B, such as --vary reader.threads=1,4")
+    for name in ("ranks", "repeats"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} {getattr(options, name)}: give 1 or more")
+    if options.out.exists():
+        raise UserError(f"{options.out} exists; choose another --out")
+    sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
+    points, again = advise(sweep)
+    found = {"again": again}
+    if again and options.confirm:
+        found["in_a_run"] = in_a_run(sweep, again.recommended.settings, options.confirm, options.preset)
+    write(options.out, sweep, points, found)
+    print_sweep(points, found, Console())
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from dataclasses import asdict, replace
+
+    from rich.console import Console
+
+    from mlhpc.iobench.definition import load
+    from mlhpc.iobench.report.check import read_result
+    from mlhpc.iobench.report.console import print_simulated
+    from mlhpc.iobench.simulate.measured import fit
+    from mlhpc.iobench.simulate.simulation import simulate
+
+    workload = load.load(options.workload, options.set)
+    if workload.dataset is None:
+        raise UserError(f"{workload.name} reads no data: there is nothing to simulate")
+    ranks = _counts("--ranks", options.ranks)
+    for name in ("targets", "metadata", "ranks_per_node", "steps"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: give 1 or more")
+    fitted = fit(workload, [read_result(path) for path in options.runs])
+    service = fitted.service
+    system = replace(
+        fitted.system,
+        targets=options.targets,
+        metadata=options.metadata,
+        ranks_per_node=options.ranks_per_node,
+    )
+    found = [simulate(workload, service, system, number, options.steps) for number in ranks]
+    if options.json:
+        simulated = [asdict(each) | {"binding": each.binding} for each in found]
+        print(json.dumps({"fit": asdict(fitted), "system": asdict(system), "simulated": simulated}))
+    else:
+        print_simulated(fitted, system, found, Console())
+    return 0
+
+
+def _counts(option: str, text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise UserError(f"{option} {text}: give numbers of 1 or more, separated by commas")
+    return counts
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -25,6 +25,12 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--evict", action="store_true", help="drop the data set from the page cache before the run"
     )
+    run.add_argument(
+        "--compute",
+        metavar="SECONDS|RUN|MACHINE",
+        help="emulate: steps take up this time and compute nothing; or the time that a run measured, or that "
+        "mlhpc predict gives for a machine",
+    )
     run.add_argument("--resume", type=Path, metavar="DIR", help="continue from the checkpoint of another run")
 
     weights = add_command(
@@ -82,8 +88,10 @@ def _campaign(options: argparse.Namespace) -> int:
     from mlhpc.benchmarks import load
     from mlhpc.campaign import make
     from mlhpc.campaign_record import Campaign
+    from mlhpc.emulated_step import refuse
 
     run = load.load(options.benchmark, options.preset, options.set)
+    refuse(run, "a score")
     words = ["--preset", options.preset]
     for setting in options.set:
         words += ["--set", setting]

@@ -3,6 +3,7 @@
 Labels start at 0. ``read`` returns the same bytes of an image for every format.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats.extent import opened, read_into
 from mlhpc.common.formats.lmdb_file import LmdbFile
 from mlhpc.common.formats.protobuf import fields, read_varint
 from mlhpc.errors import UserError
@@ -49,12 +51,10 @@ class Files:
         return len(self.paths)
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        try:
-            data = np.fromfile(self.paths[index], np.uint8)
-        except OSError as error:
-            raise UserError(
-                f"{self.paths[index]}: cannot be read: {error.strerror or error}; check the data set's folder"
-            ) from error
+        path = Path(self.paths[index])
+        with opened(path) as fd:  # in one read: np.fromfile looks for the end first, and reads that twice
+            data = np.empty(os.fstat(fd).st_size, np.uint8)
+            read_into(fd, path, 0, data)
         return data, self.labels[index]
 
     def name(self, index: int) -> str:

@@ -14,7 +14,7 @@ def log_rules(log: Log) -> Iterator[Finding]:
     """Findings on any log, of this suite or not."""
     for rule in (
         _one_run, _positive_time, _readable_times, _steady_clock, _one_seed, _unique_keys, _staging_pairs,
-        _staging_inside_run, _not_a_study,
+        _staging_inside_run, _not_a_study, _not_emulated,
     ):  # fmt: skip
         yield from rule(log)
 
@@ -108,6 +108,13 @@ def _not_a_study(log: Log) -> Iterator[Finding]:
         actual = f"a run of a study, stopped after {log.value('study_steps')} measured steps"
         remedy = "leave it out: runs of a study measure throughput and are not results"
         yield _finding("study", "error", log, "", "training to the target", actual, remedy)
+
+
+def _not_emulated(log: Log) -> Iterator[Finding]:
+    if (seconds := log.value("emulated_step_s")) is not None:
+        remedy = "leave it out: a run of --compute trains nothing"
+        actual = f"an emulated run, whose steps waited {seconds} s"
+        yield _finding("emulated", "error", log, "", "computed steps", actual, remedy)
 
 
 def _has_seed(log: Log) -> Iterator[Finding]:

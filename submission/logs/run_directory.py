@@ -136,6 +136,13 @@ class Energy(_Read):
     source: Text
 
 
+class Emulation(_Read):
+    """Seconds that the steps of an emulated run took up."""
+
+    step_s: Seconds
+    eval_step_s: Seconds = 0.0
+
+
 class Result(_Read):
     """result.json; docs/architecture.md has the format."""
 
@@ -160,6 +167,7 @@ class Result(_Read):
     data: DataFormat | None = None
     energy: Energy | None = None
     staging: Staging | None = None
+    emulation: Emulation | None = None
     source_evicted: bool | None = None
 
 

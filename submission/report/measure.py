@@ -48,8 +48,8 @@ def entries_of(results: ResultSet) -> list[Entry]:
         keys += ["submission_org", "submission_platform"]
     groups: dict[tuple[object, ...], list[Log]] = {}
     for log in results.logs:
-        if log.value("study_steps"):
-            continue  # its only epoch was cut short, so it measures no training
+        if log.value("study_steps") or log.value("emulated_step_s") is not None:
+            continue  # a study's only epoch was cut short, an emulated run computed nothing: neither is a training
         groups.setdefault(tuple(str(log.value(key)) for key in keys), []).append(log)
     split = len(groups) > 1
     return [_entry(results, logs, split) for logs in groups.values()]

@@ -116,13 +116,15 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
     reasons = []
     if result.resumed:
         reasons.append("the run was resumed from a checkpoint, so its clock misses the first part")
-    if result.status == "failed":
+    if result.status == "emulated":
+        reasons.append("steps were emulated (--compute): nothing was trained")
+    elif result.status == "failed":
         reasons.append(f"the target was not met ({quality(result.target)})")
     elif result.status != "success":
         reasons.append(f"the run was {result.status}")
     elif result.time_to_train_s is None:
         reasons.append("the result has no time to train")
-    stated = {"run/resumed", "run/status"}
+    stated = {"run/resumed", "run/status", "log/emulated"}
     rules = dict.fromkeys(f.rule for f in findings if f.severity == "error" and f.rule not in stated)
     if rules and not reasons:
         reasons.append(f"the check does not pass ({', '.join(rules)})")
@@ -138,6 +140,9 @@ def standing(run: RunDirectory) -> str:
             else "Not a result: the run left no result.json."
         )
     division, preset = run.result.division, run.result.preset
+    if run.result.emulation:
+        waited = f"each step took up {run.result.emulation.step_s:.4g} s"
+        return f"Emulated run, preset {preset}: {waited} and computed nothing. No result."
     if division == "closed":
         return "Closed division, one run: a score takes the mean of several. Not verified by MLCommons."
     return f"{division.capitalize()} division, preset {preset}: not a closed-division result."

@@ -95,6 +95,9 @@ def score_run(log: Log, target: Target) -> RunScore:
     if not 0 < run.seconds < math.inf:
         why = f"run_stop − run_start is {run.seconds:.3f} s: a clock was set back"
         return RunScore(log.path, run.seconds, without, False, None, why)
+    if log.value("emulated_step_s") is not None:
+        why = "an emulated run, whose steps computed nothing"
+        return RunScore(log.path, run.seconds, without, False, None, why)
     evaluations = log.evaluations(target.metric)
     met = next((e for e in evaluations if target.met_by(e.value)), None)
     if met is None:

@@ -1,6 +1,6 @@
 """The I/O emulation against what it may cost: steps of 0.5 ms, generation beside dd, counting beside bare reads.
 
-    python tests/perf/io_emulation.py FOLDER
+    python tests/perf/io_emulation.py FOLDER [steps] [counting] [generation]
 
 FOLDER is on the disk to measure. All ratios are taken within this process, their sides in turn.
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.ranks.world import Solo
+from mlhpc.common.timing.waiting import occupy, sharpen_timers
 from mlhpc.iobench.dataset.generate import generate
 from mlhpc.iobench.definition.schema import Dataset
-from mlhpc.iobench.emulate.waiting import occupy, sharpen_timers
 from mlhpc.iobench.formats.access import CountedFile, ReadStatistics
 
 
@@ -93,6 +93,6 @@ def counting(folder: Path) -> None:
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     keep_memory()
-    steps(place)
-    counting(place)
-    generation(place)
+    for measure in (steps, counting, generation):
+        if measure.__name__ in (sys.argv[2:] or [measure.__name__]):
+            measure(place)

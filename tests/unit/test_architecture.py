@@ -34,6 +34,7 @@ FLOORS = (
     {"iobench/formats"},
     {"iobench/dataset"},
     {"iobench/emulate"},
+    {"iobench/simulate"},
     {"iobench/report"},
     {"iobench"},
     {"submission/logs", "submission/system"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlhpc.iobench.emulate.waiting import occupy
+from mlhpc.common.timing.waiting import occupy
 from mlhpc.iobench.formats import access
 
 

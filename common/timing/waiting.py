@@ -1,5 +1,5 @@
 """Taking up time as a computation would: to the deadline, and neither sleeping past it nor starving the
-readers."""
+threads that read."""
 
 import ctypes
 import time

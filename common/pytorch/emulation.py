@@ -1,0 +1,17 @@
+"""The steps of an emulated run in PyTorch."""
+
+from collections.abc import Callable
+
+import torch
+
+from mlhpc.common.pytorch.step import Measured, Steps
+from mlhpc.common.ranks.world import World
+from mlhpc.common.training.emulation import Emulation, WaitingStep
+
+
+def waiting_steps(
+    emulation: Emulation, world: World, accumulate: int, measure: Callable[[int], Measured]
+) -> Steps[Measured]:
+    """Steps that take up the time of ``emulation``: the loss is 0, an evaluation ``measure(samples)``. Ranks meet
+    in every ``accumulate``-th training step."""
+    return Steps(*WaitingStep.pair(emulation, world, accumulate, torch.zeros(()), measure))

@@ -1,0 +1,215 @@
+"""A workload on more ranks than there are: a discrete-event simulation of its readers and its storage.
+
+Every rank has its reader threads, its queue of ready samples, its steps and the barrier, as in an emulated run.
+What they share are queues served first come, first served: metadata servers (opening a file, looking up a sample
+in a shared one), storage targets (the bytes), and the cores of a node (decoding). Read ``simulate`` first.
+
+A file lies on one target, and its metadata on one server. A file that all ranks share lies on all targets, sample
+by sample, but has one metadata server: that is why one shared file stops scaling where many files do not
+(Devarajan et al. 2021, paper 004, Figs. 14 and 15).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from mlhpc.iobench.definition.schema import Workload
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a rank's requests take, in seconds. ``open_s``: opening a file, or a lookup. ``latency_s``: of a
+    sample's reads, the part that other readers do not lengthen; ``device_s``: the part in which the target serves
+    nobody else. ``decode_s``: a core's work on a sample."""
+
+    open_s: float
+    latency_s: float
+    device_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True)
+class System:
+    """``targets``: storage targets, each as fast as the one measured. ``metadata``: servers. ``cores``: of a node
+    with ``ranks_per_node`` ranks."""
+
+    targets: int = 1
+    metadata: int = 1
+    cores: int = 1
+    ranks_per_node: int = 1
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """``busy``: share of the time in which the busiest metadata server, target and node's cores were at work."""
+
+    ranks: int
+    seconds: float
+    samples_per_s: float
+    au_percent: float | None
+    busy: dict[str, float]
+
+    @property
+    def binding(self) -> str:
+        """The busiest resource if it is nearly always at work, otherwise what a rank does by itself."""
+        name = max(self.busy, key=lambda each: self.busy[each])
+        return name if self.busy[name] > 0.9 else "each rank by itself"
+
+
+class _Queue:
+    """Servers with one queue."""
+
+    def __init__(self, servers: int) -> None:
+        self._free = [0.0] * servers
+        self.worked = 0.0
+
+    def serve(self, at: float, seconds: float) -> float:
+        """When a request that arrives ``at`` is done. Requests come in the order of their arrival."""
+        begin = max(at, heappop(self._free))
+        self.worked += seconds
+        heappush(self._free, begin + seconds)
+        return begin + seconds
+
+    def busy(self, seconds: float) -> float:
+        return self.worked / (seconds * len(self._free)) if seconds else 0.0
+
+
+class _Rank:
+    """A rank's threads and its loop: which samples are claimed, how many are ready, which step is next."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.taken = samples, 0
+        self.claimed = self.ready = self.steps = 0
+        self.idle = 0  # threads that wait for room
+        self.waiting = True  # the loop, for a batch
+
+
+def simulate(workload: Workload, service: Service, system: System, ranks: int, steps: int) -> Simulated:
+    """``steps`` steps of each of ``ranks`` ranks, with the mean time of a step's computation."""
+    return _Simulation(workload, service, system, ranks, steps).run()
+
+
+class _Simulation:
+    def __init__(self, workload: Workload, service: Service, system: System, ranks: int, steps: int) -> None:
+        assert workload.dataset
+        self._dataset, self._reader, self._service = workload.dataset, workload.reader, service
+        self._system, self._steps = system, steps
+        self._compute = workload.train.computation.expected
+        self._barrier = workload.train.barrier
+        self._ranks = [_Rank(steps * self._reader.batch_size) for _ in range(ranks)]
+        nodes = -(-ranks // system.ranks_per_node)
+        self._targets = [_Queue(1) for _ in range(system.targets)]
+        self._metadata = [_Queue(1) for _ in range(system.metadata)]
+        self._cores = [_Queue(system.cores) for _ in range(nodes)]
+        self._shared = self._dataset.files == 1
+        # A reader without threads reads when the loop asks, one thread that never reads ahead.
+        self._room = self._reader.batch_size * (self._reader.prefetch if self._reader.threads else 1)
+        self._events: list[tuple[float, int, _Stage, int, int]] = []
+        self._count = self._arrived = 0
+
+    def run(self) -> Simulated:
+        for rank in range(len(self._ranks)):
+            for _ in range(max(1, self._reader.threads)):
+                self._claim(0.0, rank)
+        now = 0.0
+        while self._events:
+            now, _, stage, rank, sample = heappop(self._events)
+            stage(now, rank, sample)
+        computed = self._steps * self._compute
+        rate = len(self._ranks) * self._steps * self._reader.batch_size / now if now else 0.0
+        busy = {
+            "metadata": max(queue.busy(now) for queue in self._metadata),
+            "storage": max(queue.busy(now) for queue in self._targets),
+            "cores": max(queue.busy(now) for queue in self._cores),
+        }
+        utilisation = 100 * computed / now if now and computed else None
+        return Simulated(len(self._ranks), now, rate, utilisation, busy)
+
+    def _at(self, time: float, stage: "_Stage", rank: int, sample: int = 0) -> None:
+        self._count += 1  # equal times: in the order they were made
+        heappush(self._events, (time, self._count, stage, rank, sample))
+
+    def _claim(self, now: float, number: int) -> None:
+        """A thread looks for work: a sample, if one is left and there is room for it."""
+        rank = self._ranks[number]
+        if rank.taken == rank.samples:
+            return
+        # Without threads the loop reads for itself, while it waits.
+        if rank.claimed >= self._room or (self._reader.threads == 0 and not rank.waiting):
+            rank.idle += 1
+            return
+        sample, rank.taken = rank.taken, rank.taken + 1
+        rank.claimed += 1
+        self._at(now, self._open if self._needs_metadata(sample) else self._read, number, sample)
+
+    def _wake(self, now: float, number: int) -> None:
+        """The idle threads of a rank look again."""
+        rank = self._ranks[number]
+        idle, rank.idle = rank.idle, 0
+        for _ in range(idle):
+            self._claim(now, number)
+
+    def _needs_metadata(self, sample: int) -> bool:
+        """Whether a metadata server is asked before this sample of a rank: at the first of each file, and at
+        every one where the workload looks samples up."""
+        if self._reader.metadata_bytes or (self._dataset.format == "hdf5" and self._dataset.chunk_bytes):
+            return True
+        return sample % self._dataset.samples_per_file == 0 if not self._shared else sample == 0
+
+    def _file(self, rank: int, sample: int) -> int:
+        files = -(-self._ranks[rank].samples // self._dataset.samples_per_file)
+        return rank * files + sample // self._dataset.samples_per_file
+
+    def _open(self, now: float, rank: int, sample: int) -> None:
+        file = 0 if self._shared else self._file(rank, sample)
+        queue = self._metadata[file % len(self._metadata)]
+        self._at(queue.serve(now, self._service.open_s), self._read, rank, sample)
+
+    def _read(self, now: float, rank: int, sample: int) -> None:
+        place = rank * self._ranks[rank].samples + sample if self._shared else self._file(rank, sample)
+        queue = self._targets[place % len(self._targets)]
+        done = queue.serve(now, self._service.device_s) + self._service.latency_s
+        self._at(done, self._decode, rank, sample)
+
+    def _decode(self, now: float, rank: int, sample: int) -> None:
+        cores = self._cores[rank // self._system.ranks_per_node]
+        self._at(cores.serve(now, self._service.decode_s), self._finish, rank, sample)
+
+    def _finish(self, now: float, number: int, sample: int) -> None:
+        self._ranks[number].ready += 1
+        if self._ranks[number].waiting:
+            self._begin(now, number)
+        self._claim(now, number)
+
+    def _begin(self, now: float, number: int) -> None:
+        """The loop takes a batch and computes, or waits until there is one."""
+        rank, batch = self._ranks[number], self._reader.batch_size
+        rank.waiting = rank.ready < batch
+        if rank.waiting:
+            return
+        rank.ready -= batch
+        rank.claimed -= batch
+        self._at(now + self._compute, self._computed, number)
+        self._wake(now, number)
+
+    def _computed(self, now: float, number: int, sample: int) -> None:
+        self._ranks[number].steps += 1
+        if not self._barrier:
+            return self._next(now, number)
+        self._arrived += 1
+        if self._arrived == len(self._ranks):
+            self._arrived = 0
+            for each in range(len(self._ranks)):
+                self._next(now, each)
+
+    def _next(self, now: float, number: int) -> None:
+        rank = self._ranks[number]
+        if rank.steps < self._steps:
+            rank.waiting = True
+            self._begin(now, number)
+            if rank.waiting:
+                self._wake(now, number)
+
+
+_Stage = Callable[[float, int, int], None]
+"""What happens to a sample of a rank at a time."""

@@ -1,0 +1,173 @@
+"""``mlhpc io sweep``: which settings of a workload read fastest on this storage, and whether that holds.
+
+Every combination runs ``repeats`` times, in turns, so that a storage that becomes slower does so for all. The
+fastest of many is partly the luckiest, so it is measured again beside the workload's own settings before it is
+recommended; and where the suite trains the workload, in ``mlhpc run`` with the same settings."""
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.files import atomic
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition import load
+from mlhpc.iobench.definition.schema import Workload
+
+OF_A_RUN = {"reader.threads": "loading.workers", "reader.prefetch": "loading.prefetch"}
+"""Settings of a workload, and those of ``mlhpc run`` that mean the same."""
+
+
+@dataclass
+class Point:
+    """One combination of settings; ``rates``: samples/s of its runs."""
+
+    settings: tuple[str, ...]
+    data: Path
+    rates: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+    @property
+    def named(self) -> str:
+        return ", ".join(self.settings) or "as the workload has it"
+
+    def record(self) -> dict[str, Any]:
+        return {"settings": list(self.settings), "samples_per_s": self.rates}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The settings recommended, and their own, measured again in turns."""
+
+    own: Point
+    recommended: Point
+
+    @property
+    def gain(self) -> float:
+        return self.recommended.rate / self.own.rate
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether every run of the one was faster than every run of the other."""
+        return min(self.recommended.rates) > max(self.own.rates)
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "own": self.own.record(), "recommended": self.recommended.record(), "gain": self.gain,
+            "confirmed": self.confirmed,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """``source`` and ``settings`` as of ``io run``. ``axes``: the values of each key. ``folder``: for the runs
+    and their data."""
+
+    source: str
+    settings: tuple[str, ...]
+    axes: dict[str, list[str]]
+    folder: Path
+    repeats: int
+    ranks: int
+
+    def points(self) -> list[Point]:
+        """The workload's own settings, then all combinations. Data sets are shared where they are the same. Raises
+        UserError for a combination that is no workload."""
+        folders: dict[str, Path] = {}
+        found = []
+        combinations = itertools.product(
+            *([f"{key}={value}" for value in each] for key, each in self.axes.items())
+        )
+        for chosen in [(), *combinations]:
+            workload = self.workload(chosen)
+            if workload.dataset is None:
+                raise UserError(f"{workload.name} reads no data: there is nothing to sweep")
+            record = workload.dataset.model_dump_json(exclude={"total_bytes"})
+            data = folders.setdefault(record, self.folder / f"data-{len(folders)}")
+            found.append(Point(chosen, data))
+        return found
+
+    def workload(self, chosen: Sequence[str] = ()) -> Workload:
+        return load.load(self.source, [*self.settings, *chosen])
+
+    def measure(self, points: Sequence[Point], name: str) -> None:
+        """``repeats`` runs of each, in turns."""
+        for number in range(self.repeats):
+            for position, point in enumerate(points):
+                out = self.folder / f"{name}-{position}-{number}"
+                self._io("generate", point, "--workers", "1")
+                self._io("run", point, "--out", str(out), "--ranks", str(self.ranks), "--null-steps", "0")
+                point.rates.append(json.loads((out / "result.json").read_text())["samples_per_s"])
+
+    def _io(self, command: str, point: Point, *options: str) -> None:
+        words = [word for setting in (*self.settings, *point.settings) for word in ("--set", setting)]
+        _mlhpc("io", command, self.source, "--data", str(point.data), *words, *options)
+
+
+def advise(sweep: Sweep) -> tuple[list[Point], Comparison | None]:
+    """All points, measured, and the fastest beside the workload's own; None where no other is faster."""
+    points = sweep.points()
+    sweep.measure(points, "run")
+    best = max(points, key=lambda point: point.rate)
+    if best is points[0]:
+        return points, None
+    again = Comparison(*(Point(point.settings, point.data) for point in (points[0], best)))
+    sweep.measure([again.own, again.recommended], "again")
+    return points, again
+
+
+def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> Comparison:
+    """``mlhpc run`` of the workload's benchmark on its data set ``data``, with its own loading settings and with
+    those recommended: one epoch, steps of the workload's length, caches dropped. Raises UserError when a setting
+    has no counterpart there."""
+    workload = sweep.workload()
+    pairs = [setting.partition("=") for setting in settings]
+    foreign = [key for key, _, _ in pairs if key not in OF_A_RUN]
+    if workload.suite != "mlhpc" or foreign:
+        which = foreign[0] if foreign else f"the workload {workload.name}"
+        raise UserError(f"mlhpc run has no counterpart of {which}; leave out --confirm")
+    own = Point(
+        (
+            f"loading.workers={max(1, workload.reader.threads)}",
+            f"loading.prefetch={workload.reader.prefetch}",
+        ),
+        data,
+    )
+    other = Point((*own.settings, *(f"{OF_A_RUN[key]}={value}" for key, _, value in pairs)), data)
+    for number in range(sweep.repeats):
+        for name, point in (("own", own), ("recommended", other)):
+            out = sweep.folder / f"real-{name}-{number}"
+            words = [
+                word for setting in (*point.settings, "training.max_epochs=1") for word in ("--set", setting)
+            ]
+            _mlhpc("run", workload.name, "--preset", preset, "--data", str(data), "--evict", "--out", str(out),
+                   "--compute", str(workload.train.computation.expected), *words)  # fmt: skip
+            (epoch,) = json.loads((out / "result.json").read_text())["epochs"]
+            point.rates.append(epoch["samples_per_s"])
+    return Comparison(own, other)
+
+
+def write(folder: Path, sweep: Sweep, points: Sequence[Point], found: dict[str, Comparison | None]) -> None:
+    """``sweep.json``. Raises OSError."""
+    record = {
+        "workload": sweep.workload().model_dump(mode="json", exclude_none=True), "ranks": sweep.ranks,
+        "points": [point.record() for point in points],
+        **{name: each.record() if each else None for name, each in found.items()},
+    }  # fmt: skip
+    atomic.write_bytes(folder / "sweep.json", (json.dumps(record, indent=1) + "\n").encode())
+
+
+def _mlhpc(*words: str) -> None:
+    """A command of the suite in a process of its own. Raises UserError with its last line when it fails."""
+    done = subprocess.run([sys.executable, "-m", "mlhpc", *words], capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise UserError(f"mlhpc {' '.join(words[:3])}: {lines[-1].removeprefix('mlhpc: ')}")

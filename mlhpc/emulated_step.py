@@ -1,0 +1,103 @@
+"""``mlhpc run --compute``: how long an emulated step takes, and the run that takes it."""
+
+import os
+from pathlib import Path
+from statistics import median
+
+from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.schema import Emulation, Run
+from mlhpc.common.ranks.environment import identify
+from mlhpc.common.timing.breakdown import read_events
+from mlhpc.errors import UserError
+
+FORWARD = 1 / 3
+"""An evaluation's share of a training step of as many samples: forward costs one of three passes of equal size
+(forward, and two products a layer backward)."""
+
+
+def emulated(run: Run, compute: str, ranks: int) -> Run:
+    """``run`` in the open division with its steps replaced by waiting. ``compute``: seconds of a training step,
+    the folder of a run that measured it, or a machine that ``mlhpc predict`` knows. ``ranks``: of ``--ranks``; a
+    launcher's number counts before it.
+
+    Raises UserError when the benchmark's trainer cannot do this, or no time follows from ``compute``.
+    """
+    framework = registry.find(run.benchmark).frameworks[run.training.framework]
+    if not framework.emulates:
+        raise UserError(
+            f"{run.benchmark} in {run.training.framework} has no emulated steps; leave out --compute"
+        )
+    # Ranks that share a sample (training.spatial) count as one.
+    together = getattr(run.training, "spatial_size", 1)
+    size = max(identify(os.environ).size, ranks, 1)
+    sharing = max(1, size // together) * run.backward_passes
+    local_batch = max(1, run.hyperparameters.global_batch_size // sharing)
+    emulation = _emulation(run, compute, local_batch, size)
+    return run.model_copy(update={"division": "open", "emulation": emulation})
+
+
+def refuse(run: Run, what: str) -> None:
+    """Raise UserError when ``run`` is emulated: ``what`` is made of trainings."""
+    if run.emulation.enabled:
+        raise UserError(f"{what} is made of trainings, and emulation.step_s computes none; leave it out")
+
+
+def _emulation(run: Run, compute: str, local_batch: int, ranks: int) -> Emulation:
+    try:
+        seconds = float(compute)
+    except ValueError:
+        if os.path.isdir(compute):
+            return _measured(Path(compute), run, local_batch)
+        seconds = _predicted(compute, run, local_batch, ranks)
+    if not 0 <= seconds <= 86_400:
+        raise UserError(f"--compute {compute}: give seconds from 0 to 86400")
+    share = FORWARD * run.training.eval_batch_size / local_batch
+    return Emulation(step_s=seconds, eval_step_s=share * seconds)
+
+
+def _measured(folder: Path, run: Run, local_batch: int) -> Emulation:
+    """The median training and evaluation step of the run in ``folder``, over its epochs."""
+    from mlhpc.submission.logs.run_directory import read
+
+    measured = read(folder)
+    config, result = measured.config, measured.result
+    if config is None or result is None:
+        raise UserError(f"{folder}: has no complete record of a run; give another run, or seconds")
+    if config.benchmark != run.benchmark or config.emulation.enabled:
+        kind = "an emulated run" if config.emulation.enabled else f"a run of {config.benchmark}"
+        raise UserError(f"{folder}: is {kind}; give a training of {run.benchmark}, or seconds")
+    together = getattr(config.training, "spatial_size", 1)
+    sharing = max(1, result.ranks // together) * config.backward_passes
+    batch = config.hyperparameters.global_batch_size // sharing
+    if batch != local_batch:
+        raise UserError(
+            f"{folder}: measured steps of {batch} samples per rank, this run has {local_batch}; give a run of the "
+            "same batch, or seconds"
+        )
+    events = read_events(folder / "events.rank0.jsonl")
+    medians = {
+        name: [e["p50"] for e in events if (e["event"], e["name"]) == ("steps", name) and "p50" in e]
+        for name in ("train", "eval")
+    }
+    if not medians["train"]:
+        raise UserError(f"{folder}: recorded no step times (runs of earlier versions did not); give seconds")
+    step_s = median(medians["train"])
+    return Emulation(step_s=step_s, eval_step_s=median(medians["eval"] or [FORWARD * step_s]))
+
+
+def _predicted(name: str, run: Run, local_batch: int, ranks: int) -> float:
+    """Seconds of a step without its wait for input, of a rank with this batch, on as many nodes of the machine
+    ``name`` as hold ``ranks`` accelerators."""
+    from mlhpc.perf.machines import known, machine
+    from mlhpc.perf.prediction import predict
+
+    if name not in known() and not Path(name).is_file():
+        raise UserError(
+            f"--compute {name}: neither seconds, nor the folder of a run, nor a machine; machines: "
+            f"{', '.join(known())}"
+        )
+    there = machine(name)
+    nodes = -(-ranks // there.per_node)
+    batch = local_batch * nodes * there.per_node
+    hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
+    return predict(there, run.model_copy(update={"hyperparameters": hyperparameters}), nodes).step.busy

@@ -1,0 +1,139 @@
+"""How alike a run's reads and those of its stand-alone emulation are, both under ``strace -f``, for each
+benchmark.
+
+    .venv/bin/python tests/perf/io_similarity.py FOLDER [BENCHMARK...] [--train] [--repeats 3]
+
+FOLDER is on the storage in question, not in memory. The run is ``mlhpc run --evict`` for one epoch and its
+evaluation; with ``--train`` its steps are computed, otherwise they take the time of STEP_S (``--compute``): its
+readers and decoders are the suite's in both cases. The emulation is ``mlhpc io run`` on files of its own, with
+the page cache dropped. Each is observed ``--repeats`` times, and the median of every factor counts. The last
+columns compare the runs with each other: differences of that size are the machine's, not the emulation's. Needs a
+quiet machine for the four factors that are times.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from mlhpc.iobench.report.similarity import FACTORS, compare
+
+STEP_S = 0.02
+TRAIN, EVALUATE = 64, 16
+SHORT = [f"data.train_samples={TRAIN}", f"data.eval_samples={EVALUATE}", "training.max_epochs=1"]
+BATCH, WORKERS, PREFETCH = 4, 2, 4
+COMMON = [*SHORT, f"hyperparameters.global_batch_size={BATCH}", f"training.eval_batch_size={BATCH}",
+          f"loading.workers={WORKERS}", f"loading.prefetch={PREFETCH}"]  # fmt: skip
+RUNS = {
+    "cosmoflow": ["data.sample_shape=[64,64,64,4]", "network.conv_filters=2", "network.conv_layers=3",
+                  "data.simulation.particles=64"],
+    "deepcam": ["data.sample_shape=[192,288,16]", "network.width=0.1", "network.middle_blocks=1",
+                "data.simulation.test_samples=1"],
+    "resnet50": ["data.sample_shape=[224,224,3]", "data.simulation.side=512", "data.simulation.classes=4",
+                 "network.classes=4", "network.width=0.125", "training.epochs_between_evals=1"],
+}  # fmt: skip
+
+
+def emulation(benchmark: str, data: Path) -> list[str]:
+    """The workload's settings for a data set like ``data``: its sizes, and what the suite's documents say of how
+    it reads, none of its code."""
+    suffix = {"cosmoflow": "*.tfrecord*", "deepcam": "data-*.h5", "resnet50": "*.JPEG"}[benchmark]
+    sizes = [path.stat().st_size for path in data.rglob(suffix) if "test" not in path.parts]
+    mean = round(statistics.fmean(sizes))
+    if benchmark == "deepcam":
+        field, mask, head, gap = 192 * 288 * 64, 192 * 288 * 8, 1072, 1632
+        assert mean == head + field + gap + mask, "the layout is not the one described"
+        extents = [
+            "{bytes=8}", f"{{bytes={head}}}", f"{{offset={head + field},bytes={gap}}}",
+            # Blocks of rows of at most 1 MiB: 56 rows of 18 432 bytes.
+            f"{{offset={head},bytes={field},transfer_bytes={56 * 18432}}}",
+            f"{{offset={head + field + gap},bytes={mask},transfer_bytes={1 << 20}}}",
+        ]  # fmt: skip
+        special = [f"dataset.sample_bytes={mean}", f"reader.extents=[{','.join(extents)}]"]
+    elif benchmark == "cosmoflow":
+        raw = 64**3 * 4 * 2
+        special = [f"dataset.sample_bytes={raw}", f"dataset.compressibility={raw / mean:.3f}"]
+    else:
+        special = [
+            f"dataset.sample_bytes={mean}",
+            f"dataset.sample_bytes_stdev={statistics.pstdev(sizes):.0f}",
+        ]
+    return [
+        *special, f"dataset.files={TRAIN}", f"dataset.eval_files={EVALUATE}", f"reader.batch_size={BATCH}",
+        f"reader.eval_batch_size={BATCH}", f"reader.threads={WORKERS}", f"reader.prefetch={PREFETCH}",
+        f"train.computation={STEP_S}", f"evaluation.computation={STEP_S / 3}", "evaluation.every_epochs=1",
+    ]  # fmt: skip
+
+
+def words(settings: list[str]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def mlhpc(*command: object) -> None:
+    done = subprocess.run([sys.executable, "-m", "mlhpc", *map(str, command)], capture_output=True, text=True)
+    if done.returncode not in (0, 1):  # 1: a short training misses its target
+        sys.exit(done.stderr)
+
+
+def observe(folder: Path, name: str, below: Path, *command: object) -> tuple[dict[str, float], float]:
+    python = [sys.executable, "-m", "mlhpc"]
+    mlhpc("io", "observe", "--below", below, "--out", folder / name, "--", *python, *command)
+    record = json.loads((folder / name / "observation.json").read_text())
+    return record["factors"], record["io_percent"]
+
+
+def median(observed: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(each[name] for each in observed) for name in FACTORS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("benchmarks", nargs="*", default=list(RUNS))
+    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    for benchmark in options.benchmarks or RUNS:
+        folder = options.folder / benchmark
+        data, files = folder / "data", folder / "files"
+        settings = ["--preset", "smoke", *words([*COMMON, *RUNS[benchmark]])]
+        if not data.exists():
+            mlhpc("data", "make", benchmark, "--out", data, *settings)
+        workload = words(emulation(benchmark, data))
+        mlhpc("io", "generate", benchmark, "--data", files, *workload)
+        compute = [] if options.train else ["--compute", str(STEP_S)]
+        real, emulated, shares = [], [], []
+        for number in range(options.repeats):
+            run = (
+                "run",
+                benchmark,
+                *settings,
+                "--data",
+                data,
+                "--evict",
+                "--out",
+                folder / f"run-{number}",
+                *compute,
+            )
+            factors, share = observe(folder, f"observed-run-{number}", data, *run)
+            real.append(factors)
+            shares.append(share)
+            out = folder / f"emulation-{number}"
+            copy = ("io", "run", benchmark, "--data", files, "--out", out, "--null-steps", 0, *workload)
+            emulated.append(observe(folder, f"observed-emulation-{number}", files, *copy)[0])
+        found = compare(median(real), median(emulated))
+        noise = compare(real[0], real[-1])
+        print(f"{benchmark}: I/O {statistics.median(shares):.0f}% of the run's time; cosine {found.cosine:.3f}, "
+              f"largest {found.largest[0]} {found.largest[1]:+.1%}; two runs with each other: {noise.cosine:.3f}, "
+              f"{noise.largest[0]} {noise.largest[1]:+.1%}")  # fmt: skip
+        for name in FACTORS:
+            print(f"  {name:18} {median(real)[name]:14.6g} {median(emulated)[name]:14.6g} "
+                  f"{found.differences.get(name, 0):+8.1%} {noise.differences.get(name, 0):+8.1%}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

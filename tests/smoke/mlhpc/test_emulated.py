@@ -1,0 +1,104 @@
+"""Runs whose steps only take up time: the input pipeline is that of a training, and nothing is trained."""
+
+import json
+from statistics import median
+
+import numpy as np
+import pytest
+from smoke.conftest import climate_settings, mlhpc, mllog, result, settings
+from smoke.resnet50.test_run import settings as image_settings
+
+from mlhpc.common.timing.breakdown import read_events
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    out = tmp_path_factory.mktemp("data") / "images"
+    made = mlhpc("data", "make", "resnet50", "--out", out, *image_settings())
+    assert made.returncode == 0, made.stderr
+    return out
+
+
+def emulate(benchmark, data, out, *words):
+    done = mlhpc("run", benchmark, "--data", data, "--out", out, "--seed", 7, *words)  # the order of one_rank
+    assert done.returncode == 0 and "not a training" in done.stderr, done.stderr
+    return result(out)
+
+
+def weights(out):
+    with np.load(out / "checkpoint.npz") as saved:
+        return {name: saved[name] for name in saved.files if saved[name].dtype == np.float32}
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "pytorch"])
+def test_cosmoflow_reads_what_a_training_reads(framework, one_rank, tiny_data, tmp_path):
+    words = settings(f"training.framework={framework}")
+    record = emulate("cosmoflow", tiny_data, tmp_path / "out", "--compute", "0.001", *words)
+    assert record["status"] == "emulated" and record["division"] == "open"
+    assert record["time_to_train_s"] is None and record["target"]["best"] is None
+    trained = [(e["samples"], e["bytes"]) for e in result(one_rank)["epochs"]]
+    assert [(e["samples"], e["bytes"]) for e in record["epochs"]] == trained
+    assert all(epoch["step_s"] >= 3 * 0.001 for epoch in record["epochs"])  # 24 samples in batches of 8
+
+
+def test_no_weight_moves(climate, images, tmp_path):
+    for benchmark, data, words in (
+        ("deepcam", climate, climate_settings("training.checkpoint_epochs=1", "training.freeze_below=0.5")),
+        ("resnet50", images, image_settings("training.checkpoint_epochs=1")),
+    ):
+        saved = []
+        for epochs in (1, 2):
+            out = tmp_path / f"{benchmark}-{epochs}"
+            short = ["--compute", "0", "--set", f"training.max_epochs={epochs}"]
+            assert len(emulate(benchmark, data, out, *words, *short)["epochs"]) == epochs
+            saved.append(weights(out))
+        assert saved[0].keys() == saved[1].keys() and len(saved[0]) > 10
+        assert all(np.array_equal(value, saved[1][name]) for name, value in saved[0].items())
+
+
+def test_two_ranks_take_the_step_that_a_training_measured(climate, tmp_path):
+    words = climate_settings("training.max_epochs=2")
+    done = mlhpc("run", "deepcam", "--data", climate, "--out", tmp_path / "trained", "--ranks", 2, *words)
+    assert done.returncode == 1, done.stderr
+    record = emulate(
+        "deepcam", climate, tmp_path / "out", "--ranks", 2, "--compute", tmp_path / "trained", *words
+    )
+    events = read_events(tmp_path / "trained" / "events.rank0.jsonl")
+    for key, name in (("step_s", "train"), ("eval_step_s", "eval")):
+        measured = [e["p50"] for e in events if (e["event"], e["name"]) == ("steps", name)]
+        assert record["emulation"][key] == median(measured) > 0
+    assert record["ranks"] == 2
+    # A step of 2 samples says nothing of a step of 4.
+    done = mlhpc("run", "deepcam", "--data", climate, "--compute", tmp_path / "trained", *words)
+    assert done.returncode == 2 and "samples per rank" in done.stderr
+
+
+def test_an_emulated_run_is_marked_and_never_scored(climate, tmp_path):
+    out = tmp_path / "out"
+    emulate("deepcam", climate, out, "--compute", "0.001", *climate_settings("target.value=1e-6"))
+    assert json.loads((out / "result.json").read_text(), parse_constant=pytest.fail)["status"] == "emulated"
+    assert [r["value"] for r in mllog(out) if r["key"] == "emulated_step_s"] == [0.001]
+    checked = mlhpc("check", out)
+    assert checked.returncode == 1 and "log/emulated" in checked.stdout
+    scored = mlhpc("score", out)
+    assert scored.returncode == 1 and "no score" in scored.stdout
+    reported = mlhpc("report", out)
+    assert "Emulated run" in reported.stdout and "Emulated run" in (out / "report.html").read_text()
+    again = mlhpc("run", "deepcam", "--data", climate, "--compute", out, *climate_settings())
+    assert again.returncode == 2 and "emulated run" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["run", "deepcam", "--compute", "-1"], "seconds from 0"),
+        (["run", "deepcam", "--compute", "nowhere"], "neither seconds"),
+        (["run", "deepcam", "--preset", "closed", "--set", "emulation.step_s=1"], "not a closed run"),
+        (["study", "deepcam", "--set", "emulation.step_s=1"], "made of trainings"),
+        (["campaign", "deepcam", "--set", "emulation.step_s=1"], "made of trainings"),
+    ],
+)
+def test_what_is_refused(words, reason, climate, tmp_path):
+    done = mlhpc(*words, "--data", climate, "--out", tmp_path / "out")
+    assert done.returncode == 2 and reason in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "out").exists()

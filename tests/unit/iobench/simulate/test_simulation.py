@@ -1,0 +1,107 @@
+"""Simulated ranks, against queueing results that can be written down, and against the curves of paper 004."""
+
+import pytest
+
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition.schema import Workload
+from mlhpc.iobench.simulate.measured import fit
+from mlhpc.iobench.simulate.simulation import Service, System, simulate
+
+SERVICE = Service(open_s=0.001, latency_s=0.004, device_s=0.002, decode_s=0.003)
+
+
+def workload(compute=0.0, dataset=None, **reader):
+    reader = {"threads": 1, "prefetch": 4, "batch_size": 1, **reader}
+    files = {"format": "npz", "files": 100_000, "sample_bytes": 1000, **(dataset or {})}
+    return Workload(name="w", dataset=files, reader=reader, train={"computation": compute})
+
+
+def test_without_threads_a_step_is_the_sum_of_its_parts():
+    found = simulate(workload(0.02, threads=0, batch_size=3), SERVICE, System(), 1, 10)
+    assert found.seconds == pytest.approx(10 * (3 * (0.001 + 0.004 + 0.002 + 0.003) + 0.02))
+    assert found.au_percent == pytest.approx(100 * 0.02 / (0.03 + 0.02))
+
+
+@pytest.mark.parametrize("compute", [0.002, 0.05])
+def test_a_reading_thread_hides_the_shorter_of_reading_and_computing(compute):
+    steps = 1000
+    found = simulate(workload(compute), SERVICE, System(), 1, steps)
+    longer, shorter = max(0.01, compute), min(0.01, compute)
+    assert found.seconds == pytest.approx(steps * longer + shorter)  # the first or the last is not hidden
+
+
+def test_a_target_that_never_rests_limits_the_rate():
+    found = simulate(workload(), SERVICE, System(cores=64, ranks_per_node=64, metadata=64), 64, 50)
+    assert found.samples_per_s == pytest.approx(1 / 0.002, rel=0.02)
+    assert found.binding == "storage" and found.busy["storage"] == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 9])
+def test_the_rate_lies_within_the_bounds_of_asymptotic_analysis(ranks):
+    """Denning and Buzen 1978: at most what the slowest server does, and what requests would do without queueing;
+    at least what they do when every one waits for all others."""
+    system = System(cores=2, ranks_per_node=ranks)
+    found = simulate(workload(threads=0), SERVICE, system, ranks, 400)
+    alone = 0.001 + 0.004 + 0.002 + 0.003
+    bottleneck = max(0.001, 0.002, 0.003 / 2)
+    assert found.samples_per_s <= min(1 / bottleneck, ranks / alone) * 1.0001
+    assert found.samples_per_s >= ranks / (alone + (ranks - 1) * (0.001 + 0.002 + 0.003))
+
+
+def test_many_files_scale_and_one_shared_file_is_bound_by_its_metadata():
+    """Paper 004, Figs. 14 and 15, to 8192 ranks."""
+    many = workload(0.01, dataset={"samples_per_file": 1000})
+    shared = workload(0.01, {"files": 1, "samples_per_file": 100_000}, metadata_bytes=100)
+    rates = {}
+    for name, each in (("many", many), ("shared", shared)):
+        for ranks in (512, 1024, 8192):
+            system = System(targets=ranks, metadata=ranks, cores=2, ranks_per_node=2)
+            rates[name, ranks] = simulate(each, SERVICE, system, ranks, 4)
+    for ranks in (1024, 8192):
+        linear = ranks / 512 * rates["many", 512].samples_per_s
+        assert rates["many", ranks].samples_per_s == pytest.approx(linear, rel=0.01)
+        assert rates["shared", ranks].samples_per_s == pytest.approx(1 / 0.001, rel=0.05)
+        assert rates["shared", ranks].binding == "metadata"
+
+
+def results_of(known, true, cores=2):
+    for ranks in (1, 2):
+        found = simulate(known, true, System(cores=cores, ranks_per_node=2), ranks, 50)
+        samples = found.samples_per_s * found.seconds
+        seconds = {"open_s": true.open_s * samples, "call_s": (true.latency_s + true.device_s) * samples,
+                   "decode_s": true.decode_s * samples, "preprocess_s": 0.0}  # fmt: skip
+        yield {
+            "ranks": ranks, "workload": known.model_dump(mode="json", exclude_none=True),
+            "samples_per_s": found.samples_per_s, "epochs": [{"steps": 50}],
+            "rank_results": [{"cores": cores, "reading": {"samples": samples / ranks}}] * ranks,
+            "reading": {"opens": samples, "io_s": seconds["call_s"] + seconds["open_s"], "thread_s": seconds},
+        }  # fmt: skip
+
+
+def test_service_times_are_found_again_from_one_and_two_ranks():
+    known = workload(threads=1)
+    fitted = fit(known, list(results_of(known, SERVICE)))
+    assert fitted.error < 0.02
+    for ranks in (4, 8):
+        system = System(cores=2, ranks_per_node=ranks)
+        rate = simulate(known, fitted.service, system, ranks, 50).samples_per_s
+        assert rate == pytest.approx(simulate(known, SERVICE, system, ranks, 50).samples_per_s, rel=0.02)
+
+
+def test_runs_that_no_service_times_explain_are_called_that():
+    """Two ranks half as fast as one: slower than if each waited for the other all the time."""
+    known = workload(threads=1)
+    one, two = results_of(known, SERVICE)
+    fitted = fit(known, [one, {**two, "samples_per_s": one["samples_per_s"] / 2}])
+    assert fitted.error > 0.5
+
+
+def test_runs_that_say_nothing_are_refused():
+    known = workload()
+    one, two = results_of(known, SERVICE)
+    for results, reason in (
+        ([one, one], "one rank and on two"),
+        ([one, {**two, "workload": {}}], "another workload"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            fit(known, results)

@@ -1,0 +1,79 @@
+"""Which settings a sweep runs, on which data, and when it calls one faster. The runs are stand-ins with known
+rates."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlhpc.errors import UserError
+from mlhpc.iobench import sweep as module
+from mlhpc.iobench.sweep import Sweep, advise, in_a_run
+
+SMALL = ("dataset.files=4",)
+
+
+def made(folder, axes, source="mlperf_cosmoflow", repeats=2):
+    return Sweep(source, SMALL, axes, folder, repeats, 1)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """Runs whose rate depends on the settings, the n-th run of a combination a little slower than the one
+    before."""
+    commands = []
+
+    def run(*words):
+        commands.append(words)
+        if "--out" in words:
+            out = Path(words[words.index("--out") + 1])
+            out.mkdir(parents=True)
+            threads = [word for word in words if word.startswith(("reader.threads=", "loading.workers="))]
+            rate = 100.0 * int(threads[-1].partition("=")[2] if threads else 4) - commands.count(words)
+            (out / "result.json").write_text(
+                json.dumps({"samples_per_s": rate, "epochs": [{"samples_per_s": rate}]})
+            )
+
+    monkeypatch.setattr(module, "_mlhpc", run)
+    return commands
+
+
+def test_all_combinations_beside_the_workloads_own_share_data_where_they_can(tmp_path):
+    axes = {"reader.threads": ["1", "8"], "dataset.sample_bytes": ["1MB", "2MB"]}
+    points = made(tmp_path, axes).points()
+    assert len(points) == 1 + 2 * 2 and points[0].settings == ()
+    assert len({point.data for point in points}) == 3  # its own size, and two others
+    by_size = {point.settings[1]: point.data for point in points[1:]}
+    assert all(point.data == by_size[point.settings[1]] for point in points[1:])
+
+
+def test_the_fastest_is_measured_again_beside_its_own(tmp_path, stand_ins):
+    points, again = advise(made(tmp_path, {"reader.threads": ["1", "8"]}))
+    assert [point.rate > points[0].rate for point in points] == [False, False, True]
+    assert again is not None and again.recommended.settings == ("reader.threads=8",)
+    assert again.confirmed and again.gain == pytest.approx(2, rel=0.02)
+    assert len(points[2].rates) == len(again.recommended.rates) == 2
+    # In turns: no combination runs twice before all others have.
+    runs = [words[words.index("--out") + 1].rpartition("-")[0] for words in stand_ins if words[1] == "run"]
+    assert runs[:3] == runs[3:6] and len(set(runs[:3])) == 3
+
+
+def test_its_own_settings_may_be_the_fastest(tmp_path, stand_ins):
+    assert advise(made(tmp_path, {"reader.threads": ["1", "2"]}))[1] is None
+
+
+def test_a_recommendation_is_applied_to_a_run_of_the_suite(tmp_path, stand_ins):
+    deepcam = made(tmp_path, {"reader.threads": ["8"]}, "deepcam")
+    found = in_a_run(deepcam, ("reader.threads=8",), tmp_path / "data", "smoke")
+    assert found.confirmed and found.gain == pytest.approx(2, rel=0.02)
+    assert "loading.workers=8" in stand_ins[1] and "--evict" in stand_ins[1]
+    with pytest.raises(UserError, match=r"no counterpart of reader\.transfer_bytes"):
+        in_a_run(deepcam, ("reader.transfer_bytes=1MB",), tmp_path / "data", "smoke")
+    with pytest.raises(UserError, match="no counterpart of the workload"):
+        in_a_run(made(tmp_path, {}), (), tmp_path / "data", "smoke")
+
+
+def test_a_value_that_is_none_is_refused_before_anything_runs(tmp_path, stand_ins):
+    with pytest.raises(UserError, match="reader"):
+        advise(made(tmp_path, {"reader.threads": ["1", "many"]}))
+    assert not stand_ins
