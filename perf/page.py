@@ -116,7 +116,7 @@ def _bars(p: Prediction) -> list[dict[str, Any]]:
     trained = p.train_s[0] * p.epochs.value
     seconds = {"staging": p.staging_s[0], "data_wait": trained * waits, "step": trained * (1 - waits),
                "evaluation": p.eval_s[0] * p.epochs.value, "rest": p.extra_s[0]}  # fmt: skip
-    each = f"1/{p.parts}" if p.parts > 1 else str(p.local_batch)
+    each = f"1/{p.parts}" if p.parts > 1 else str(p.local_batch_size)
     name = f"{p.nodes} nodes, {p.accelerators} accelerators, local batch {each}"
     return [
         {"bar": f"{p.nodes:07}", "name": name, "key": key, "part": _PARTS[key], "value": value / 60, "label": "",
@@ -162,14 +162,14 @@ def _scaling(machine: Machine, run: Run, chosen: Prediction, found: Sequence[Pre
     rows = [
         {"x": p.accelerators, "y": p.samples_per_s[0], "low": p.samples_per_s[1], "high": p.samples_per_s[2],
          "series": "predicted", "what": configuration(p)}
-        for p in weak(machine, run, chosen.local_batch, counts)
+        for p in weak(machine, run, chosen.local_batch_size, counts)
     ]  # fmt: skip
     rows += [
         {"x": r.accelerators, "y": r.samples_per_s, "low": None, "high": None, "series": "published",
-         "what": f"{r.name}, local batch {r.local_batch:g}"}
+         "what": f"{r.name}, local batch {r.local_batch_size:g}"}
         for r in _like(chosen)
     ]  # fmt: skip
-    title = f"Weak scaling, local batch {chosen.local_batch}; published sets at any local batch"
+    title = f"Weak scaling, local batch {chosen.local_batch_size}; published sets at any local batch"
     figures.append(_curves(rows, "accelerators", "samples/s an accelerator", title))
     about = (
         "Where a node's part of the data set fits memory, staging stops to matter and scaling is superlinear."
@@ -185,7 +185,7 @@ def _cost(machine: Machine, run: Run) -> Section | None:
     rows = []
     for batch in _BATCHES:
         found = costs(
-            machine, moved=moved, sample=received, gradients=4 * network.parameters, local_batch=batch
+            machine, moved=moved, sample=received, gradients=4 * network.parameters, local_batch_size=batch
         )
         named = {
             "model and activations": found.activations,

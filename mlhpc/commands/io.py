@@ -54,7 +54,9 @@ def add(commands: Commands) -> None:
     size.add_argument("--accelerators", type=int, required=True, help="of all clients together")
     size.add_argument("--clients", type=int, default=1, help="nodes (default: 1)")
     size.add_argument("--json", action="store_true", help="print JSON")
-    check = add_command(actions, "check", _check, "hold runs of a workload to the rules of MLPerf Storage")
+    check = add_command(
+        actions, "check", _check, "check runs of a workload against the rules of MLPerf Storage"
+    )
     check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that io run wrote")
     check.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
     report = add_command(actions, "report", _report, "write the page of a run")
