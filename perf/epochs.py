@@ -18,12 +18,27 @@ from mlhpc.errors import UserError
 from mlhpc.perf.published import Published, published
 from mlhpc.perf.scaling import Estimate, Point, carried
 
-_FILES = {
-    "cosmoflow": "hpc_2.0.0/rcps_cosmoflow.json",
-    "deepcam": "hpc_2.0.0/rcps_deepcam.json",
-    "resnet50": "training_4.0.0/rcps_resnet.json",
+_RULES = {
+    "cosmoflow": ("cosmoflow", "hpc_2.0.0"),
+    "deepcam": ("deepcam", "hpc_2.0.0"),
+    "resnet50": ("resnet", "training_4.0.0"),
 }
+"""The name in logs of each benchmark, and the rules whose points it has."""
 ROUND_07 = "the sets of round 0.7 that the model is fitted to; no reference convergence points exist"
+
+
+@dataclass(frozen=True)
+class ReferenceRuns:
+    """A reference convergence point as mlperf-logging records it: epochs to target of each run, ascending."""
+
+    name: str
+    batch_size: int
+    epochs: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Without the fastest and the slowest run (rcp_checker)."""
+        return statistics.fmean(self.epochs[1:-1])
 
 
 @dataclass(frozen=True)
@@ -59,19 +74,27 @@ def student(freedom: int) -> float:
 
 
 @cache
-def convergence_points(benchmark: str) -> tuple[Point, ...]:
-    """Batch size, and epochs: the mean without the best and the worst run (mlperf-logging, rcp_checker), least and
-    most. Empty for a benchmark without any."""
+def reference_runs(logged_name: str, rules: str) -> tuple[ReferenceRuns, ...]:
+    """The reference convergence points of the benchmark that logs call ``logged_name`` under ``rules``
+    (``hpc_2.0.0``), by batch size; empty if mlperf-logging has none."""
     spec = find_spec("mlperf_logging")  # found without importing it: that takes a second
-    if benchmark not in _FILES or spec is None or not spec.submodule_search_locations:
+    if spec is None or not spec.submodule_search_locations or not logged_name.isidentifier():
         return ()
-    path = Path(next(iter(spec.submodule_search_locations))) / "rcp_checker" / _FILES[benchmark]
-    points = []
-    for record in json.loads(path.read_text("utf-8")).values():
-        epochs = sorted(map(float, record["Epochs to converge"]))
-        mean = statistics.fmean(epochs[1:-1])
-        points.append(Point(record["BS"], (mean, epochs[0], epochs[-1]), "reference"))
-    return tuple(sorted(points, key=lambda point: point.size))
+    folder = Path(next(iter(spec.submodule_search_locations))) / "rcp_checker"
+    path = folder / rules / f"rcps_{logged_name}.json"
+    if not path.is_file():
+        return ()
+    points = [
+        ReferenceRuns(name, record["BS"], tuple(sorted(record["Epochs to converge"])))
+        for name, record in json.loads(path.read_text("utf-8")).items()
+    ]
+    return tuple(sorted(points, key=lambda point: point.batch_size))
+
+
+def convergence_points(benchmark: str) -> tuple[Point, ...]:
+    """Batch size, and epochs: mean, least and most. Empty for a benchmark without any."""
+    found = reference_runs(*_RULES[benchmark]) if benchmark in _RULES else ()
+    return tuple(Point(p.batch_size, (p.mean, p.epochs[0], p.epochs[-1]), "reference") for p in found)
 
 
 def epochs_to_target(benchmark: str, preset: str, batch: int) -> Estimate:

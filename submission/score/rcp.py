@@ -6,14 +6,13 @@ closed result whose mean number of epochs is significantly below the reference's
 here from its definition, so that the official rcp_checker is an independent second opinion.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
+from mlhpc.perf.epochs import reference_runs
 from mlhpc.submission.score.score import RunScore
 
 ALPHA = 0.05
@@ -157,22 +156,7 @@ def pruned(points: Sequence[Point]) -> list[Point]:
 
 def reference_points(benchmark: str, rules: str) -> list[Point]:
     """The points of ``benchmark`` under ``rules``, by batch size; empty if mlperf-logging has none."""
-    from mlperf_logging import rcp_checker
-
-    path = Path(rcp_checker.__file__).parent / rules / f"rcps_{benchmark}.json"
-    if not benchmark.isidentifier() or not path.is_file():
-        return []
-    points = []
-    for name, record in json.loads(path.read_text("utf-8")).items():
-        epochs = sorted(record["Epochs to converge"])
-        points.append(
-            Point(
-                name,
-                record["BS"],
-                statistics.fmean(epochs[1:-1]),
-                statistics.pstdev(epochs),
-                len(epochs),
-                len(epochs) - 2,
-            )
-        )
-    return sorted(points, key=lambda point: point.batch_size)
+    return [
+        Point(p.name, p.batch_size, p.mean, statistics.pstdev(p.epochs), len(p.epochs), len(p.epochs) - 2)
+        for p in reference_runs(benchmark, rules)
+    ]
