@@ -12,7 +12,7 @@ from mlhpc.benchmarks import load, rules
 from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.common.data.assign import assign_samples
 from mlhpc.common.data.manifest import Manifest, take
-from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
+from mlhpc.common.data.sharding import divide_batch, steps_per_epoch
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
@@ -57,7 +57,7 @@ def train(
     """
     hparams, training = run.hyperparameters, run.training
     accumulate = hparams.gradient_accumulation_frequency
-    local_batch = local_batch_size(hparams.global_batch_size, world.size * accumulate)
+    local_batch_size = divide_batch(hparams.global_batch_size, world.size * accumulate)
 
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
@@ -81,7 +81,7 @@ def train(
         steps = make()
         prepare(run.loading.loader, "mlhpc.deepcam.data.workers")
         zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
-        sizes = WarmUpSizes(local_batch, training.eval_batch_size, accumulate)
+        sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, accumulate)
         warm_up(model, optimizer, scaler, steps, zeros, sizes, cuda_graphs=training.cuda_graphs)
         events = device_events(device)
 
@@ -94,7 +94,7 @@ def train(
         log.data_format(**format_of(dataset))
         if staged:
             log.note("staging", **asdict(report))
-        loader = _open_loader(run, dataset, statistics, staged, local_batch, seed, world, device)
+        loader = _open_loader(run, dataset, statistics, staged, local_batch_size, seed, world, device)
         updates = loader.steps // accumulate
 
         record = partial(log_epoch, log, world, run.target)
@@ -137,7 +137,7 @@ def train(
 
             if run.study.steps:
                 break
-            trained = len(losses) * local_batch * world.size
+            trained = len(losses) * local_batch_size * world.size
             record(epoch, samples=trained, bytes_read=bytes_read, rate=rate, loss=loss, quality=iou)
             if status == "success":
                 break
@@ -169,7 +169,7 @@ def _open_loader(
     dataset: Manifest,
     statistics: Statistics,
     staged: Path | None,
-    local_batch: int,
+    local_batch_size: int,
     seed: int,
     world: World,
     device: torch.device,
@@ -184,14 +184,14 @@ def _open_loader(
         is_sample=is_sample,
     )
     accumulate = run.hyperparameters.gradient_accumulation_frequency
-    updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch * accumulate))
+    updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate))
     return Loader(
         samples,
         run.loading.resolved(gpu=device.type != "cpu", cores=cores_per_rank()),
         sample_shape=run.data.sample_shape,
         statistics=statistics,
-        local_batch=local_batch,
-        eval_batch=run.training.eval_batch_size,
+        local_batch_size=local_batch_size,
+        eval_batch_size=run.training.eval_batch_size,
         steps=updates * accumulate,
         seed=seed,
         ranks_on_node=world.local_size,

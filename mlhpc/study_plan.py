@@ -16,7 +16,7 @@ from typing import Any
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
-from mlhpc.common.data.sharding import local_batch_size
+from mlhpc.common.data.sharding import divide_batch
 from mlhpc.errors import UserError, count, did_you_mean
 from mlhpc.run_processes import in_slurm
 from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, Value, flat
@@ -145,7 +145,7 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     run = load.load(sweep.benchmark, sweep.preset, settings)
     if not run.study.steps:
         raise UserError("study.steps=0 means a run to the target; give 1 or more")
-    batch = local_batch_size(run.hyperparameters.global_batch_size, ranks)
+    batch = divide_batch(run.hyperparameters.global_batch_size, ranks)
     run.study.cut(run.data.train_samples // run.hyperparameters.global_batch_size)
     staged = chosen.get("storage", "staged" if sweep.stage else "shared") == "staged"
     if staged and sweep.stage is None:

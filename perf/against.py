@@ -1,4 +1,4 @@
-"""The model's errors on measured sets: throughput, epochs and time to train, beside a baseline.
+"""The model's errors on measured sets: throughput, epochs and time to train, compared with a baseline.
 
 The baseline is the obvious guess: the median rate of the other sets with the same accelerator, local batch,
 benchmark and framework. It may look at every other set; the model sees the ``fit`` rows only.
@@ -54,7 +54,7 @@ class Compared:
 
     @property
     def epochs_inside(self) -> bool:
-        """Whether the mean of the logs lies inside the predicted interval."""
+        """Whether the mean of the logs is inside the predicted interval."""
         return self.epochs.low <= self.row.epochs[0] <= self.epochs.high
 
     @property
@@ -82,13 +82,13 @@ def rate_of(row: Published, machine: Machine, calibrated: Calibration) -> tuple[
     """Predicted samples/s of one accelerator, and where the efficiency is from."""
     net = network(row.benchmark, row.preset)
     efficiency = calibrated.efficiency(machine.family, kind_of(net), row.generation)
-    bound = roofline(net, machine, efficiency.precision) * max(1.0, row.local_batch)
+    bound = roofline(net, machine, efficiency.precision) * max(1.0, row.local_batch_size)
     reduce = communication(machine, 4 * net.parameters, row.accelerators)
     step = step_seconds(bound, efficiency.value, len(net.layers), calibrated.launch, reduce)
     if row.spatial > 1:
         share = calibrated.undivided
         step = (step - reduce) * ((1 - share) / row.spatial + share) + reduce
-    return row.local_batch / step, efficiency.how
+    return row.local_batch_size / step, efficiency.how
 
 
 def _compared(
@@ -120,11 +120,11 @@ def baseline(row: Published, sets: Sequence[Published], family: str) -> float | 
 
 def _like(other: Published, row: Published) -> bool:
     same = (other.benchmark, other.framework) == (row.benchmark, row.framework)
-    return same and math.isclose(other.local_batch, row.local_batch, rel_tol=0.01)
+    return same and math.isclose(other.local_batch_size, row.local_batch_size, rel_tol=0.01)
 
 
 def _model(row: Published) -> str:
-    """Without what stands in brackets, such as the power limit."""
+    """Without the part in brackets, such as the power limit."""
     return re.sub(r"\s*\(.*", "", row.model)
 
 

@@ -147,7 +147,7 @@ def _of(row: Published) -> _Row:
     bound = roofline(net, machine, row.precision)
     step = row.step_s
     if row.spatial == 1:
-        bound *= row.local_batch
+        bound *= row.local_batch_size
     else:
         # The batch's step on a quarter of the accelerators, by the speed-up; other divisions are not fitted to.
         step = row.batch / (row.accelerators * row.samples_per_s) * SPEEDUP_OF_FOUR

@@ -84,7 +84,7 @@ class Costs:
         return max(parts, key=lambda name: parts[name])
 
 
-def costs(machine: Machine, *, moved: float, sample: float, gradients: float, local_batch: int) -> Costs:
+def costs(machine: Machine, *, moved: float, sample: float, gradients: float, local_batch_size: int) -> Costs:
     """Figure 4. ``moved``: bytes of activations and model that a sample moves in the accelerator's memory;
     ``sample``: bytes of a sample as the accelerator receives it; ``gradients``: bytes of all of them in float32.
     The ring moves them twice in the limit of many ranks, and in both directions at once: gap of one card.
@@ -98,7 +98,7 @@ def costs(machine: Machine, *, moved: float, sample: float, gradients: float, lo
             sample * gap(machine, link) if link else None,
             sample * gap(machine, local / machine.per_node) if local else None,
         ),
-        gradients * gap(machine, nic) / local_batch if nic else 0.0,
+        gradients * gap(machine, nic) / local_batch_size if nic else 0.0,
     )
 
 

@@ -6,16 +6,14 @@ batch (figure 4), roofline and memory, and the figures that all of it is made fr
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table
 from mlhpc.common.pages.charts import Figure
-from mlhpc.common.pages.html import Banner, Cell, Grid, Section, Table, render
-from mlhpc.errors import UserError
+from mlhpc.common.pages.html import render
 from mlhpc.perf.accelerator.memory import Memory, memory_of
 from mlhpc.perf.accelerator.paper000 import TABLE_II
 from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
@@ -36,19 +34,6 @@ _PARTS = {"staging": "Staging", "data_wait": "Data wait", "step": "Training step
           "rest": "Rest"}  # fmt: skip
 
 
-def write(out: Path, machine: Machine, run: Run, nodes: int | None) -> None:
-    """Writes the page. Raises UserError where nothing can be predicted, or ``out`` exists and is no page."""
-    html = page(machine, run, nodes)
-    try:
-        if out.exists() and not out.read_bytes().startswith(html[:15].encode()):
-            raise UserError(f"{out}: exists and is not a page; choose another --out FILE.html")
-        write_bytes(out, html.encode())
-    except OSError as error:
-        raise UserError(
-            f"{out}: cannot be written ({error.strerror}); choose another --out FILE.html"
-        ) from None
-
-
 def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     """The whole HTML text; ``nodes`` None: the detailed prediction is that of the shortest time to train."""
     found = list(over_nodes(machine, run))
@@ -64,20 +49,19 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     ]
     total = chosen.total_s
     rate, low, high = chosen.samples_per_s
-    hero = [("Training throughput", f"{rate:.3g}", f"samples/s an accelerator; {low:.3g} to {high:.3g}")]
+    hero = [("Training throughput", f"{rate:.3g}", f"samples/s an accelerator; {low:.3g} to {high:.3g}", "")]
     if total and chosen.epochs:
         also = f"{seconds_text(total[1])} to {seconds_text(total[2])}"
-        hero.insert(0, ("Time to train", seconds_text(total[0]), also))
+        hero.insert(0, ("Time to train", seconds_text(total[0]), also, ""))
         _, few, many = chosen.epochs.ends
-        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{few:.1f} to {many:.1f}"))
+        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{few:.1f} to {many:.1f}", ""))
     banners = [Banner(f"{chosen.binding}.", "Predicted, not measured:"), *(Banner(n) for n in chosen.notes)]
     return render(
-        "mlhpc.perf",
-        "prediction.html",
         title=heading(machine, run),
         blocks=[section for section in sections if section],
         foot=f"Efficiencies and times from {SOURCE}; nine of ten sets lie within a factor of "
         f"{calibration().factor:.2f} of the predicted step. Figures of the machine with their sources below.",
+        eyebrow="mlhpc performance model",
         heading=registry.title(run.benchmark),
         subtitle=f"preset {run.preset}, predicted for {machine.title}",
         meta=configuration(chosen),
@@ -132,7 +116,7 @@ def _bars(p: Prediction) -> list[dict[str, Any]]:
     trained = p.train_s[0] * p.epochs.value
     seconds = {"staging": p.staging_s[0], "data_wait": trained * waits, "step": trained * (1 - waits),
                "evaluation": p.eval_s[0] * p.epochs.value, "rest": p.extra_s[0]}  # fmt: skip
-    each = f"1/{p.parts}" if p.parts > 1 else str(p.local_batch)
+    each = f"1/{p.parts}" if p.parts > 1 else str(p.local_batch_size)
     name = f"{p.nodes} nodes, {p.accelerators} accelerators, local batch {each}"
     return [
         {"bar": f"{p.nodes:07}", "name": name, "key": key, "part": _PARTS[key], "value": value / 60, "label": "",
@@ -178,14 +162,14 @@ def _scaling(machine: Machine, run: Run, chosen: Prediction, found: Sequence[Pre
     rows = [
         {"x": p.accelerators, "y": p.samples_per_s[0], "low": p.samples_per_s[1], "high": p.samples_per_s[2],
          "series": "predicted", "what": configuration(p)}
-        for p in weak(machine, run, chosen.local_batch, counts)
+        for p in weak(machine, run, chosen.local_batch_size, counts)
     ]  # fmt: skip
     rows += [
         {"x": r.accelerators, "y": r.samples_per_s, "low": None, "high": None, "series": "published",
-         "what": f"{r.name}, local batch {r.local_batch:g}"}
+         "what": f"{r.name}, local batch {r.local_batch_size:g}"}
         for r in _like(chosen)
     ]  # fmt: skip
-    title = f"Weak scaling, local batch {chosen.local_batch}; published sets at any local batch"
+    title = f"Weak scaling, local batch {chosen.local_batch_size}; published sets at any local batch"
     figures.append(_curves(rows, "accelerators", "samples/s an accelerator", title))
     about = (
         "Where a node's part of the data set fits memory, staging stops to matter and scaling is superlinear."
@@ -201,7 +185,7 @@ def _cost(machine: Machine, run: Run) -> Section | None:
     rows = []
     for batch in _BATCHES:
         found = costs(
-            machine, moved=moved, sample=received, gradients=4 * network.parameters, local_batch=batch
+            machine, moved=moved, sample=received, gradients=4 * network.parameters, local_batch_size=batch
         )
         named = {
             "model and activations": found.activations,

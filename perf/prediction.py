@@ -73,8 +73,8 @@ class Step:
 class Prediction:
     """One run of ``run`` on ``nodes`` of ``machine``. Times in seconds; each estimate is a value with its ends.
 
-    ``parts``: accelerators on one sample; ``local_batch``: samples of such a group in a step. ``epochs`` and all
-    that needs them is None where no convergence is published. ``notes``: what the figures rest on.
+    ``parts``: accelerators on one sample; ``local_batch_size``: samples of such a group in a step. ``epochs`` and
+    all that needs them is None where no convergence is published. ``notes``: what the figures rest on.
     """
 
     machine: Machine
@@ -82,7 +82,7 @@ class Prediction:
     nodes: int
     accelerators: int
     parts: int
-    local_batch: int
+    local_batch_size: int
     step: Step
     step_s: Estimate
     efficiency: Efficiency
@@ -349,11 +349,11 @@ def over_nodes(
         nodes *= 2
 
 
-def weak(machine: Machine, run: Run, local_batch: int, nodes: Iterable[int]) -> Iterator[Prediction]:
+def weak(machine: Machine, run: Run, local_batch_size: int, nodes: Iterable[int]) -> Iterator[Prediction]:
     """Weak scaling: the same local batch on more and more nodes, so that the global batch grows."""
     for count in nodes:
         with suppress(UserError):
-            yield predict(machine, with_batch(run, local_batch * count * machine.per_node), count)
+            yield predict(machine, with_batch(run, local_batch_size * count * machine.per_node), count)
 
 
 def with_batch(run: Run, batch: int) -> Run:

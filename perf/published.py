@@ -29,8 +29,8 @@ _YEARS = {"v0.7": 2020, "v1.0": 2021, "v2.0": 2022, "v3.0": 2023}
 
 @dataclass(frozen=True)
 class Published:
-    """One set. Times in seconds; None where the logs lack it. ``local_batch`` below 1: several accelerators work
-    on a sample. ``samples_per_s``: training, of one accelerator. ``epochs``: mean, least and most."""
+    """One set. Times in seconds; None where the logs lack it. ``local_batch_size`` below 1: several accelerators
+    work on a sample. ``samples_per_s``: training, of one accelerator. ``epochs``: mean, least and most."""
 
     use: str
     round: str
@@ -44,7 +44,7 @@ class Published:
     model: str
     software: str
     batch: int
-    local_batch: float
+    local_batch_size: float
     train_samples: int
     epochs: tuple[float, float, float]
     epoch_s: float
@@ -84,11 +84,11 @@ class Published:
     @property
     def spatial(self) -> int:
         """Accelerators that work on one sample."""
-        return max(1, round(1 / self.local_batch))
+        return max(1, round(1 / self.local_batch_size))
 
     @property
     def step_s(self) -> float:
-        return self.local_batch / self.samples_per_s
+        return self.local_batch_size / self.samples_per_s
 
     @property
     def preset(self) -> str:
@@ -157,7 +157,7 @@ def _row(row: dict[str, Any], where: str) -> Published:
         model=row.get("accelerator_model_name") or "",
         software=row["framework"],
         batch=int(number("global_batch_size")),
-        local_batch=number("global_batch_size") / accelerators,
+        local_batch_size=number("global_batch_size") / accelerators,
         train_samples=int(number("train_samples")),
         epochs=(mean, maybe("epochs_min") or mean, maybe("epochs_max") or mean),
         epoch_s=number("train_samples") / rate / accelerators,

@@ -57,7 +57,7 @@ def terms(p: Prediction) -> dict[str, Triple]:
 
 
 def configuration(p: Prediction) -> str:
-    each = f"a sample on {p.parts} accelerators" if p.parts > 1 else f"local batch {p.local_batch}"
+    each = f"a sample on {p.parts} accelerators" if p.parts > 1 else f"local batch {p.local_batch_size}"
     return (
         f"{count(p.nodes, 'node')}, {count(p.accelerators, 'accelerator')}, global batch {p.batch}, {each}, "
         f"{p.run.training.precision}"
@@ -97,7 +97,7 @@ def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: P
         fastest = total is not None and p.parts == 1 and total[0] == min(totals)
         table.add_row(
             str(p.nodes),
-            f"1/{p.parts}" if p.parts > 1 else str(p.local_batch),
+            f"1/{p.parts}" if p.parts > 1 else str(p.local_batch_size),
             f"{p.samples_per_s[0] * p.accelerators:,.0f}".replace(",", " "),
             seconds_text(p.staging_s[0]),
             seconds_text(p.epoch_s[0]),
@@ -134,7 +134,7 @@ def errors(compared: Sequence[Compared]) -> None:
         table.add_row(
             row.use,
             f"{row.benchmark} {row.round} {row.system}",
-            f"{row.local_batch:g}" if row.local_batch >= 1 else f"1/{row.spatial}",
+            f"{row.local_batch_size:g}" if row.local_batch_size >= 1 else f"1/{row.spatial}",
             f"{row.samples_per_s:.3g}",
             f"{c.rate:.3g}",
             percent(c.error),
@@ -180,7 +180,7 @@ def record(p: Prediction) -> dict[str, Any]:
         "nodes": p.nodes,
         "accelerators": p.accelerators,
         "global_batch_size": p.batch,
-        "local_batch": p.local_batch,
+        "local_batch_size": p.local_batch_size,
         "accelerators_per_sample": p.parts,
         "precision": p.run.training.precision,
         "step_s": list(p.step_s.ends),

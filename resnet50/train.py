@@ -10,7 +10,7 @@ import torch
 from mlhpc.benchmarks import load, rules
 from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.common.data.manifest import Manifest
-from mlhpc.common.data.sharding import local_batch_size, steps_per_epoch
+from mlhpc.common.data.sharding import divide_batch, steps_per_epoch
 from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.device import device_events, oom_as_user_error, peak_memory, pick_device, place
 from mlhpc.common.pytorch.loading import prepare
@@ -50,8 +50,8 @@ def train(
     """
     hparams, training = run.hyperparameters, run.training
     accumulate = hparams.gradient_accumulation_steps
-    local_batch = local_batch_size(hparams.global_batch_size, world.size * accumulate)
-    log.hyperparameters({"model_bn_span": local_batch})  # images per batch of batch norm's statistics
+    local_batch_size = divide_batch(hparams.global_batch_size, world.size * accumulate)
+    log.hyperparameters({"model_bn_span": local_batch_size})  # images per batch of batch norm's statistics
 
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
@@ -68,7 +68,7 @@ def train(
         steps = make(loss_of=loss_of, measure=count_correct, accumulate=accumulate)
         prepare(run.loading.loader, "mlhpc.resnet50.data.workers")
         zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
-        sizes = WarmUpSizes(local_batch, training.eval_batch_size, accumulate)
+        sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, accumulate)
         warm_up(model, optimizer, scaler, steps, zeros, sizes)
         events = device_events(device)
 
@@ -83,7 +83,7 @@ def train(
         log.data_format(**format_of(dataset))
         if staged:
             log.note("staging", **asdict(report), packed=run.staging.pack)
-        loader = _open_loader(run, dataset, staged, local_batch, seed, world, device)
+        loader = _open_loader(run, dataset, staged, local_batch_size, seed, world, device)
         updates = loader.steps // accumulate
 
         record = partial(log_epoch, log, world, run.target)
@@ -116,7 +116,7 @@ def train(
                         accuracy = float(right) / run.data.eval_samples
                     log.metric(run.target.metric, accuracy, epoch=epoch)
 
-            trained = len(losses) * local_batch * world.size
+            trained = len(losses) * local_batch_size * world.size
             record(epoch, samples=trained, bytes_read=bytes_read, rate=rate, loss=loss, quality=accuracy)
             _log_skipped(run, loader, epoch, world, log)
             if accuracy is not None and run.target.met_by(accuracy):
@@ -143,7 +143,7 @@ def _open_loader(
     run: ResNet50,
     dataset: Manifest,
     staged: Path | None,
-    local_batch: int,
+    local_batch_size: int,
     seed: int,
     world: World,
     device: torch.device,
@@ -158,13 +158,13 @@ def _open_loader(
         eval_samples=run.data.eval_samples,
     )
     accumulate = run.hyperparameters.gradient_accumulation_steps
-    updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch * accumulate))
+    updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate))
     return Loader(
         samples,
         run.loading.resolved(gpu=device.type != "cpu", cores=cores_per_rank()),
         sample_shape=run.data.sample_shape,
-        local_batch=local_batch,
-        eval_batch=run.training.eval_batch_size,
+        local_batch_size=local_batch_size,
+        eval_batch_size=run.training.eval_batch_size,
         steps=updates * accumulate,
         seed=seed,
         preprocessing=run.training.preprocessing,

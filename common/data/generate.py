@@ -4,14 +4,16 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mlhpc.common.data import manifest
 from mlhpc.common.files import atomic
 from mlhpc.common.host.malloc import keep_memory
-from mlhpc.common.ranks.collectives import on_all_ranks
+from mlhpc.common.host.progress import progress
+from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 
@@ -50,11 +52,52 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
         )
 
 
+def write_missing(
+    out: Path,
+    settings: dict[str, object],
+    tasks: Sequence[tuple[Task, Sequence[str]]],
+    write: Callable[[tuple[Task, list[str]]], object],
+    unit: str,
+    world: World,
+    workers: int,
+) -> int:
+    """Write the files of a data set that ``out`` lacks; returns how many tasks had some. Called by all ranks.
+
+    A task is its key and the files (``folder/file``) that it gives; ``write`` gets the key and those that are
+    missing. The ranks share the tasks (``unit`` names them in the progress bar), each with ``workers``
+    processes. Raises UserError, the same on all ranks: a folder made with other ``settings``, a full disk, a
+    worker that was killed.
+    """
+
+    def find() -> list[tuple[Task, list[str]]]:
+        claim_folder(out, settings)
+        lacking = set(missing(out, [name for _, names in tasks for name in names]))
+        left = [(key, [name for name in names if name in lacking]) for key, names in tasks]
+        return [task for task in left if task[1]]
+
+    # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
+    todo = on_rank0(world, find)
+    mine = todo[world.rank :: world.size]
+
+    def write_mine() -> None:
+        with progress(len(mine), unit, unit, show=world.rank == 0) as advance:
+            in_processes(write, mine, workers, advance)
+
+    write_on_all_ranks(world, out, write_mine)
+    return len(todo)
+
+
+def write_manifest(out: Path, facts: dict[str, object], files: int, world: World, workers: int) -> None:
+    """Checksum the ``files`` under ``out`` and write the manifest with these ``facts``. Called by all ranks."""
+    with progress(files, "checksums", "files", show=world.rank == 0) as advance:
+        manifest.index(out, facts, world, workers, lambda size: advance(world.size))
+
+
 def missing(out: Path, names: Sequence[str]) -> list[str]:
     """The files among ``names`` (``folder/file``) that ``out`` lacks; creates the folders."""
     folders = {os.path.dirname(name) for name in names}
     for folder in folders:
-        (out / folder).mkdir(exist_ok=True)
+        (out / folder).mkdir(parents=True, exist_ok=True)
     atomic.sweep(out / folder for folder in folders)
     present = {f"{folder}/{name}" for folder in folders for name in os.listdir(out / folder)}
     return [name for name in names if name not in present]
@@ -93,6 +136,20 @@ def in_processes(
     finally:
         pool.shutdown(cancel_futures=True)
     return results
+
+
+def in_threads(work: Callable[[Task], object], tasks: Sequence[Task], workers: int) -> None:
+    """``work`` of every task by ``workers`` threads; after a failure no further task is started.
+
+    Raises what ``work`` raises.
+    """
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            for _ in pool.map(work, tasks):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def write_on_all_ranks(world: World, out: Path, work: Callable[[], Any]) -> None:

@@ -31,7 +31,7 @@ class Loader(Protocol):
     """What the loaders of all benchmarks share."""
 
     steps: int
-    local_batch: int
+    local_batch_size: int
     bytes_read: int
 
     def train_epoch(self, epoch: int) -> Iterator[Any]: ...
@@ -77,7 +77,7 @@ def measure(
             cpu = _cpu_seconds() - cpu
     wait()
     seconds, read = time.perf_counter() - start, loader.bytes_read - read
-    samples = loader.steps * loader.local_batch
+    samples = loader.steps * loader.local_batch_size
 
     memory, checksum, labels = 0, 0, 0  # after the clock: comparing takes long
     excerpt = []
@@ -146,8 +146,8 @@ def _agreement(first: Figures, other: Figures, close: float) -> str:
         return _OTHER
     if other.checksum == first.checksum:
         return "bit for bit"
-    apart = float(np.abs(other.excerpt - first.excerpt).mean())
-    return f"to {apart:.2g}" if apart <= close else f"{_OTHER}, mean difference {apart:.2g}"
+    difference = float(np.abs(other.excerpt - first.excerpt).mean())
+    return f"to {difference:.2g}" if difference <= close else f"{_OTHER}, mean difference {difference:.2g}"
 
 
 def _in_process(epoch: Callable[[str], Figures], way: str) -> Figures:

@@ -26,7 +26,7 @@ class Pool:
     number: int = 0
 
 
-def local_batch_size(global_batch_size: int, ranks: int) -> int:
+def divide_batch(global_batch_size: int, ranks: int) -> int:
     """Samples per rank and step. Raises ``UserError`` when the ranks cannot share a batch equally."""
     if global_batch_size % ranks:
         raise UserError(
@@ -36,37 +36,41 @@ def local_batch_size(global_batch_size: int, ranks: int) -> int:
     return global_batch_size // ranks
 
 
-def steps_per_epoch(pools: Sequence[Pool], local_batch: int) -> int:
+def steps_per_epoch(pools: Sequence[Pool], local_batch_size: int) -> int:
     """Training steps per epoch, the same on every rank: as many as the smallest pool can fill.
 
     Ranks train in lockstep: a rank with one step more than the others would wait forever. Raises
     ``UserError`` when a pool cannot fill one step.
     """
     for pool in pools:
-        if pool.samples < pool.ranks * local_batch:
+        if pool.samples < pool.ranks * local_batch_size:
             raise UserError(
                 f"{count(pool.samples, 'training sample')} for {count(pool.ranks, 'rank')} cannot fill a "
-                f"step of {count(local_batch, 'sample')} per rank; use more samples, a smaller batch "
+                f"step of {count(local_batch_size, 'sample')} per rank; use more samples, a smaller batch "
                 "or fewer ranks"
             )
-    return min(pool.samples // (pool.ranks * local_batch) for pool in pools)
+    return min(pool.samples // (pool.ranks * local_batch_size) for pool in pools)
 
 
-def samples_left_out(pools: Sequence[Pool], local_batch: int) -> int:
+def samples_left_out(pools: Sequence[Pool], local_batch_size: int) -> int:
     """Number of training samples, over all pools, that an epoch leaves out; which ones varies between epochs."""
-    used = steps_per_epoch(pools, local_batch) * local_batch
+    used = steps_per_epoch(pools, local_batch_size) * local_batch_size
     return sum(pool.samples - used * pool.ranks for pool in pools)
 
 
-def train_batches(pool: Pool, pool_rank: int, local_batch: int, steps: int, seed: int, epoch: int) -> Indices:
-    """Sample indices ``[steps, local_batch]`` for rank ``pool_rank`` (0 to ``pool.ranks - 1``) of the pool.
+def train_batches(
+    pool: Pool, pool_rank: int, local_batch_size: int, steps: int, seed: int, epoch: int
+) -> Indices:
+    """Sample indices ``[steps, local_batch_size]`` for rank ``pool_rank`` (0 to ``pool.ranks - 1``) of the pool.
 
     The pool is permuted by ``(seed, epoch)``; step k of the whole pool is the k-th slice of the
     permutation, and each rank takes a contiguous part of it. Hence N ranks at batch B train on exactly the
     batches of one rank at batch N·B, and results at different rank counts can be compared.
     """
     order = np.random.default_rng([seed, epoch, pool.number]).permutation(pool.samples)
-    return order[: steps * pool.ranks * local_batch].reshape(steps, pool.ranks, local_batch)[:, pool_rank]
+    return order[: steps * pool.ranks * local_batch_size].reshape(steps, pool.ranks, local_batch_size)[
+        :, pool_rank
+    ]
 
 
 def eval_batches(pool: Pool, pool_rank: int, batch: int) -> list[range]:

@@ -39,8 +39,8 @@ class Loader:
     _: KW_ONLY
     sample_shape: Sequence[int]
     targets: int
-    local_batch: int
-    eval_batch: int
+    local_batch_size: int
+    eval_batch_size: int
     steps: int
     seed: int
     augment: bool = False
@@ -72,12 +72,12 @@ class Loader:
         return [self.samples.train_files[i] for i in self._train_batches(epoch)[step]]
 
     def _eval_batches(self) -> list[range]:
-        return eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+        return eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch_size)
 
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
         samples = self.samples
         return train_batches(
-            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
+            samples.train_pool, samples.pool_rank, self.local_batch_size, self.steps, self.seed, epoch
         )
 
     def _read(self, batches: Iterable[list[tuple[Path, int]]]) -> Generator[Batch, None, None]:

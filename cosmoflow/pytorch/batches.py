@@ -24,7 +24,7 @@ class Batches:
         if group is None:
             return as_tensors(loader.train_epoch(epoch), self._device)
         read = loader.train_epoch(epoch, first=group.rank, every=group.plan.size)
-        return self._slabs(as_tensors(read, self._device), [loader.local_batch] * loader.steps, group)
+        return self._slabs(as_tensors(read, self._device), [loader.local_batch_size] * loader.steps, group)
 
     def evaluation(self) -> Iterator[Batch]:
         """All evaluation batches."""

@@ -10,7 +10,7 @@ import torch
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
-from mlhpc.common.data.sharding import local_batch_size
+from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.data.slabs import SlabPlan, plan_slabs
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
@@ -56,7 +56,7 @@ def train(
     hparams, training = run.hyperparameters, run.training
     spatial_size = training.spatial_size
     mesh = mesh_of(world.rank, world.size, spatial_size)
-    local_batch = local_batch_size(hparams.global_batch_size, mesh.data_size)
+    local_batch_size = divide_batch(hparams.global_batch_size, mesh.data_size)
 
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
@@ -81,7 +81,7 @@ def train(
         )
         slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
         zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets)
-        sizes = WarmUpSizes(local_batch, training.eval_batch_size)
+        sizes = WarmUpSizes(local_batch_size, training.eval_batch_size)
         warm_up(model, optimizer, scaler, steps, zeros, sizes, cuda_graphs=training.cuda_graphs)
         if group:
             group.traffic.take()  # the warm-up's is not counted
@@ -98,7 +98,7 @@ def train(
             log.note("staging", **asdict(report))
         gpu = device.type != "cpu"
         loader = open_loader(
-            run, dataset, staged, local_batch, seed, world, gpu=gpu, spatial_size=spatial_size
+            run, dataset, staged, local_batch_size, seed, world, gpu=gpu, spatial_size=spatial_size
         )
         batches = Batches(loader, group, device)
 

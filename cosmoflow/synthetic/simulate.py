@@ -16,8 +16,6 @@ from mlhpc.benchmarks.cosmoflow import Data, Simulation
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.files import atomic
 from mlhpc.common.formats import tfrecord
-from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN, OMEGA_B_H2, PARAMETERS, Cosmology
@@ -104,29 +102,14 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
             for u in range(-(-samples // cuts))
             for part in [range(min(cuts, samples - u * cuts))]
         ]
-    work = partial(_write_raw if raw else _write_samples, data, out)
-
-    def prepare() -> list[tuple[int, list[str]]]:
-        generate.claim_folder(out, {"raw": raw, "generator": GENERATOR, **data.model_dump(mode="json")})
-        names = set(generate.missing(out, [name for _, names in tasks for name in names]))
-        left = ((universe, [name for name in wanted if name in names]) for universe, wanted in tasks)
-        return [(universe, wanted) for universe, wanted in left if wanted]
-
-    # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
-    missing = on_rank0(world, prepare)
-    todo = missing[world.rank :: world.size]
-
-    def make_mine() -> None:
-        with progress(len(todo), "universes", "universes", show=world.rank == 0) as advance:
-            generate.in_processes(work, todo, workers, advance)
-
-    generate.write_on_all_ranks(world, out, make_mine)
-    if missing or not (out / manifest.NAME).exists():
+    settings = {"raw": raw, "generator": GENERATOR, **data.model_dump(mode="json")}
+    write = partial(_write_raw if raw else _write_samples, data, out)
+    made = generate.write_missing(out, settings, tasks, write, "universes", world, workers)
+    if made or not (out / manifest.NAME).exists():
         files = sum(len(names) for _, names in tasks)
-        with progress(files, "checksums", "files", show=world.rank == 0) as advance:
-            manifest.index(out, _facts(data, raw), world, workers, lambda size: advance(world.size))
+        generate.write_manifest(out, _facts(data, raw), files, world, workers)
     if world.rank == 0:
-        print(f"{out}: {count(len(missing), 'universe')} made, {len(tasks) - len(missing)} kept")
+        print(f"{out}: {count(made, 'universe')} made, {len(tasks) - made} kept")
 
 
 def _checked(data: Data) -> Simulation:

@@ -103,8 +103,8 @@ def warm_up(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     steps: Steps,
-    train_batch: int,
-    eval_batch: int,
+    train_batch_size: int,
+    eval_batch_size: int,
 ) -> None:
     """Run both steps once on zeros, which compiles them, and restore everything they changed.
 
@@ -115,7 +115,7 @@ def warm_up(
     variables = [*model.variables, *optimizer.variables]
     before = [np.array(variable) for variable in variables]
     shape, targets = model.input_shape[1:], model.output_shape[1]
-    for step, batch in ((steps.train, train_batch), (steps.evaluate, eval_batch)):
+    for step, batch in ((steps.train, train_batch_size), (steps.evaluate, eval_batch_size)):
         step(np.zeros((batch, *shape), np.int16), np.zeros((batch, targets), np.float32))
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
-from mlhpc.common.data.sharding import local_batch_size
+from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.progress import track
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
@@ -53,7 +53,7 @@ def train(
     ``resume`` the folder of a run to continue. Raises UserError for what the user can fix.
     """
     hparams, training = run.hyperparameters, run.training
-    local_batch = local_batch_size(hparams.global_batch_size, world.size)
+    local_batch_size = divide_batch(hparams.global_batch_size, world.size)
 
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
@@ -74,7 +74,7 @@ def train(
         require_parameters(model.count_params(), run.network.parameters)
         optimizer = make_optimizer(hparams, training.precision)
         steps = make_steps(model, optimizer, world)
-        warm_up(model, optimizer, steps, local_batch, training.eval_batch_size)
+        warm_up(model, optimizer, steps, local_batch_size, training.eval_batch_size)
         last_epoch = restore(resume, model, optimizer, world) if resume else 0
         broadcast_weights(model, optimizer, world)
         events = LaunchEvents() if device else None
@@ -89,7 +89,7 @@ def train(
         log.data_format(**format_of(dataset))
         if staged:
             log.note("staging", **asdict(report))
-        loader = open_loader(run, dataset, staged, local_batch, seed, world, gpu=device is not None)
+        loader = open_loader(run, dataset, staged, local_batch_size, seed, world, gpu=device is not None)
 
         record = partial(log_epoch, log, world, run.target)
         status: Status = "failed"

@@ -48,8 +48,8 @@ class Loader:
     _: KW_ONLY
     sample_shape: Sequence[int]
     statistics: Statistics
-    local_batch: int
-    eval_batch: int
+    local_batch_size: int
+    eval_batch_size: int
     steps: int
     seed: int
     ranks_on_node: int = 1
@@ -69,7 +69,7 @@ class Loader:
 
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
-        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch_size)
         return self._yield_batches(
             self._source([[self.samples.eval_files[i] for i in batch] for batch in batches])
         )
@@ -81,7 +81,7 @@ class Loader:
     def _train_files(self, epoch: int) -> list[list[Path]]:
         samples = self.samples
         batches = train_batches(
-            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
+            samples.train_pool, samples.pool_rank, self.local_batch_size, self.steps, self.seed, epoch
         )
         return [[samples.train_files[i] for i in batch] for batch in batches]
 

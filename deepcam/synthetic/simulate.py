@@ -15,7 +15,7 @@ from mlhpc.benchmarks.deepcam import Data, Simulation
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
+from mlhpc.common.ranks.collectives import on_all_ranks
 from mlhpc.common.ranks.world import World
 from mlhpc.deepcam.data import hdf5
 from mlhpc.deepcam.data.hdf5 import CHANNELS
@@ -57,26 +57,15 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     rows, columns, _ = data.sample_shape
     counts = {"train": data.train_samples, "validation": data.eval_samples, "test": simulation.test_samples}
     folders = [folder for folder, count in counts.items() for _ in range(count)]
-    names = [f"{folder}/data-{sample:06d}.h5" for sample, folder in enumerate(folders)]
-
-    def prepare() -> list[str]:
-        generate.claim_folder(out, {"generator": GENERATOR, **data.model_dump(mode="json")})
-        return generate.missing(out, names)
-
-    # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
-    missing = on_rank0(world, prepare)
-    todo = missing[world.rank :: world.size]
-
-    def make_mine() -> None:
-        with progress(len(todo), "samples", "samples", show=world.rank == 0) as advance:
-            generate.in_processes(partial(_write, simulation, rows, columns, out), todo, workers, advance)
-
-    generate.write_on_all_ranks(world, out, make_mine)
-    if missing or not (out / STATISTICS).exists():
-        train = names[: data.train_samples]
+    tasks = [(sample, [f"{folder}/data-{sample:06d}.h5"]) for sample, folder in enumerate(folders)]
+    settings = {"generator": GENERATOR, **data.model_dump(mode="json")}
+    write = partial(_write, simulation, rows, columns, out)
+    made = generate.write_missing(out, settings, tasks, write, "samples", world, workers)
+    if made or not (out / STATISTICS).exists():
+        train = [name for _, (name,) in tasks[: data.train_samples]]
         with progress(len(train), "statistics", "files", show=world.rank == 0) as advance:
             write_statistics(out, train, world, workers, lambda count: advance(count * world.size))
-    if missing or not (out / manifest.NAME).exists():
+    if made or not (out / manifest.NAME).exists():
         facts = {
             "benchmark": "deepcam",
             "sample_shape": list(data.sample_shape),
@@ -87,10 +76,9 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
             "made_by": "mlhpc data make deepcam",
             "samples": counts,
         }
-        with progress(len(names), "checksums", "files", show=world.rank == 0) as advance:
-            manifest.index(out, facts, world, workers, lambda size: advance(world.size))
+        generate.write_manifest(out, facts, len(tasks), world, workers)
     if world.rank == 0:
-        print(f"{out}: {count(len(missing), 'sample')} made, {len(names) - len(missing)} kept")
+        print(f"{out}: {count(made, 'sample')} made, {len(tasks) - made} kept")
 
 
 def _checked(data: Data) -> Simulation:
@@ -105,8 +93,8 @@ def _checked(data: Data) -> Simulation:
     return data.simulation
 
 
-def _write(simulation: Simulation, rows: int, columns: int, out: Path, name: str) -> None:
-    sample = int(name.removesuffix(".h5").rpartition("-")[2])
+def _write(simulation: Simulation, rows: int, columns: int, out: Path, task: tuple[int, list[str]]) -> None:
+    sample, (name,) = task
     write_sample(out / name, *simulate(simulation, rows, columns, sample))
 
 

@@ -50,8 +50,8 @@ class Loader:
     loading: Loading
     _: KW_ONLY
     sample_shape: Sequence[int]
-    local_batch: int
-    eval_batch: int
+    local_batch_size: int
+    eval_batch_size: int
     steps: int
     seed: int
     preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
@@ -69,7 +69,7 @@ class Loader:
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation image of this rank once, in order; the last batch may be smaller."""
         reader = self._reader(self.samples.evaluation, None)
-        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch)
+        batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch_size)
         return self._yield_batches(self._source(reader)(batches))
 
     def _reader(self, images: Images, draw: tuple[int, int, int] | None) -> Reader:
@@ -82,7 +82,7 @@ class Loader:
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:
         samples = self.samples
         return train_batches(
-            samples.train_pool, samples.pool_rank, self.local_batch, self.steps, self.seed, epoch
+            samples.train_pool, samples.pool_rank, self.local_batch_size, self.steps, self.seed, epoch
         )
 
     def _source(self, reader: Reader) -> Source:

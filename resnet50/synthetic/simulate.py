@@ -10,8 +10,6 @@ from pathlib import Path
 from mlhpc.benchmarks.resnet50 import Data, Simulation
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.files import atomic
-from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.synthetic.drawing import draw
@@ -34,28 +32,12 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     """
     simulation = _checked(data)
     counts = {"train": data.train_samples, "validation": data.eval_samples}
-    names, first_sample = [], 0
-    for folder, images in counts.items():
-        names += [_name(folder, simulation, sample) for sample in range(first_sample, first_sample + images)]
-        first_sample += images
-
-    def prepare() -> list[str]:
-        settings = {"generator": GENERATOR, **counts, "simulation": simulation.model_dump(mode="json")}
-        generate.claim_folder(out, settings)
-        for folder in counts:
-            (out / folder).mkdir(exist_ok=True)
-        return generate.missing(out, names)
-
-    # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
-    missing = on_rank0(world, prepare)
-    todo = missing[world.rank :: world.size]
-
-    def make_mine() -> None:
-        with progress(len(todo), "images", "images", show=world.rank == 0) as advance:
-            generate.in_processes(partial(_write, simulation, out), todo, workers, advance)
-
-    generate.write_on_all_ranks(world, out, make_mine)
-    if missing or not (out / manifest.NAME).exists():
+    folders = [folder for folder, images in counts.items() for _ in range(images)]
+    tasks = [(image, [_name(folder, simulation, image)]) for image, folder in enumerate(folders)]
+    settings = {"generator": GENERATOR, **counts, "simulation": simulation.model_dump(mode="json")}
+    write = partial(_write, simulation, out)
+    made = generate.write_missing(out, settings, tasks, write, "images", world, workers)
+    if made or not (out / manifest.NAME).exists():
         facts = {
             "benchmark": "resnet50",
             "format": "jpeg",
@@ -65,10 +47,9 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
             "made_by": "mlhpc data make resnet50",
             "samples": counts,
         }
-        with progress(len(names), "checksums", "files", show=world.rank == 0) as advance:
-            manifest.index(out, facts, world, workers, lambda size: advance(world.size))
+        generate.write_manifest(out, facts, len(tasks), world, workers)
     if world.rank == 0:
-        print(f"{out}: {count(len(missing), 'image')} made, {len(names) - len(missing)} kept")
+        print(f"{out}: {count(made, 'image')} made, {len(tasks) - made} kept")
 
 
 def _checked(data: Data) -> Simulation:
@@ -91,8 +72,8 @@ def _name(folder: str, simulation: Simulation, sample: int) -> str:
     return f"{folder}/{name}/{name}_{sample:07d}.JPEG"
 
 
-def _write(simulation: Simulation, out: Path, name: str) -> None:
-    sample = int(name.removesuffix(".JPEG").rpartition("_")[2])
+def _write(simulation: Simulation, out: Path, task: tuple[int, list[str]]) -> None:
+    sample, (name,) = task
     number = sample % simulation.classes
     data = draw(simulation.seed, simulation.classes, number, sample, simulation.side)
     atomic.write_bytes(out / name, data)

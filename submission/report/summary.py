@@ -10,8 +10,8 @@ from mlhpc.submission.check.official import rules_of
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.phases import PARTS as LOG_PARTS
 from mlhpc.submission.logs.phases import phases
+from mlhpc.submission.logs.ranks import running
 from mlhpc.submission.logs.run_directory import RunDirectory, Target
-from mlhpc.submission.report.ranks import running
 
 PARTS = {
     "staging": ("Staging", "copying the data set to where training reads it"),
@@ -234,6 +234,6 @@ def plain(value: float | None) -> str:
     return f"{value:,.{decimals(value)}f}".replace(",", "\xa0")
 
 
-def number(value: float | None) -> str:
-    """Four digits; empty without a number."""
-    return "" if value is None or not math.isfinite(value) else f"{value:.4g}"
+def digits(value: float) -> str:
+    """Four digits; empty where it is not finite."""
+    return f"{value:.4g}" if math.isfinite(value) else ""

@@ -67,8 +67,8 @@ def ours(root: Path, batch: int, workers: int, way: str) -> Callable[[], Iterabl
         Loading.model_validate(loading),
         sample_shape=shape,
         statistics=read_statistics(root, shape[2]),
-        local_batch=batch,
-        eval_batch=batch,
+        local_batch_size=batch,
+        eval_batch_size=batch,
         steps=steps_per_epoch([pool], batch),
         seed=1,
     )

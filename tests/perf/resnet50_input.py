@@ -89,8 +89,8 @@ def ours(root: Path, data: Data, batch: int, workers: int, way: str) -> Callable
         share,
         Loading.model_validate({"loader": way, "workers": workers, "prefetch": 2}),
         sample_shape=(SIZE, SIZE, 3),
-        local_batch=batch,
-        eval_batch=batch,
+        local_batch_size=batch,
+        eval_batch_size=batch,
         steps=data.train_samples // batch,
         seed=1,
     )

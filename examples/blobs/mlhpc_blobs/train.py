@@ -7,7 +7,7 @@ import numpy as np
 
 from mlhpc.common.data.assign import assign_samples
 from mlhpc.common.data.manifest import take
-from mlhpc.common.data.sharding import eval_batches, local_batch_size, steps_per_epoch, train_batches
+from mlhpc.common.data.sharding import divide_batch, eval_batches, steps_per_epoch, train_batches
 from mlhpc.common.ranks.world import mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.training.dataset import open_dataset
@@ -20,7 +20,7 @@ def check(run, staged, world):
 
 
 def train(run, data, staged, seed, resume, world, log):
-    local_batch = local_batch_size(run.hyperparameters.global_batch_size, world.size)
+    local_batch_size = divide_batch(run.hyperparameters.global_batch_size, world.size)
     rate = run.hyperparameters.opt_base_learning_rate
     with log.span("init", sync=True):
         weights = np.zeros((run.data.sample_shape[0], CLASSES))
@@ -33,12 +33,14 @@ def train(run, data, staged, seed, resume, world, log):
                 log.note("staging", **vars(report))
         sizes = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
         own = assign_samples(dataset, staged, run.staging.mode, world, **sizes)
-        steps = run.study.cut(steps_per_epoch(world.gather(own.train_pool), local_batch))
+        steps = run.study.cut(steps_per_epoch(world.gather(own.train_pool), local_batch_size))
 
         for epoch in range(1, run.training.max_epochs + 1):
             with log.span("epoch", epoch=epoch, step=(epoch - 1) * steps) as span:
                 with log.span("train", epoch=epoch):
-                    indices = train_batches(own.train_pool, own.pool_rank, local_batch, steps, seed, epoch)
+                    indices = train_batches(
+                        own.train_pool, own.pool_rank, local_batch_size, steps, seed, epoch
+                    )
                     batches = (read(own.train_files, batch) for batch in indices)
                     losses = []
                     for x, y in log.timed(batches, "data_wait", epoch=epoch):
@@ -57,7 +59,11 @@ def train(run, data, staged, seed, resume, world, log):
                     right = sum((np.argmax(x @ weights, axis=1) == y).sum() for x, y in results)
                     accuracy = float(world.sum(right)) / run.data.eval_samples
                 log.metric(run.target.metric, accuracy, epoch=epoch)
-            facts = {"samples": len(losses) * local_batch * world.size, "rate": rate, "loss": np.mean(losses)}
+            facts = {
+                "samples": len(losses) * local_batch_size * world.size,
+                "rate": rate,
+                "loss": np.mean(losses),
+            }
             log_epoch(log, world, run.target, epoch, bytes_read=0, quality=accuracy, **facts)
             if run.target.met_by(accuracy):
                 break

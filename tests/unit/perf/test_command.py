@@ -35,7 +35,7 @@ def test_json_is_what_is_printed(capsys):
     record = json.loads(output(capsys, *words))
     value, low, high = record["time_to_train_s"]
     assert low < value < high
-    assert record["accelerators"] == 512 and record["local_batch"] == 2
+    assert record["accelerators"] == 512 and record["local_batch_size"] == 2
 
 
 def test_without_nodes_there_is_a_row_for_each_power_of_two(capsys):

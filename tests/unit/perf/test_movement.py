@@ -45,18 +45,18 @@ def test_where_49152_samples_lie(nodes, part, tier):
 
 def test_what_binds_in_figure_4():
     """CosmoFlow by samples from NVMe, ResNet-50 by all-reduce at a small batch and by memory at a large one."""
-    cosmo = costs(CORI, moved=1.44 * GIB, sample=16 * MIB, gradients=8_907_556 * 4, local_batch=1)
+    cosmo = costs(CORI, moved=1.44 * GIB, sample=16 * MIB, gradients=8_907_556 * 4, local_batch_size=1)
     assert cosmo.binding == "samples"
     assert cosmo.sample[1] / cosmo.activations > 10 and cosmo.sample[1] / cosmo.activations < 30
     moves = {"moved": 0.084 * GIB, "sample": 0.144 * MIB, "gradients": 25_557_032 * 4}
-    small, large = (costs(CORI, **moves, local_batch=batch) for batch in (1, 256))
+    small, large = (costs(CORI, **moves, local_batch_size=batch) for batch in (1, 256))
     assert small.binding == "all-reduce"
     assert large.all_reduce < large.activations
 
 
 def test_samples_of_figure_4_have_their_two_ends():
     """PCIe, here 8 GB/s a GPU as section III-B says, and NVMe."""
-    found = costs(CORI, moved=0, sample=1.0, gradients=4.0, local_batch=2)
+    found = costs(CORI, moved=0, sample=1.0, gradients=4.0, local_batch_size=2)
     assert found.sample == (112.5, 2250)
     assert found.all_reduce == 144
 

@@ -118,7 +118,7 @@ def test_the_largest_batch_that_is_named_fits():
         predict(machine("perlmutter"), load("deepcam", "closed-2048"), 1)
     largest = int(str(refused.value).partition("fits is ")[2].partition(";")[0])
     run = with_batch(load("deepcam", "closed-2048"), 4 * largest)
-    assert predict(machine("perlmutter"), run, 1).local_batch == largest
+    assert predict(machine("perlmutter"), run, 1).local_batch_size == largest
     with pytest.raises(UserError):
         predict(machine("perlmutter"), with_batch(run, 4 * (largest + 1)), 1)
 

@@ -238,7 +238,7 @@ def test_warm_up_restores_the_state_bit_for_bit(precision):
         train, evaluate = make_train_step(model, optimizer), make_eval_step(model)
         if warm:
             before = [np.array(v) for v in [*model.variables, *optimizer.variables]]
-            warm_up(model, optimizer, Steps(train, evaluate), train_batch=4, eval_batch=3)
+            warm_up(model, optimizer, Steps(train, evaluate), train_batch_size=4, eval_batch_size=3)
             after = [np.array(v) for v in [*model.variables, *optimizer.variables]]
             assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
         losses = [float(train(*batch_of(4, SMALL_SHAPE, seed))) for seed in range(3)]

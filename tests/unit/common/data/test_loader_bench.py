@@ -21,7 +21,7 @@ class Fake:
     images: np.ndarray
     labels: np.ndarray
     steps: int = 4
-    local_batch: int = 3
+    local_batch_size: int = 3
     bytes_read: int = 0
 
     def train_epoch(self, epoch):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from mlhpc.common.data.sharding import (
     Pool,
+    divide_batch,
     eval_batches,
-    local_batch_size,
     samples_left_out,
     steps_per_epoch,
     train_batches,
@@ -97,12 +97,12 @@ def test_an_epoch_of_the_official_data_set_is_megabytes():
 
 @pytest.mark.parametrize(("global_batch", "ranks", "local"), [(64, 1, 64), (64, 16, 4), (3, 3, 1)])
 def test_the_local_batch(global_batch, ranks, local):
-    assert local_batch_size(global_batch, ranks) == local
+    assert divide_batch(global_batch, ranks) == local
 
 
 def test_a_batch_that_ranks_cannot_share_is_a_user_error():
     with pytest.raises(UserError, match=r"64 samples cannot be shared equally by 3 ranks"):
-        local_batch_size(64, 3)
+        divide_batch(64, 3)
 
 
 def test_too_few_samples_for_a_step_are_a_user_error():
@@ -114,4 +114,4 @@ def test_messages_use_singular_and_plural():
     with pytest.raises(UserError, match=r"^1 training sample for 1 rank cannot .* 2 samples per rank"):
         steps_per_epoch([Pool(1, 1)], 2)
     with pytest.raises(UserError, match=r"batch of 1 sample cannot be shared equally by 2 ranks"):
-        local_batch_size(1, 2)
+        divide_batch(1, 2)

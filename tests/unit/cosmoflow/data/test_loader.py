@@ -43,13 +43,13 @@ def folder(tmp_path):
 def loader(folder, ranks=1, place=0, **options):
     files = list_samples(folder)
     pool = Pool(len(files), ranks)
-    local_batch = options.pop("local_batch", 2)
+    local_batch_size = options.pop("local_batch_size", 2)
     options = {
         "sample_shape": SHAPE,
         "targets": 4,
-        "local_batch": local_batch,
-        "eval_batch": 3,
-        "steps": steps_per_epoch([pool], local_batch),
+        "local_batch_size": local_batch_size,
+        "eval_batch_size": 3,
+        "steps": steps_per_epoch([pool], local_batch_size),
         "seed": 7,
     } | options
     loading = Loading(workers=options.pop("readers", 2), prefetch=options.pop("batches_ahead", 2))
@@ -84,7 +84,7 @@ def test_training_epochs_are_shuffled_and_x_and_y_stay_together(folder):
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_two_ranks_train_on_the_batches_of_one(folder, augment):
-    (alone,) = (list(loader(folder, local_batch=4, augment=augment).train_epoch(3)),)
+    (alone,) = (list(loader(folder, local_batch_size=4, augment=augment).train_epoch(3)),)
     shares = [list(loader(folder, 2, place, augment=augment).train_epoch(3)) for place in range(2)]
     assert len(alone) == 2
     for whole, *parts in zip(alone, *shares, strict=True):
@@ -109,10 +109,10 @@ def test_returned_batches_are_not_overwritten(folder):
 
 
 def test_readers_stay_within_the_prefetch_limit(folder):
-    it = loader(folder, local_batch=1, batches_ahead=2, readers=4)
+    it = loader(folder, local_batch_size=1, batches_ahead=2, readers=4)
     batches = it.train_epoch(0)
     next(batches)
-    order = [int(y[0][0]) for _, y in loader(folder, local_batch=1).train_epoch(0)]
+    order = [int(y[0][0]) for _, y in loader(folder, local_batch_size=1).train_epoch(0)]
     time.sleep(0.2)  # readers that would run on have had the time to
     for index in order[3:]:
         (folder / f"univ_ics_{index:03}.tfrecord").unlink()
@@ -122,7 +122,7 @@ def test_readers_stay_within_the_prefetch_limit(folder):
 
 
 def test_an_iterator_that_is_dropped_stops_its_readers(folder):
-    batches = loader(folder, local_batch=1).train_epoch(0)
+    batches = loader(folder, local_batch_size=1).train_epoch(0)
     next(batches)
     assert readers_left()
     batches.close()
@@ -239,7 +239,7 @@ def test_a_symmetry_is_applied_while_reading(tmp_path, symmetry):
 
 
 def test_augmentation_applies_only_to_training_samples(folder):
-    it = loader(folder, local_batch=1, augment=True)
+    it = loader(folder, local_batch_size=1, augment=True)
     for x, y in it.evaluation():
         for voxels, target in zip(x, y, strict=True):
             np.testing.assert_array_equal(voxels, sample(int(target[0]))[0])
