@@ -1,9 +1,10 @@
-"""Images of classes that differ in shape and texture and, weakly, in colour; on cluttered backgrounds.
+"""Images of classes that differ in shape, texture and colour, on cluttered backgrounds.
 
 A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks,
 dots, rings or blotches at some scale) and two colours. An image shows one object of its class, turned,
 scaled, recoloured and lit at random, on a mottled background among smaller objects that belong to no class.
 No single cue decides: the outline varies with the view, and three objects in ten have hues of any kind.
+Colours and the scale of the texture still go far (docs/performance.md).
 """
 
 import colorsys
@@ -21,7 +22,7 @@ _SHAPES = ((1, 0.75), (0.75, 1), (1, 2 / 3), (2 / 3, 1), (1, 1))
 _OFTEN = (0.47, 0.16, 0.17, 0.07, 0.13)
 _STRAY = 0.15  # share of images with arbitrary dimensions
 _GREY = 1 / 64
-_RECOLOURED = 0.3  # of images, whose object has any hue: colour alone is a weak cue
+_RECOLOURED = 0.3  # of images, whose object has any hue: colour alone does not decide
 _GOLDEN = (5**0.5 - 1) / 2
 
 

@@ -1,5 +1,7 @@
 """What simple baselines reach on the smoke data sets: ``python tests/perf/smoke_baselines.py BENCHMARK DATA``.
 
+Every one of the smoke presets' targets is reached by one of these: docs/performance.md has the figures.
+
 Linear and nonlinear regression on global statistics for CosmoFlow (power spectra:
 ``python -m mlhpc.cosmoflow.synthetic.evidence regression DATA``), thresholds and gradient boosting per pixel for
 DeepCAM, extremely randomised trees on colour histograms, radial spectra and thumbnails for ResNet-50.

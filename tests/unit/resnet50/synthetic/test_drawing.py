@@ -48,4 +48,4 @@ def test_colours_alone_miss_the_smoke_target() -> None:
     nearest = np.argsort(-similar, axis=1)[:, :20] % 10
     guesses = np.array([np.bincount(row, minlength=10).argmax() for row in nearest])
     accuracy = (guesses == np.array(held) % 10).mean()
-    assert 0.15 < accuracy < target - 0.1
+    assert 0.15 < accuracy < target - 0.05
