@@ -52,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
 
     Raises UserError for whatever the user has to fix; a run that has begun is then logged as aborted.
     """
-    run, paths = _requested(options)
+    run, paths = requested(options)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
     _set_environment()
@@ -90,7 +90,8 @@ def _import_trainer(benchmark: str, framework: registry.Framework) -> ModuleType
 # Act 1: every mistake that can be detected early is reported before the run has a folder.
 
 
-def _requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
+def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
+    """The settings and paths that the command line asks for. Raises UserError."""
     if options.ranks < 0:
         raise UserError(f"--ranks {options.ranks}: give a number of ranks of 1 or more")
     if options.config:
@@ -149,14 +150,16 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
 
 
 def seed_of(directory: Path, run: Run) -> int:
-    """The seed of the run in ``directory`` that ``run`` resumes. Raises UserError when their settings differ,
-    naming them."""
+    """The seed of the run in ``directory`` that ``run`` resumes, or extends: ``run`` may have more epochs. Raises
+    UserError when other settings differ, naming them."""
     saved = checkpoint.load(directory)
     before, now = (
         dict(_settings(each.model_dump(mode="json", exclude={"division"})))
         for each in (load.loads(saved.config), run)
     )
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if now["training.max_epochs"] > before["training.max_epochs"]:
+        differing.remove("training.max_epochs")  # a run may be extended
     if differing:
         changes = [f"{key} was {before.get(key)}, now {now.get(key)}" for key in differing[:3]]
         changes += [f"and {len(differing) - 3} more"] if len(differing) > 3 else []

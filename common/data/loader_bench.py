@@ -27,6 +27,23 @@ _OTHER = "NO: different samples"
 Arrays = tuple[npt.NDArray[np.float32], npt.NDArray[Any]]
 
 
+class Row(NamedTuple):
+    """One loader: medians over the rounds, and whether it read the first one's samples. ``error``: why it could
+    not be measured; the figures are then None."""
+
+    loader: str
+    samples_per_s: float | None
+    bytes_per_s: float | None
+    cpu_s_per_sample: float | None
+    memory_bytes: float | None
+    agreement: str
+    error: str | None = None
+
+    @property
+    def same(self) -> bool:
+        return self.error is not None or not self.agreement.startswith("NO")
+
+
 class Loader(Protocol):
     """What the loaders of all benchmarks share."""
 
@@ -100,9 +117,9 @@ def compare(
     rounds: int,
     close: float,
     console: Console,
-) -> bool:
-    """Measure ``epoch`` for each of the ``ways`` in turn, ``rounds`` times, each in its own process, and print
-    the medians. Returns whether all ways that could be measured read the same samples.
+) -> list[Row]:
+    """Measure ``epoch`` for each of the ``ways`` in turn, ``rounds`` times, each in its own process; print and
+    return the medians.
 
     They are compared with those of the first: bit for bit, or equal ``y`` and ``x`` that differ by at most
     ``close`` on average. ``epoch`` must be picklable. For a way that raises UserError the reason is
@@ -123,22 +140,37 @@ def compare(
     if not measured:
         raise UserError(reasons[ways[0]])
 
-    first, same = results[measured[0]][0], True
+    first = results[measured[0]][0]
+    rows = [_row(way, results[way], first, close, reasons.get(way)) for way in ways]
+    console.print(_table(rows))
+    for row in rows:
+        if row.error:
+            console.print(f"{row.loader}: {row.error}", soft_wrap=True, highlight=False)
+    return rows
+
+
+def _row(way: str, figures: Sequence[Figures], first: Figures, close: float, error: str | None) -> Row:
+    if error:
+        return Row(way, None, None, None, None, "-", error)
+    verdicts = [_agreement(first, one, close) for one in figures]
+    worst = next((verdict for verdict in verdicts if verdict.startswith("NO")), verdicts[-1])
+    return Row(way, *map(statistics.median, list(zip(*figures, strict=True))[:4]), worst)
+
+
+def _table(rows: Sequence[Row]) -> Table:
     table = Table("loader", "samples/s", "MB/s read", "CPU ms/sample", "memory MiB", "same samples")
-    for way in ways:
-        if way in reasons:
-            table.add_row(way, *"-----")
+    for row in rows:
+        if row.samples_per_s is None or row.bytes_per_s is None or row.cpu_s_per_sample is None:
+            table.add_row(row.loader, *"-----")
             continue
-        rate, read, cpu, memory = map(statistics.median, list(zip(*results[way], strict=True))[:4])
-        verdicts = [_agreement(first, figures, close) for figures in results[way]]
-        same = same and not any(verdict.startswith("NO") for verdict in verdicts)
-        worst = next((verdict for verdict in verdicts if verdict.startswith("NO")), verdicts[-1])
-        numbers = f"{rate:.1f}", f"{read / 1e6:.1f}", f"{1000 * cpu:.2f}", f"{memory / 2**20:.0f}"
-        table.add_row(way, *numbers, worst)
-    console.print(table)
-    for way, reason in reasons.items():
-        console.print(f"{way}: {reason}", soft_wrap=True, highlight=False)
-    return same
+        memory = f"{(row.memory_bytes or 0) / 2**20:.0f}"
+        numbers = (
+            f"{row.samples_per_s:.1f}",
+            f"{row.bytes_per_s / 1e6:.1f}",
+            f"{1000 * row.cpu_s_per_sample:.2f}",
+        )
+        table.add_row(row.loader, *numbers, memory, row.agreement)
+    return table
 
 
 def _agreement(first: Figures, other: Figures, close: float) -> str:

@@ -91,7 +91,7 @@ def train(
             log.note("staging", **asdict(report))
         loader = open_loader(run, dataset, staged, local_batch_size, seed, world, gpu=device is not None)
 
-        record = partial(log_epoch, log, world, run.target)
+        record = partial(log_epoch, log, world, run.target, run.training.max_epochs)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mlhpc.common.data import manifest
-from mlhpc.common.data.loader_bench import Figures, compare
+from mlhpc.common.data.loader_bench import Figures, Row, compare
 from mlhpc.common.formats import npy
 from mlhpc.deepcam.data import hdf5
 from mlhpc.deepcam.data.sample import list_samples, sample_shape
@@ -18,7 +18,7 @@ WAYS = ("threads", "workers", "dali", "threads, cached")
 
 def bench(
     data: Path, samples: int, batch: int, workers: int, rounds: int, evict: bool, console: Console
-) -> bool:
+) -> list[Row]:
     """Read the first ``samples`` training samples of ``data`` with every loader, and print the medians.
     Returns whether all read the same samples, bit for bit.
 
@@ -33,7 +33,7 @@ def bench(
         raise UserError(f"--batch {batch}: give 1 to {len(files)}, the number of samples to read")
     codec = manifest.load(data).facts.get("codec") if (data / manifest.NAME).exists() else None
     epoch = partial(_epoch, data, files, shape, codec, batch, workers, evict)
-    same = compare(WAYS, epoch, rounds=rounds, close=0.0, console=console)
+    rows = compare(WAYS, epoch, rounds=rounds, close=0.0, console=console)
     cache = "evicted before each" if evict else "as it was"
     console.print(
         f"{count(len(files), 'sample')} {list(shape)} from {data}, batch {batch}, {count(workers, 'worker')}, "
@@ -41,7 +41,7 @@ def bench(
         soft_wrap=True,
         highlight=False,
     )
-    return same
+    return rows
 
 
 def _epoch(

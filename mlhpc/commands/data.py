@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
-from mlhpc.commands.parser import NAMES, Commands, Parser, add_benchmark, add_command, print_help
+from mlhpc.commands.parser import (
+    NAMES,
+    Commands,
+    Parser,
+    add_benchmark,
+    add_command,
+    add_json,
+    print_help,
+    print_json,
+)
 from mlhpc.errors import UserError, count
 
 CORES = len(os.sched_getaffinity(0))
@@ -40,6 +49,7 @@ def add(commands: Commands) -> None:
     bench.add_argument("--workers", type=int, default=CORES, help="default: %(default)s")
     bench.add_argument("--rounds", type=int, default=3, help="rounds of each loader (default: 3)")
     bench.add_argument("--evict", action="store_true", help="drop the data set from the page cache first")
+    add_json(bench)
     index = add_command(
         actions, "index", _data_index, "write the manifest of a data set: sizes and checksums"
     )
@@ -162,8 +172,15 @@ def _data_bench(options: argparse.Namespace) -> int:
     for name, value in sizes.items():
         if value < 1:
             raise UserError(f"--{name} {value}: give 1 or more")
-    same = registry.load_object(bench.function)(options.data, **sizes, evict=options.evict, console=Console())
-    return 0 if same else 1
+    console = Console(stderr=options.json)
+    rows = registry.load_object(bench.function)(options.data, **sizes, evict=options.evict, console=console)
+    if options.json:
+        loaders = [{**row._asdict(), "same": row.same} for row in rows]
+        print_json(
+            "data bench",
+            {"benchmark": options.benchmark, "data": str(options.data), **sizes, "loaders": loaders},
+        )
+    return 0 if all(row.same for row in rows) else 1
 
 
 def _data_index(options: argparse.Namespace) -> int:
@@ -194,6 +211,8 @@ def _data_show(options: argparse.Namespace) -> int:
     show = registry.find(options.benchmark).show
     if show is None:
         raise UserError(f"{options.benchmark} has no pictures of its samples")
+    if options.out.exists():
+        raise UserError(f"{options.out}: exists already; choose another --out, or remove it first")
     registry.load_object(show)(options.sample, options.out)
     print(options.out)
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mlhpc.common.data.loader_bench import Figures, compare
+from mlhpc.common.data.loader_bench import Figures, Row, compare
 from mlhpc.common.data.manifest import describe
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError, count
@@ -21,7 +21,7 @@ CLOSE = 2 / (255 * 0.225)
 
 def bench(
     data: Path, samples: int, batch: int, workers: int, rounds: int, evict: bool, console: Console
-) -> bool:
+) -> list[Row]:
     """Read ``samples`` training images of ``data`` at 224 x 224 with every loader, and print the medians.
     JPEG files are sampled from the whole data set, packed formats from their beginning. Returns whether all
     loaders read the same images in the same order.
@@ -43,7 +43,7 @@ def bench(
         labels = [images.labels[i] for i in chosen]
         images = Files([str(path) for path in paths], labels, images.classes)
     epoch = partial(_epoch, images, samples, batch, workers, paths if evict else [])
-    same = compare(WAYS, epoch, rounds=rounds, close=CLOSE, console=console)
+    rows = compare(WAYS, epoch, rounds=rounds, close=CLOSE, console=console)
     cache = "evicted before each" if evict else "as it was"
     console.print(
         f"{count(samples, 'image')} from {data}, seen at {SIDE} x {SIDE}, batch {batch}, "
@@ -51,7 +51,7 @@ def bench(
         soft_wrap=True,
         highlight=False,
     )
-    return same
+    return rows
 
 
 def _epoch(

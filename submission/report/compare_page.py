@@ -11,6 +11,7 @@ from mlhpc.perf.scaling import Estimate
 from mlhpc.submission.logs.phases import PARTS
 from mlhpc.submission.report.compare import Comparison, Predicted
 from mlhpc.submission.report.compare_planes import planes
+from mlhpc.submission.report.differences import differences_section
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
 from mlhpc.submission.report.run_sections import findings_table
 from mlhpc.submission.report.spread import Spread
@@ -52,6 +53,7 @@ def _problem(group: Sequence[Entry], comparison: Comparison) -> Chapter:
         _sets(group),
         _breakdown(measured),
         planes(originals),
+        differences_section(originals),
         _staging(measured),
         _scaling(measured),
         *_predictions(predicted),
