@@ -66,7 +66,8 @@ def main(options: argparse.Namespace) -> int:
             closing_in_order(world, out),
             removed_on_abort(paths.stage, world),
         ):
-            _log_facts(run, paths.resume, seed, evicted, world, log)
+            extended = on_rank0(world, lambda: extended_from(paths.resume, run)) if paths.resume else None
+            _log_facts(run, paths.resume, extended, seed, evicted, world, log)
             conclusion = Conclusion(run, out, world, log)
             try:
                 trainer.train(run, paths.data, paths.stage, seed, paths.resume, world, log)
@@ -170,6 +171,12 @@ def seed_of(directory: Path, run: Run) -> int:
     return saved.seed
 
 
+def extended_from(directory: Path, run: Run) -> int | None:
+    """``training.max_epochs`` of the run in ``directory`` if ``run``, which resumes it, has more; else None."""
+    before = load.loads(checkpoint.load(directory).config).training.max_epochs
+    return before if before < run.training.max_epochs else None
+
+
 def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every setting of a table and the tables in it, under the dotted name that ``--set`` uses."""
     for key, value in table.items():
@@ -225,11 +232,14 @@ def _evict(data: Path, world: World) -> bool:
     return all(world.gather(evicted))
 
 
-def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: World, log: RunLog) -> None:
+def _log_facts(
+    run: Run, resume: Path | None, extended: int | None, seed: int, evicted: bool, world: World, log: RunLog
+) -> None:
     """The records that the rules require before anything is timed, and the facts that result.json carries."""
     log.note(
         "facts",
         resumed=resume is not None,
+        **({"extended_from_epochs": extended} if extended else {}),
         seed=seed,
         ranks=world.size,
         nodes=world.nodes,
@@ -251,6 +261,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
             "seed": seed,
             # Not keys of the logging rules: the suite's own check reads them.
             **({"resumed": True} if resume else {}),
+            **({"extended_from_epochs": extended} if extended else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),
             "train_samples": run.data.train_samples,
             "eval_samples": run.data.eval_samples,

@@ -52,7 +52,7 @@ def _watch(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.submission.report.differences import differences, print_differences
+    from mlhpc.submission.logs.differences import differences, print_differences
 
     found = differences(options.first, options.second)
     if options.json:

@@ -94,7 +94,7 @@ def _report(options: argparse.Namespace) -> int:
 
     configurations = [_configuration(text) for text in options.predict]
     if options.json:
-        from mlhpc.submission.report.content import report_content
+        from mlhpc.observe.report_content import report_content
 
         if options.out or options.machine:
             raise UserError("--json writes no page and shows no prediction: leave --out and --machine out")

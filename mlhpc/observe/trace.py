@@ -43,9 +43,9 @@ def write_trace(folder: Path, out: Path) -> Path:
 
 
 def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
-    """The spans of one rank as trace events: its phases on one line; data waits, and steps, of each epoch as totals
-    on lines of their own, since waits are recorded as sums (docs/timing.md). A span that never ended, in a run that
-    was killed or still runs, ends with the last event."""
+    """The spans of one rank as trace events: its phases on one line; data waits, and steps, of each epoch as
+    totals on lines of their own, since waits are recorded as sums (docs/timing.md). A span that never ended, in
+    a run that was killed or still runs, ends with the last event."""
     yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
     for thread, name in ((0, "phases"), (_STEPS, "steps"), (_WAITS, "data wait (sum per epoch)")):
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}

@@ -12,7 +12,7 @@ from rich.text import Text
 from mlhpc.submission.logs.progress import Follower, Progress
 from mlhpc.submission.logs.run_directory import read
 from mlhpc.submission.report.ranks import running
-from mlhpc.submission.report.summary import duration, rate
+from mlhpc.submission.report.summary import place, progress_facts
 
 LINE_S = 60.0
 """Seconds between two lines where the output is not a terminal."""
@@ -77,42 +77,12 @@ def _with_life(now: Progress, folder: Path) -> Progress:
 
 def line(now: Progress) -> str:
     """``now`` on one line, for a log."""
-    parts = [f"{now.status}, {_place(now)}", *(f"{key} {value}" for key, value in _facts(now).items())]
+    parts = [f"{now.status}, {place(now)}", *(f"{key} {value}" for key, value in progress_facts(now).items())]
     return "; ".join(parts)
 
 
 def _panel(now: Progress) -> Text:
-    text = Text.assemble((now.status, "bold"), f", {_place(now)}")
-    for key, value in _facts(now).items():
+    text = Text.assemble((now.status, "bold"), f", {place(now)}")
+    for key, value in progress_facts(now).items():
         text.append(f"\n  {key}: ", "dim").append(value)
     return text
-
-
-def _place(now: Progress) -> str:
-    epoch = "" if now.epoch is None else f"epoch {now.epoch}"
-    if epoch and now.epochs is not None:
-        epoch += f" of {now.epochs}"
-    if now.step is not None:
-        epoch += f", step {now.step}" + (f" of {now.steps}" if now.steps else "")
-    where = f"{now.phase} for {duration(now.phase_s)}" if now.status == "running" else now.phase
-    return ", ".join(filter(None, (epoch, where)))
-
-
-def _facts(now: Progress) -> dict[str, str]:
-    facts = {}
-    if now.metric is not None:
-        best = "not evaluated yet" if now.best is None else f"best {now.best:.4g}"
-        facts[now.metric] = f"{best}, target {now.target:g}"
-    if now.samples_per_s is not None:
-        facts["samples/s"] = rate(now.samples_per_s)
-    if now.data_wait_share is not None:
-        facts["data wait"] = f"{now.data_wait_share:.1%} of training"
-    if now.elapsed_s is not None:
-        facts["clock"] = duration(now.elapsed_s)
-    if now.left_s is not None:
-        facts["time left"] = f"at most {duration(now.left_s)}"
-    if now.status == "gone":
-        facts["last event"] = f"{duration(now.quiet_s)} ago: the run's processes have ended without a result"
-    elif now.quiet_s > 30 and now.status == "running":
-        facts["last event"] = f"{duration(now.quiet_s)} ago"
-    return facts

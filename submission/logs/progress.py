@@ -27,11 +27,11 @@ _MOST_BYTES = 64 * 2**20
 class Progress:
     """Where a run is. None: not known (yet).
 
-    ``phase``: the innermost span of rank 0; ``phase_s``: seconds since it began. ``step`` of ``steps`` in the current
-    epoch. ``best``: of the target's metric. ``samples_per_s`` and ``data_wait_share`` (mean over ranks) are of the
-    last trained epoch. ``left_s``: seconds until the last epoch, if the target is not met before.
-    ``quiet_s``: seconds since the last event of any rank. ``status``: running until the run says otherwise; whether
-    its processes live is not known here.
+    ``phase``: the innermost span of rank 0; ``phase_s``: seconds since it began. ``step`` of ``steps`` in the
+    current epoch. ``best``: of the target's metric. ``samples_per_s`` and ``data_wait_share`` (mean over ranks)
+    are of the last trained epoch. ``left_s``: seconds until the last epoch, if the target is not met before.
+    ``quiet_s``: seconds since the last event of any rank. ``status``: running until the run says otherwise;
+    whether its processes live is not known here.
     """
 
     status: str
@@ -202,8 +202,9 @@ class Follower:
         seconds = self._ranks[0].trained if 0 in self._ranks else {}
         for event in reversed(own):
             is_count = (event["event"], event["name"]) == ("metric", "samples") and _is_number(event)
-            if is_count and seconds.get(event.get("epoch")):
-                return float(event["value"] / seconds[event["epoch"]])
+            epoch = event.get("epoch")
+            if is_count and isinstance(epoch, int) and seconds.get(epoch):
+                return float(event["value"] / seconds[epoch])
         step, train = self._reported.get("step"), self._open[-1] if self._open else {}
         if not (self._config and isinstance(step, int) and train.get("name") == "train"):
             return None

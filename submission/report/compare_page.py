@@ -8,10 +8,10 @@ from mlhpc.common.pages import plots
 from mlhpc.common.pages.html import Banner, Cell, Chapter, Details, Grid, Section, Table, render
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
+from mlhpc.submission.logs.differences import differences_section
 from mlhpc.submission.logs.phases import PARTS
 from mlhpc.submission.report.compare import Comparison, Predicted
 from mlhpc.submission.report.compare_planes import planes
-from mlhpc.submission.report.differences import differences_section
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
 from mlhpc.submission.report.run_sections import findings_table
 from mlhpc.submission.report.spread import Spread

@@ -1,6 +1,7 @@
 """What ``mlhpc report`` prints, as data for ``--json`` (docs/json.md)."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from mlhpc.errors import UserError
 from mlhpc.submission.check.check import check_run
 from mlhpc.submission.check.content import findings_content
 from mlhpc.submission.logs.findings import passes, verdict
+from mlhpc.submission.logs.progress import Follower
 from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.entry import Entry
@@ -72,6 +74,7 @@ def run_content(run: RunDirectory, ruleset: str = "2.0.0") -> dict[str, Any]:
         "parts": [{"part": p.key, "seconds": p.seconds, "share": p.share} for p in parts(run)],
         "samples_per_s": throughput(run),
         "bytes_per_s": data_rate(run),
+        "progress": asdict(Follower(run.path).look()) if alive and run.log else None,
         "problems": [f"{name} {problem}" for name, problem in run.problems] if not alive else [],
         "passes": passes(findings) and not alive,
         "verdict": None if alive else verdict(findings),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -12,7 +12,6 @@ from mlhpc.common.pages.html import Cell, Section, Table
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.run_directory import RunDirectory, read
-from mlhpc.submission.report.entry import Entry
 
 Kind = Literal["settings", "environment", "data", "machine"]
 
@@ -31,6 +30,15 @@ _KINDS: dict[str, Kind] = {
 _OF_EACH_RUN = frozenset({"date", "command"})
 _MOST_RUNS = 8
 """Runs that a comparison page compares with its first one."""
+
+
+class Entry(Protocol):
+    """A set of a comparison: its letter, and where its runs are."""
+
+    @property
+    def letter(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
 
 
 class Difference(NamedTuple):
@@ -92,7 +100,10 @@ def differences_section(entries: Sequence[Entry]) -> Section | None:
     if not rows:
         return None
     table = Table("differences", ("sets", "of", "what", "first", "second"), tuple(rows), text_columns=5)
-    about = "Settings, environment, data and machine of each set's first run, where they are not those of the first set."
+    about = (
+        "Settings, environment, data and machine of each set's first run, where they differ from those of "
+    )
+    about += "the first set's."
     return Section("What differs", about, (table,))
 
 
