@@ -1,6 +1,6 @@
 """The settings of a run that all benchmarks share, fully resolved before it starts.
 
-What is specific to a benchmark is beside its TOML file: ``benchmarks/cosmoflow.py`` narrows these
+What is specific to a benchmark is next to its TOML file: ``benchmarks/cosmoflow.py`` narrows these
 classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unknown keys. The field names of
 ``Hyperparameters`` are the keys of the MLPerf logging rules, so that configuration, logs and rules use
 the same names.

@@ -1,4 +1,4 @@
-"""The model's errors on measured sets: throughput, epochs and time to train, beside a baseline.
+"""The model's errors on measured sets: throughput, epochs and time to train, compared with a baseline.
 
 The baseline is the obvious guess: the median rate of the other sets with the same accelerator, local batch,
 benchmark and framework. It may look at every other set; the model sees the ``fit`` rows only.
@@ -54,7 +54,7 @@ class Compared:
 
     @property
     def epochs_inside(self) -> bool:
-        """Whether the mean of the logs lies inside the predicted interval."""
+        """Whether the mean of the logs is inside the predicted interval."""
         return self.epochs.low <= self.row.epochs[0] <= self.epochs.high
 
     @property
@@ -124,7 +124,7 @@ def _like(other: Published, row: Published) -> bool:
 
 
 def _model(row: Published) -> str:
-    """Without what stands in brackets, such as the power limit."""
+    """Without the part in brackets, such as the power limit."""
     return re.sub(r"\s*\(.*", "", row.model)
 
 

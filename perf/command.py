@@ -34,9 +34,10 @@ def predict(options: argparse.Namespace) -> int:
         raise UserError(f"--nodes {options.nodes}: give 1 or more")
     many = [] if options.nodes else _table(given, run)
     if options.out:
-        from mlhpc.perf.page import write
+        from mlhpc.common.pages.html import write
+        from mlhpc.perf.page import page
 
-        write(options.out, given, run, options.nodes)
+        write(options.out, page(given, run, options.nodes))
     if options.nodes:
         found = predicted(given, run, options.nodes)
         _print(options.json, tables.record(found), lambda: tables.one(found))

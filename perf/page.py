@@ -6,16 +6,14 @@ batch (figure 4), roofline and memory, and the figures that all of it is made fr
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table
 from mlhpc.common.pages.charts import Figure
-from mlhpc.common.pages.html import Banner, Cell, Grid, Section, Table, render
-from mlhpc.errors import UserError
+from mlhpc.common.pages.html import render
 from mlhpc.perf.accelerator.memory import Memory, memory_of
 from mlhpc.perf.accelerator.paper000 import TABLE_II
 from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
@@ -36,19 +34,6 @@ _PARTS = {"staging": "Staging", "data_wait": "Data wait", "step": "Training step
           "rest": "Rest"}  # fmt: skip
 
 
-def write(out: Path, machine: Machine, run: Run, nodes: int | None) -> None:
-    """Writes the page. Raises UserError where nothing can be predicted, or ``out`` exists and is no page."""
-    html = page(machine, run, nodes)
-    try:
-        if out.exists() and not out.read_bytes().startswith(html[:15].encode()):
-            raise UserError(f"{out}: exists and is not a page; choose another --out FILE.html")
-        write_bytes(out, html.encode())
-    except OSError as error:
-        raise UserError(
-            f"{out}: cannot be written ({error.strerror}); choose another --out FILE.html"
-        ) from None
-
-
 def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     """The whole HTML text; ``nodes`` None: the detailed prediction is that of the shortest time to train."""
     found = list(over_nodes(machine, run))
@@ -64,20 +49,19 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     ]
     total = chosen.total_s
     rate, low, high = chosen.samples_per_s
-    hero = [("Training throughput", f"{rate:.3g}", f"samples/s an accelerator; {low:.3g} to {high:.3g}")]
+    hero = [("Training throughput", f"{rate:.3g}", f"samples/s an accelerator; {low:.3g} to {high:.3g}", "")]
     if total and chosen.epochs:
         also = f"{seconds_text(total[1])} to {seconds_text(total[2])}"
-        hero.insert(0, ("Time to train", seconds_text(total[0]), also))
+        hero.insert(0, ("Time to train", seconds_text(total[0]), also, ""))
         _, few, many = chosen.epochs.ends
-        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{few:.1f} to {many:.1f}"))
+        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{few:.1f} to {many:.1f}", ""))
     banners = [Banner(f"{chosen.binding}.", "Predicted, not measured:"), *(Banner(n) for n in chosen.notes)]
     return render(
-        "mlhpc.perf",
-        "prediction.html",
         title=heading(machine, run),
         blocks=[section for section in sections if section],
         foot=f"Efficiencies and times from {SOURCE}; nine of ten sets lie within a factor of "
         f"{calibration().factor:.2f} of the predicted step. Figures of the machine with their sources below.",
+        eyebrow="mlhpc performance model",
         heading=registry.title(run.benchmark),
         subtitle=f"preset {run.preset}, predicted for {machine.title}",
         meta=configuration(chosen),

@@ -1,4 +1,4 @@
-"""What published runs spend beside training steps: staging, evaluation, and the rest inside the clock.
+"""What published runs spend apart from training steps: staging, evaluation, and the rest inside the clock.
 
 Medians over the strong-scaling ``fit`` sets, with their least and most: submissions differ in how they stage and
 evaluate far more than machines explain.

@@ -4,7 +4,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, TypeVar
@@ -136,6 +136,20 @@ def in_processes(
     finally:
         pool.shutdown(cancel_futures=True)
     return results
+
+
+def in_threads(work: Callable[[Task], object], tasks: Sequence[Task], workers: int) -> None:
+    """``work`` of every task by ``workers`` threads; after a failure no further task is started.
+
+    Raises what ``work`` raises.
+    """
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        try:
+            for _ in pool.map(work, tasks):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def write_on_all_ranks(world: World, out: Path, work: Callable[[], Any]) -> None:

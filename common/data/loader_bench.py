@@ -178,8 +178,8 @@ def _agreement(first: Figures, other: Figures, close: float) -> str:
         return _OTHER
     if other.checksum == first.checksum:
         return "bit for bit"
-    apart = float(np.abs(other.excerpt - first.excerpt).mean())
-    return f"to {apart:.2g}" if apart <= close else f"{_OTHER}, mean difference {apart:.2g}"
+    difference = float(np.abs(other.excerpt - first.excerpt).mean())
+    return f"to {difference:.2g}" if difference <= close else f"{_OTHER}, mean difference {difference:.2g}"
 
 
 def _in_process(epoch: Callable[[str], Figures], way: str) -> Figures:

@@ -15,9 +15,9 @@ SUFFIX = ".part"
 def writing(path: Path, mode: int = 0o644) -> Iterator[int]:
     """A file descriptor to write ``path`` through; the name appears when the block ends without an error.
 
-    Until then the bytes are in a new, locked, hidden file beside it whose name ends in ``.part``, which is removed
-    when the block raises. A killed process leaves its ``.part``; ``sweep`` removes those. The rename is atomic
-    for other processes; nothing is synced to disk, so a power cut may still lose the file.
+    Until then the bytes are in a new, locked, hidden file next to it whose name ends in ``.part``, which is
+    removed when the block raises. A killed process leaves its ``.part``; ``sweep`` removes those. The rename is
+    atomic for other processes; nothing is synced to disk, so a power cut may still lose the file.
 
     Raises OSError.
     """

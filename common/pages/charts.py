@@ -202,7 +202,7 @@ class LogAxis:
 
 _THOUSANDS = "replace(format(datum.value, ',.0f'), /,/g, '\u00a0')"
 NUMBER_LABEL = f"datum.value >= 10000 ? {_THOUSANDS} : format(datum.value, '.6~g')"
-"""Vega expression: numbers without powers of ten, thousands apart from 10 000 on."""
+"""Vega expression: numbers without powers of ten, thousands separated from 10 000 on."""
 
 
 def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 1.5) -> LogAxis:

@@ -110,8 +110,8 @@ def columns(
     **caption: Any,
 ) -> Figure:
     """Vertical columns from zero. Rows: ``x`` (drawn in the order of the rows), ``value``; with ``parts`` (key
-    to label) also ``key`` and ``part``, stacked; with ``low`` and ``high`` a whisker; with ``top`` a text above.
-    ``colours`` of the columns; with ``long_names`` a legend names them instead of the axis.
+    to label) also ``key`` and ``part``, stacked; with ``low`` and ``high`` a whisker; with ``top`` a text above
+    both. ``colours`` of the columns; with ``long_names`` a legend names them instead of the axis.
     """
     y_scale = alt.Scale(domain=[0, y_max]) if y_max else alt.Scale(zero=True)
     base = alt.Chart(data(rows)).encode(
@@ -139,6 +139,8 @@ def columns(
         scale = alt.Scale(domain=[row["x"] for row in rows], range=list(colours))
         legend = alt.Legend(orient="bottom", columns=1, symbolType="square") if long_names else None
         colour = alt.Color("x:N", scale=scale, legend=legend)
+    rows = [{**row, "above": row.get("high", row["value"])} if "top" in row else row for row in rows]
+    base = base.properties(data=data(rows))
     layers = [base.mark_bar().encode(y=y, color=colour)]
     if any("low" in row for row in rows):
         layers.append(base.mark_rule(color=INK[0], strokeWidth=1.5).encode(y=alt.Y("low:Q"), y2="high:Q"))
@@ -182,13 +184,7 @@ def line(
         band = alt.Chart(data(shaded)).mark_rect(color=PARTS["staging"][0], opacity=0.2)
         layers.append(band.encode(x="x:Q", x2="x2:Q", tooltip=tooltips([("what", "span")])))
     if target:
-        level = alt.Chart(data([{"y": target[0], "name": target[1]}]))
-        layers.append(level.mark_rule(color=BAD[0], strokeWidth=1.5, strokeDash=[6, 4]).encode(y="y:Q"))
-        layers.append(
-            level.mark_text(color=BAD[0], align="left", dx=6, dy=-8, fontWeight="bold").encode(
-                y="y:Q", x=alt.value(0), text="name:N"
-            )
-        )
+        layers += _limits([target], alt.Y("y:Q"))
     size = 40 if len(rows) <= 60 else 12
     if series:
         colour, shape, dash = charts.series_scales(series)
@@ -222,6 +218,7 @@ def curves(
     reference: Rows = (),
     labels: Rows = (),
     loose: Sequence[str] = (),
+    limits: Sequence[tuple[float, str]] = (),
     height: int = 260,
     **caption: Any,
 ) -> Figure:
@@ -229,7 +226,8 @@ def curves(
     ``low`` and ``high`` of y, or ``x_low`` and ``x_high``; ``join`` where a series is joined in parts, in the
     order of the rows instead of along x; ``hollow`` for a mark without filling. ``levels``: see ``level_lines``.
     ``reference``: a grey curve (``x``, ``y`` and the fields of ``tooltip``). ``labels``: ``text`` at ``x``, ``y``.
-    ``loose``: series whose points no line joins.
+    ``loose``: series whose points no line joins. ``limits``: levels of y that should not be passed, with their
+    names.
     """
     colour, shape, dash = charts.series_scales(series)
     below_each_other: Any = {"columns": 1} if sum(map(len, series)) > 40 else {}
@@ -262,7 +260,7 @@ def curves(
         ),
         tooltip=tooltips(tooltip),
     )
-    layers = [*level_layers(levels, x_axis, y_axis)]
+    layers = [*level_layers(levels, x_axis, y_axis), *_limits(limits, alt.Y("y:Q", scale=y_axis.scale))]
     if reference:
         grey = plane(reference)
         layers.append(grey.mark_line(strokeWidth=1.5, color=SOFT[0]).encode(order=in_row_order))
@@ -274,6 +272,19 @@ def curves(
             plane(labels).encode(text="text:N"), INK[0], dx=10, dy=-8, fontWeight="bold", fontSize=14
         )
     return figure(alt.layer(*layers), alt_text, height=height, **caption)
+
+
+def _limits(limits: Sequence[tuple[float, str]], y: alt.Y) -> list[alt.Chart]:
+    """Dashed levels with their names at the left."""
+    if not limits:
+        return []
+    base = alt.Chart(data([{"y": level, "name": name} for level, name in limits])).encode(y=y)
+    return [
+        base.mark_rule(color=BAD[0], strokeWidth=1.5, strokeDash=[6, 4]),
+        base.mark_text(color=BAD[0], align="left", dx=6, dy=-8, fontWeight="bold").encode(
+            x=alt.value(0), text="name:N"
+        ),
+    ]
 
 
 def _with_halo(

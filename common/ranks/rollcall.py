@@ -1,7 +1,7 @@
 """Who is present, and who is lost: one TCP connection from every rank to rank 0.
 
 Collectives of Horovod or NCCL wait minutes for a dead rank, some forever, and do not say which rank they wait
-for. So the ranks keep connections of their own beside the framework's. Over it they answer a roll call at the
+for. So the ranks keep their own connections in addition to the framework's. Over it they answer a roll call at the
 start, report which phase they are in, and notice at once when one of them is gone.
 
 The messages: ``phase``, ``beat``, ``fail`` (this rank is about to end, and why), ``bye`` (it ends normally),

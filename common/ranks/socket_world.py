@@ -40,7 +40,7 @@ class SocketWorld(BaseWorld):
 
     @classmethod
     def start(cls, info: RankInfo, roll_call: RollCall) -> Self:
-        """Connect to the ranks beside this one in the tree. Called by all ranks that answered the roll call.
+        """Connect to this rank's neighbours in the tree. Called by all ranks that answered the roll call.
 
         Rank 0 draws a secret and sends it over the roll call, whose connections have shown the launcher's
         token; who does not know it is turned away. Raises ``UserError``.
@@ -116,7 +116,7 @@ Place = tuple[str, int]
 
 
 def _collect_places(mine: Place, listener: socket.socket, secret: bytes, size: int) -> list[Place]:
-    """On rank 0: where every rank listens, told to every rank."""
+    """On rank 0: send every rank the addresses at which all ranks listen."""
     connections = _accept(listener, secret, list(range(1, size)))
     places = [mine, *(wire.decode(_receive(connection)) for connection in connections)]
     for connection in connections:

@@ -27,5 +27,5 @@ def draw(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int8]:
 
     Drawn per sample and not per rank or step, so that a run with another number of ranks trains on the same data.
     """
-    # The fourth number keeps this stream apart from the permutations of sharding.train_batches.
+    # The fourth number makes this stream differ from the permutations of sharding.train_batches.
     return np.random.default_rng([seed, epoch, 0, 48]).integers(len(SYMMETRIES), size=samples, dtype=np.int8)

@@ -1,10 +1,8 @@
 """Samples of one format to another, without loss: TFRecord, plain or GZIP, or encoded by a codec."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.formats.tfrecord import Packer
@@ -47,7 +45,7 @@ def recode(source: Path, out: Path, world: World, workers: int, codec: str, pack
     todo = [name for name in files if made[name] in missing][world.rank :: world.size]
     with progress(len(todo), "convert", "samples", show=world.rank == 0) as advance:
         one = partial(_recode_sample, source, out, made, shape, codec, packer, advance)
-        generate.write_on_all_ranks(world, out, lambda: _in_threads(one, todo, workers))
+        generate.write_on_all_ranks(world, out, lambda: generate.in_threads(one, todo, workers))
 
     kept = {key: value for key, value in dataset.facts.items() if key not in ("gzip", "packer", "staged")}
     samples = {folder: len(dataset.folder(folder)) for folder in FOLDERS}
@@ -109,13 +107,3 @@ def _shape(path: Path) -> list[int]:
             f"{path}: {x.size} counts are no cube of voxels at four redshifts; index the data set first"
         )
     return [side, side, side, 4]
-
-
-def _in_threads(work: Callable[[str], Any], names: list[str], workers: int) -> None:
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        try:
-            for _ in pool.map(work, names):
-                pass
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise

@@ -16,7 +16,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 PARAMETERS = ("Ω_M", "σ_8", "n_s", "H_0")
-"""What the four targets stand for, in the order of the published data set."""
+"""The four targets, in the order of the published data set."""
 
 MEAN = (0.3089, 0.8159, 0.9667, 67.74)
 """Planck 2015: matter density, amplitude, spectral index, Hubble constant in km/s/Mpc."""

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def convert(
             if using
             else partial(_convert_sample, out, reader, dtype, advance)
         )
-        on_all_ranks(world, lambda: _in_threads(one, mine, workers))
+        on_all_ranks(world, lambda: generate.in_threads(one, mine, workers))
 
     def write_statistics() -> None:
         if float16:
@@ -216,18 +215,6 @@ def _is_kept(made: Path, size: int | None, modified_ns: int) -> bool:
     # Some file systems keep whole seconds.
     second = modified_ns - modified_ns % 10**9
     return size in (None, status.st_size) and status.st_mtime_ns in (modified_ns, second)
-
-
-def _in_threads(
-    work: Callable[[tuple[str, Path]], None], samples: list[tuple[str, Path]], workers: int
-) -> None:
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        try:
-            for _ in pool.map(work, samples):
-                pass
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -39,7 +39,7 @@ _BLOCK = 1 << 20  # bytes of a block of rows; two threads' blocks fit their core
 
 
 def is_sample(path: Path) -> bool:
-    """Whether a file of a data set stands for a sample: ``data-*.h5``, ``data-*.npy`` beside its mask, or
+    """Whether a file of a data set stands for a sample: ``data-*.h5``, ``data-*.npy`` with its mask, or
     ``data-*.mlc``, encoded by a codec."""
     return path.name.startswith("data-") and path.suffix in _SUFFIXES
 

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from mlhpc.common.pages import plots
+from mlhpc.common.pages.blocks import Banner, Cell, Facts, Grid, Section, number, table
 from mlhpc.common.pages.charts import Figure
-from mlhpc.common.pages.html import Banner, Cell, Facts, Grid, Section, Table, render
+from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.iobench.definition.quantities import format_bytes
 from mlhpc.iobench.report.console import summary_lines
@@ -27,14 +29,13 @@ def page(result: Mapping[str, Any]) -> str:
     workload = result["workload"]
     machine = f"{count(result['ranks'], 'rank')} on {count(result['nodes'], 'node')}"
     return render(
-        "mlhpc.iobench.report",
-        "io.html",
         title=f"I/O of {workload['name']}",
         blocks=[_summary(result), _utilisation(result), _transfers(result), _epochs(result), _checkpoints(result),
                 _ranks(result)],
         foot="Accelerator utilisation: compute time of the steps as configured over running time, without each "
         "epoch's first step. No accelerator was used. Null storage: steps of the same workload with its "
         "data in memory.",
+        eyebrow="mlhpc I/O emulation",
         heading=workload["name"],
         subtitle=workload.get("description", ""),
         meta=f"{machine} · page cache: {result['cache']} · file system {result.get('filesystem', 'none')}",
@@ -97,8 +98,8 @@ def _transfers(result: Mapping[str, Any]) -> Section | None:
         return None
     sizes: Counter[int] = Counter()
     for rank in result["rank_results"]:
-        for size, number in rank["reading"]["sizes"].items():
-            sizes[1 << (int(size) - 1).bit_length()] += number
+        for size, reads in rank["reading"]["sizes"].items():
+            sizes[1 << (int(size) - 1).bit_length()] += reads
     rows = [
         {"x": f"≤ {_binary(size)}", "value": sizes[size], "reads": str(sizes[size])} for size in sorted(sizes)
     ]
@@ -129,57 +130,65 @@ def _binary(size: int) -> str:
 
 
 def _epochs(result: Mapping[str, Any]) -> Section | None:
-    names = ("seconds", "wait_s", "compute_s", "oversleep_s", "barrier_s")
-    rows = tuple(
-        (
-            Cell(str(epoch["epoch"])),
-            Cell(str(epoch["steps"])),
-            _number(epoch["samples_per_s"]),
-            *(_number(epoch[name]) for name in names),
-            _number(epoch["au_percent"]),
-        )
-        for epoch in result["epochs"]
+    names = {"seconds": "seconds", "wait": "wait_s", "compute": "compute_s", "oversleep": "oversleep_s",
+             "barrier": "barrier_s", "AU %": "au_percent"}  # fmt: skip
+    if not result["epochs"]:
+        return None
+    epochs = table(
+        "epochs",
+        result["epochs"],
+        {
+            "epoch": lambda epoch: str(epoch["epoch"]),
+            "steps": lambda epoch: str(epoch["steps"]),
+            "samples/s": lambda epoch: _number(epoch["samples_per_s"]),
+            **{
+                title: partial(lambda epoch, key: _number(epoch[key]), key=key)
+                for title, key in names.items()
+            },
+        },
     )
-    head = ("epoch", "steps", "samples/s", "seconds", "wait", "compute", "oversleep", "barrier", "AU %")
-    about = "Seconds of the slowest rank; its parts are means over ranks."
-    return Section("Epochs", about, (Table("epochs", head, rows),)) if rows else None
+    return Section("Epochs", "Seconds of the slowest rank; its parts are means over ranks.", (epochs,))
 
 
 def _checkpoints(result: Mapping[str, Any]) -> Section | None:
-    rows = tuple(
-        (
-            Cell(f"{each['kind']} {each['number']}"),
-            Cell(format_bytes(each["bytes"]), value=each["bytes"]),
-            _number(each["seconds"]),
-            _number(each["fsync_s"]),
-            Cell(format_bytes(each["bytes_per_s"]) + "/s", value=each["bytes_per_s"]),
-        )
-        for each in result["checkpoints"]
+    if not result["checkpoints"]:
+        return None
+    checkpoints = table(
+        "checkpoints",
+        result["checkpoints"],
+        {
+            "checkpoint": lambda each: f"{each['kind']} {each['number']}",
+            "size": lambda each: number(each["bytes"], format_bytes),
+            "seconds": lambda each: _number(each["seconds"]),
+            "of them fsync": lambda each: _number(each["fsync_s"]),
+            "rate": lambda each: number(each["bytes_per_s"], lambda rate: format_bytes(rate) + "/s"),
+        },
     )
-    head = ("checkpoint", "size", "seconds", "of them fsync", "rate")
-    return (
-        Section("Checkpoints", "Of the slowest rank.", (Table("checkpoints", head, rows),)) if rows else None
-    )
+    return Section("Checkpoints", "Of the slowest rank.", (checkpoints,))
 
 
 def _ranks(result: Mapping[str, Any]) -> Section:
-    rows = []
-    for number, rank in enumerate(result["rank_results"]):
-        reading, waits = rank["reading"], rank["steps"]["wait_s"]
-        rows.append(
-            (
-                Cell(str(number)),
-                Cell(rank["host"]),
-                Cell(str(reading["calls"])),
-                Cell(format_bytes(reading["bytes"]), value=reading["bytes"]),
-                _number(reading["bytes"] / reading["reading_s"] / 1e6 if reading["reading_s"] else None),
-                _number(waits.get("p50")),
-                _number(waits.get("p99")),
-                _number(waits.get("max")),
-            )
-        )
-    head = ("rank", "host", "reads", "asked", "MB/s while reading", "wait p50 s", "p99 s", "max s")
-    return Section("Ranks", blocks=(Table("ranks", head, tuple(rows), text_columns=2),))
+    ranks = table(
+        "ranks",
+        list(enumerate(result["rank_results"])),
+        {
+            "rank": lambda row: str(row[0]),
+            "host": lambda row: row[1]["host"],
+            "reads": lambda row: str(row[1]["reading"]["calls"]),
+            "asked": lambda row: number(row[1]["reading"]["bytes"], format_bytes),
+            "MB/s while reading": lambda row: _number(_rate(row[1]["reading"])),
+            "wait p50 s": lambda row: _number(row[1]["steps"]["wait_s"].get("p50")),
+            "p99 s": lambda row: _number(row[1]["steps"]["wait_s"].get("p99")),
+            "max s": lambda row: _number(row[1]["steps"]["wait_s"].get("max")),
+        },
+        text_columns=2,
+    )
+    return Section("Ranks", blocks=(ranks,))
+
+
+def _rate(reading: Mapping[str, Any]) -> float | None:
+    """MB/s while reading."""
+    return reading["bytes"] / reading["reading_s"] / 1e6 if reading["reading_s"] else None
 
 
 def _number(value: float | None) -> Cell:

@@ -54,7 +54,9 @@ def add(commands: Commands) -> None:
     size.add_argument("--accelerators", type=int, required=True, help="of all clients together")
     size.add_argument("--clients", type=int, default=1, help="nodes (default: 1)")
     size.add_argument("--json", action="store_true", help="print JSON")
-    check = add_command(actions, "check", _check, "hold runs of a workload to the rules of MLPerf Storage")
+    check = add_command(
+        actions, "check", _check, "check runs of a workload against the rules of MLPerf Storage"
+    )
     check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that io run wrote")
     check.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
     report = add_command(actions, "report", _report, "write the page of a run")
@@ -195,16 +197,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from mlhpc.common.files import atomic
+    from mlhpc.common.pages.html import write
     from mlhpc.iobench.report.check import read_result
     from mlhpc.iobench.report.page import page
 
     out = options.out or options.run / "report.html"
-    text = page(read_result(options.run))
-    try:
-        atomic.write_bytes(out, text.encode())
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None
+    write(out, page(read_result(options.run)))
     print(out)
     return 0
 

@@ -10,10 +10,10 @@ from mlhpc.submission.check.check import check_run
 from mlhpc.submission.check.content import findings_content
 from mlhpc.submission.logs.findings import passes, verdict
 from mlhpc.submission.logs.progress import Follower
+from mlhpc.submission.logs.ranks import running
 from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.entry import Entry
-from mlhpc.submission.report.ranks import running
 from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.summary import data_rate, no_score, parts, standing, throughput
 

@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.text import Text
 
 from mlhpc.submission.logs.progress import Follower, Progress
+from mlhpc.submission.logs.ranks import running
 from mlhpc.submission.logs.run_directory import read
-from mlhpc.submission.report.ranks import running
 from mlhpc.submission.report.summary import place, progress_facts
 
 LINE_S = 60.0

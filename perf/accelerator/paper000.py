@@ -1,7 +1,7 @@
 """Table II of paper 000 (Ibrahim et al. 2021), as printed, and what follows from it.
 
 Cori GPU, one V100, mixed precision. The table divides binary GiF (2³⁰ FLOPs) and GiB by each other, and GiF by MiB
-as if the prefixes were a thousand apart, not 1024; so do the properties here, to give the printed figures.
+as if the prefixes were a factor of 1000 apart, not 1024; so do the properties here, to give the printed figures.
 """
 
 from dataclasses import dataclass

@@ -7,9 +7,9 @@ from typing import Any
 import altair as alt
 
 from mlhpc.common.pages import charts
-from mlhpc.common.pages.charts import BAD, CARD, INK, SOFT, Figure, data, figure, log_axis
-from mlhpc.common.pages.html import Cell, Section, Table
-from mlhpc.common.pages.plots import tooltips
+from mlhpc.common.pages.blocks import Cell, Section, Table, number, table
+from mlhpc.common.pages.charts import CARD, INK, SOFT, Figure, data, figure, log_axis
+from mlhpc.common.pages.plots import curves, tooltips
 from mlhpc.perf.accelerator.memory import Memory
 from mlhpc.perf.accelerator.paper000 import Row
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds
@@ -146,28 +146,17 @@ def memory(
     sizes_gib = [row["y"] for row in rows] + [size / 2**30 for _, size in capacities]
     x_axis = log_axis([memory.batch for memory in by_batch], "local batch, samples", base=2, room=1.2)
     y_axis = log_axis(sizes_gib, "GiB", room=1.5)
-    colour, shape, dash = charts.series_scales(names)
-    legend = alt.Legend(columns=3)
-    x = alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis)
-    y = alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis)
-    base = alt.Chart(data(rows)).encode(x=x, y=y, color=alt.Color("series:N", scale=colour, legend=legend))
-    lines = base.mark_line(strokeWidth=2).encode(
-        strokeDash=alt.StrokeDash("series:N", scale=dash, legend=legend)
-    )
-    marks = base.mark_point(filled=True, size=60).encode(
-        shape=alt.Shape("series:N", scale=shape, legend=legend),
-        tooltip=tooltips([("series", "what"), ("batch", "batch"), ("size", "size")]),
-    )
-    limits = alt.Chart(data([{"y": size / 2**30, "name": name} for name, size in capacities])).encode(
-        y=alt.Y("y:Q", scale=y_axis.scale)
-    )
-    names_of_limits = limits.mark_text(color=BAD[0], align="left", dx=6, dy=-7).encode(
-        x=alt.value(0), text="name:N"
-    )
-    rules = limits.mark_rule(color=BAD[0], strokeDash=[6, 4])
     alt_text = f"Memory of a training step for batches of {by_batch[0].batch} to {by_batch[-1].batch}, in GiB"
-    return figure(
-        alt.layer(rules, lines, marks, names_of_limits), alt_text, title="Memory by batch", height=320
+    return curves(
+        rows,
+        alt_text,
+        x_axis=x_axis,
+        y_axis=y_axis,
+        series=names,
+        tooltip=[("series", "what"), ("batch", "batch"), ("size", "size")],
+        limits=[(size / 2**30, name) for name, size in capacities],
+        title="Memory by batch",
+        height=320,
     )
 
 
@@ -261,21 +250,22 @@ def _kinds(points: Sequence[Point]) -> Table:
 
 
 def _memory_table(by_batch: Sequence[Memory]) -> Table:
-    head = ("batch", "weights", "gradients", "optimizer", "input", "activations", "peak", "peak at")
-    rows = []
-    for memory in by_batch:
-        sizes = (
-            memory.parameters + memory.copies,
-            memory.gradients,
-            memory.optimizer,
-            memory.input,
-            memory.activations,
-            memory.peak,
-        )
-        cells = (Cell(f"{size / 2**30:.3f}", value=size) for size in sizes)
-        rows.append((Cell(str(memory.batch)), *cells, Cell(memory.peak_at)))
-    return Table(
-        "memory-by-batch", (head[0], *(f"{word}, GiB" for word in head[1:-1]), head[-1]), tuple(rows)
+    def gib(size: float) -> Cell:
+        return number(size, lambda value: f"{value / 2**30:.3f}")
+
+    return table(
+        "memory-by-batch",
+        by_batch,
+        {
+            "batch": lambda memory: str(memory.batch),
+            "weights, GiB": lambda memory: gib(memory.parameters + memory.copies),
+            "gradients, GiB": lambda memory: gib(memory.gradients),
+            "optimizer, GiB": lambda memory: gib(memory.optimizer),
+            "input, GiB": lambda memory: gib(memory.input),
+            "activations, GiB": lambda memory: gib(memory.activations),
+            "peak, GiB": lambda memory: gib(memory.peak),
+            "peak at": lambda memory: memory.peak_at,
+        },
     )
 
 

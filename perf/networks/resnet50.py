@@ -1,4 +1,4 @@
-"""ResNet-50 v1.5 (He et al. 2015), and the networks beside it for scaling studies, as lists of layers."""
+"""ResNet-50 v1.5 (He et al. 2015), and the other networks for scaling studies, as lists of layers."""
 
 from collections.abc import Sequence
 

@@ -10,7 +10,7 @@ from typing import Any
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.files import atomic
+from mlhpc.common.pages.html import write
 from mlhpc.common.timing.profile import Profile
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.roofline import Ceilings
@@ -37,7 +37,7 @@ def profile(options: argparse.Namespace) -> int:
     else:
         tables.show(shown)
     if options.out:
-        atomic.write_bytes(options.out, tables.page(shown).encode())
+        write(options.out, tables.page(shown))
     return 0
 
 

@@ -1,7 +1,7 @@
 """A profile in the terminal, and as a page."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,15 @@ from rich.table import Table as Printed
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, table
 from mlhpc.common.pages.charts import ACCENT, SERIES, Figure, data, figure
-from mlhpc.common.pages.html import Banner, Cell, Section, Table, render
+from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import tooltips
 from mlhpc.common.timing.profile import Profile
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.profile.layers import Bin, LayerTime
 
+Columns = dict[str, Callable[[LayerTime], Cell | str]]
 LAYERS_PRINTED = 12
 OPERATIONS_PRINTED = 10
 WORDS = {
@@ -102,9 +104,7 @@ def page(shown: Shown) -> str:
             1, Section("Hardware efficiency", _of_peaks(shown), (efficiency(shown.bins), _bins(shown)))
         )
     return render(
-        "mlhpc.perf.profile",
-        "profile.html",
-        title=shown.title,
+        eyebrow="mlhpc profile",
         heading=shown.title,
         meta=shown.about,
         banners=[Banner(NOTE)],
@@ -154,64 +154,86 @@ def _of_peaks(shown: Shown) -> str:
 
 def _parts(shown: Shown) -> Table:
     total = sum(shown.parts.values())
-    rows = tuple(
-        (Cell(WORDS[part]), _ms(seconds), Cell(f"{seconds / total:.1%}", value=seconds / total))
-        for part, seconds in shown.parts.items()
+    return table(
+        "step-by-part",
+        list(shown.parts.items()),
+        {
+            "part": lambda row: WORDS[row[0]],
+            "ms a step": lambda row: _ms(row[1]),
+            "share": lambda row: number(row[1] / total, "{:.1%}".format),
+        },
     )
-    return Table("step-by-part", ("part", "ms a step", "share"), rows)
 
 
 def _kinds(shown: Shown) -> Table:
-    rows = tuple((Cell(kind), _ms(fwd), _ms(bwd)) for kind, fwd, bwd in by_kind(shown.times))
-    return Table("step-by-kind", ("kind of layer", "forward, ms", "backward, ms"), rows)
+    return table(
+        "step-by-kind",
+        by_kind(shown.times),
+        {
+            "kind of layer": lambda row: row[0],
+            "forward, ms": lambda row: _ms(row[1]),
+            "backward, ms": lambda row: _ms(row[2]),
+        },
+    )
 
 
 def _layers(shown: Shown, most: int | None = None) -> Table:
-    head = ["layer", "kind", "direction", "ms a step", "GFLOP/s"]
-    slowest = sorted(shown.times, key=lambda time: -time.seconds)[:most]
-    rows = []
-    for time in slowest:
-        rate = (time.product_flops + time.other_flops) / time.seconds
-        cells = [Cell(time.name), Cell(time.kind), Cell(time.direction), _ms(time.seconds)]
-        cells.append(Cell(f"{rate / 1e9:.4g}" if rate else "", value=rate))
-        if shown.ceilings:
-            share = time.efficiency(shown.ceilings)
-            cells.append(Cell(f"{share:.0%}", value=share))
-        rows.append(tuple(cells))
-    if shown.ceilings:
-        head.append("efficiency")
-    return Table("step-by-layer", tuple(head), tuple(rows), text_columns=3)
+    def rate(time: LayerTime) -> Cell:
+        found = (time.product_flops + time.other_flops) / time.seconds
+        return Cell(f"{found / 1e9:.4g}" if found else "", value=found)
+
+    ceilings = shown.ceilings
+    efficiency_of: Columns = (
+        {"efficiency": lambda time: number(time.efficiency(ceilings), "{:.0%}".format)} if ceilings else {}
+    )
+    return table(
+        "step-by-layer",
+        sorted(shown.times, key=lambda time: -time.seconds)[:most],
+        {
+            "layer": lambda time: time.name,
+            "kind": lambda time: time.kind,
+            "direction": lambda time: time.direction,
+            "ms a step": lambda time: _ms(time.seconds),
+            "GFLOP/s": rate,
+            **efficiency_of,
+        },
+        text_columns=3,
+    )
 
 
 def _operations(shown: Shown, most: int) -> Table:
-    rows = tuple(
-        (Cell(name), _ms(seconds), Cell(f"{calls:.4g}", value=calls))
-        for name, seconds, calls in shown.operations[:most]
+    return table(
+        "step-by-operation",
+        shown.operations[:most],
+        {
+            "operation": lambda row: row[0],
+            "ms a step": lambda row: _ms(row[1]),
+            "calls": lambda row: number(row[2], "{:.4g}".format),
+        },
     )
-    return Table("step-by-operation", ("operation", "ms a step", "calls"), rows)
 
 
 def _bins(shown: Shown) -> Table:
-    rows = tuple(
-        (
-            Cell(f"{b.low:.0%} to {b.high:.0%}"),
-            _ms(b.seconds),
-            _ms(b.potential),
-            Cell(str(b.layers), value=b.layers),
-        )
-        for b in shown.bins
+    return table(
+        "efficiency",
+        shown.bins,
+        {
+            "hardware efficiency": lambda b: f"{b.low:.0%} to {b.high:.0%}",
+            "ms a step": lambda b: _ms(b.seconds),
+            "at full efficiency, ms": lambda b: _ms(b.potential),
+            "layers": lambda b: number(b.layers, str),
+        },
     )
-    return Table("efficiency", ("hardware efficiency", "ms a step", "at full efficiency, ms", "layers"), rows)
 
 
 def _ms(seconds: float) -> Cell:
-    return Cell(f"{1e3 * seconds:.3g}", value=1e3 * seconds)
+    return number(1e3 * seconds, "{:.3g}".format)
 
 
 def _print(console: Console, table: Table) -> None:
     printed = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, title in enumerate(table.head):
-        printed.add_column(title, justify="left" if number < table.text_columns else "right", overflow="fold")
+    for column, title in enumerate(table.head):
+        printed.add_column(title, justify="left" if column < table.text_columns else "right", overflow="fold")
     for row in table.rows:
         printed.add_row(*(cell.text for cell in row))
     console.print(printed)

@@ -77,7 +77,7 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
             if codec == "tfrecord":
                 one = partial(write_shard, images, names, out, advance)
                 mine = shards_of(split, len(images))[world.rank :: world.size]
-                on_all_ranks(world, partial(in_threads, one, mine, workers))
+                on_all_ranks(world, partial(generate.in_threads, one, mine, workers))
             else:
                 write = _write_lmdb if codec == "lmdb" else _write_raw
                 on_rank0(world, partial(write, images, out / split, workers, advance))
@@ -234,17 +234,6 @@ def _ahead(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
                 yield waiting.pop(0).result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def in_threads(work: Callable[[T], None], items: Sequence[T], workers: int) -> None:
-    """``work`` of every item, by ``workers`` threads; after a failure no further item is started."""
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        try:
-            for _ in pool.map(work, items):
-                pass
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def _require_no_other_files(converted: Manifest, to: Target) -> None:

@@ -233,7 +233,7 @@ def _require_no_others(dataset: Manifest, names: Sequence[str], expected: set[st
     counts = Counter(map(_base, names))
     for name in names:
         if _base(name) not in expected or counts[_base(name)] > 1 or name.count("/") != 1:
-            raise UserError(f"{dataset.root / name}: does not belong beside {', '.join(sorted(expected))}")
+            raise UserError(f"{dataset.root / name}: does not belong with {', '.join(sorted(expected))}")
     if kind == "raw" and len(counts) < 2:
         raise UserError(f"{dataset.root / names[0]}: {PIXELS} and {INDEX} go together; copy the other")
     return kind

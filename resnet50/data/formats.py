@@ -3,19 +3,16 @@
 Labels start at 0. ``read`` returns the same bytes of an image for every format.
 """
 
-import os
 import re
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats.lmdb_file import LmdbFile
 from mlhpc.common.formats.protobuf import fields, read_varint
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.image import Bytes
@@ -26,10 +23,6 @@ LMDB = "data.mdb"
 PIXELS, INDEX = "pixels.raw", "index.npy"
 ENCODED, LABEL = "image/encoded", "image/class/label"
 _REMEDY = "copy or regenerate it"
-
-# LMDB allows one open environment per file and process: further users share it, until the last one closes it.
-_OPEN: WeakValueDictionary[str, Any] = WeakValueDictionary()
-_OPENING = threading.Lock()
 
 
 class Images(Protocol):
@@ -118,47 +111,14 @@ class Lmdb:
     """An LMDB of Caffe's Datum messages (caffe.proto: data = 4, label = 5, encoded = 7), in order of key."""
 
     def __init__(self, folder: Path, classes: int) -> None:
-        import lmdb
-
         self.path, self.classes = folder / LMDB, classes
-        self._keys: list[bytes] | None = None
-        self._environment: Any = None
-        try:
-            self._count: int = self._open().stat()["entries"]
-            self._keys = self._list_keys()
-        except (lmdb.Error, TypeError) as error:  # damaged pages
-            raise UserError(self._why_not(error)) from error
-        if self._keys is not None and len(self._keys) != self._count:
-            raise UserError(
-                f"{self.path}: {len(self._keys)} images, but its header counts {self._count}; {_REMEDY}"
-            )
-
-    def _list_keys(self) -> list[bytes] | None:
-        """All keys; None if they are consecutive numbers, since listing them would touch every image."""
-        with self._open().begin() as transaction, transaction.cursor() as cursor:
-            ends = [bytes(cursor.key()) for go in (cursor.first, cursor.last) if go()]
-            if not ends or ends == [b"%08d" % 0, b"%08d" % (self._count - 1)]:
-                return None
-            cursor.first()
-            return [bytes(key) for key in cursor.iternext(values=False)]
+        self._file = LmdbFile(self.path)
 
     def __len__(self) -> int:
-        return self._count
-
-    def __getstate__(self) -> dict[str, Any]:
-        # An environment must not be forked or pickled: each process opens its own.
-        return self.__dict__ | {"_environment": None}
+        return len(self._file)
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        import lmdb
-
-        key = self._key(index)
-        try:
-            with self._open().begin(buffers=True) as transaction:
-                # A copy: the memory belongs to the database, and is invalid after the transaction.
-                value = np.array(transaction.get(key), np.uint8)
-        except (lmdb.Error, TypeError) as error:
-            raise UserError(f"{self.name(index)}: cannot be read ({error}); {_REMEDY}") from error
+        value = self._file.value(index)
         datum: dict[int, memoryview] = {}
         try:
             datum = dict(fields(value.data))
@@ -172,47 +132,7 @@ class Lmdb:
         return data, label
 
     def name(self, index: int) -> str:
-        return f"{self.path}: {self._key(index).decode('ascii', 'replace')}"
-
-    def _key(self, index: int) -> bytes:
-        return self._keys[index] if self._keys else b"%08d" % index
-
-    def _open(self) -> Any:
-        import lmdb
-
-        with _OPENING:
-            if self._environment is None:
-                real = os.path.realpath(self.path)
-                self._environment = _OPEN.get(real)
-            if self._environment is None:
-                try:
-                    # No lock file: the file is only read, and the folder may not be writable.
-                    environment = lmdb.open(real, subdir=False, readonly=True, lock=False)
-                    size = os.stat(real).st_size
-                except (lmdb.Error, OSError) as error:
-                    raise UserError(self._why_not(error)) from error
-                # LMDB reads through a memory map: beyond the end of the file, the kernel kills the process.
-                needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-                if size < needed:
-                    raise UserError(f"{self.path}: truncated, {size} bytes of {needed}; {_REMEDY}")
-                self._environment = environment
-                _OPEN[real] = self._environment
-            return self._environment
-
-    def _why_not(self, error: Exception) -> str:
-        """The first page begins with 16 bytes of header, a magic number and the format's version (mdb.c)."""
-        import lmdb
-
-        head = np.zeros(6, np.uint32)
-        with suppress(OSError), self.path.open("rb") as file:
-            file.readinto(head.data.cast("B"))
-        if head[4] == 0xBEEFC0DE and (isinstance(error, lmdb.VersionMismatchError) or head[5] != 1):
-            return (
-                f"{self.path}: version {head[5]} of LMDB's format, which LMDB "
-                f"{'.'.join(map(str, lmdb.version()))} cannot read; convert the images again: "
-                "mlhpc data convert resnet50 --to lmdb"
-            )
-        return f"{self.path}: not a readable LMDB data file ({error}); {_REMEDY}"
+        return f"{self.path}: {self._file.key(index).decode('ascii', 'replace')}"
 
 
 class Raw:

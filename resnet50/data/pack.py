@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from isal import isal_zlib
 
+from mlhpc.common.data import generate
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
 from mlhpc.common.files.filesystem import filesystem_of
@@ -34,7 +35,7 @@ from mlhpc.common.staging.target import (
     unlink,
 )
 from mlhpc.errors import UserError
-from mlhpc.resnet50.data.convert import Shard, in_threads, shards_of, write_shard
+from mlhpc.resnet50.data.convert import Shard, shards_of, write_shard
 from mlhpc.resnet50.data.dataset import SPLITS, Split, open_splits
 from mlhpc.resnet50.data.formats import Files
 from mlhpc.resnet50.data.image import Bytes
@@ -214,4 +215,4 @@ def _write(
             split, shard = pair
             write_shard(images[split], names, target, advance, shard)
 
-        in_threads(write_one, shards, workers)
+        generate.in_threads(write_one, shards, workers)

@@ -164,7 +164,7 @@ def _only_throughput(results: ResultSet) -> Finding:
         "set/throughput",
         "warning",
         f"{results.path.name}/",
-        f"a time to solution of {results.benchmark} beside its throughput",
+        f"a time to solution of {results.benchmark} in addition to its throughput",
         "no strong/ set of this submitter",
         "throughput may not be reported on its own (MLPerf HPC training rules 3.0, Throughput)",
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from rich.console import Console
 from rich.text import Text
 
-from mlhpc.common.pages.html import Cell, Section, Table
+from mlhpc.common.pages.blocks import Cell, Table
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.run_directory import RunDirectory, read
@@ -82,7 +82,7 @@ def print_differences(found: Sequence[Difference], console: Console) -> None:
             console.print(Text.assemble((f"    {letter}  ", "dim"), _text(value)), soft_wrap=True)
 
 
-def differences_section(entries: Sequence[Entry]) -> Section | None:
+def differences_section(entries: Sequence[Entry]) -> list[Table] | None:
     """For a comparison page: how the runs of each set differ from the first set's, as far as the sets are run
     directories. None where there is nothing to show."""
     runs = [(entry.letter, run) for entry in entries if (run := _first_run(entry.path))][: _MOST_RUNS + 1]
@@ -99,12 +99,8 @@ def differences_section(entries: Sequence[Entry]) -> Section | None:
     ]
     if not rows:
         return None
-    table = Table("differences", ("sets", "of", "what", "first", "second"), tuple(rows), text_columns=5)
-    about = (
-        "Settings, environment, data and machine of each set's first run, where they differ from those of "
-    )
-    about += "the first set's."
-    return Section("What differs", about, (table,))
+    head = ("sets", "of", "what", "first", "second")
+    return [Table("differences", head, tuple(rows), text_columns=len(head))]
 
 
 def _readable(path: Path) -> RunDirectory:

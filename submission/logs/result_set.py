@@ -14,7 +14,7 @@ Metric = Literal["strong", "weak"]
 METRICS: tuple[Metric, Metric] = ("strong", "weak")
 PRUNED = "pruned_results"
 BYPASS = "package_checker_params"
-"""A file that a submitter may put beside results to make package_checker skip a check."""
+"""A file that a submitter may put next to results to make package_checker skip a check."""
 SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
 """Prefixes of the keys of hyperparameters (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
 SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")

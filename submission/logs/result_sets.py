@@ -1,7 +1,7 @@
 """The sets of runs below a path: one log, one run, a campaign, or the trees of many submitters.
 
 Layouts (MLPerf submission rules): for HPC
-``<org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt`` with ``pruned_results/`` beside the logs of
+``<org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt`` with ``pruned_results/`` next to the logs of
 a weak set, without the level ``strong`` in round 0.7 and in MLPerf Training; ``<org>/systems/<system>.json``.
 A campaign is a folder of run directories. Nothing is written, and the content of files never raises an error.
 """
@@ -111,7 +111,7 @@ class _TreePosition:
 
 def _tree_position(folder: Path) -> _TreePosition | None:
     """From the path. None if ``<org>/results/<system>/…`` does not lead to it, or if the folder ``results`` has
-    neither ``<org>/systems`` beside it nor a level strong or weak below it."""
+    neither ``<org>/systems`` next to it nor a level strong or weak below it."""
     above = folder.absolute().parts
     for depth in (1, 2, 3):
         if len(above) <= depth + 1 or above[-1 - depth] != "results":

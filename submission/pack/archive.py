@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from mlhpc.errors import UserError, count
 
 CHECKSUMS = ".sha256"
-"""``<org>.sha256`` beside the tree, for sha256sum(1): ``sha256sum -c <org>.sha256`` checks it without this
+"""``<org>.sha256`` next to the tree, for sha256sum(1): ``sha256sum -c <org>.sha256`` checks it without this
 suite. It is the first file of the archive."""
 BLOCK = 2**20
 LARGEST_READ = 16 * 2**20

@@ -71,7 +71,7 @@ def one_configuration(results: ResultSet) -> Iterator[Finding]:
 
 
 def one_data_format(results: ResultSet) -> Iterator[Finding]:
-    """The runs of a set read data of one format; a lossy one is told to the reviewer."""
+    """The runs of a set read data of one format; the reviewer is told of a lossy one."""
     formats = {str(run.result.data) for run in runs_of(results) if run.result and run.result.data}
     if len(formats) > 1:
         remedy = "the runs of one score read one data set: pack the others separately"
@@ -83,11 +83,11 @@ def one_data_format(results: ResultSet) -> Iterator[Finding]:
             "; ".join(sorted(formats)),
             remedy,
         )
-    for told in sorted(formats):
-        if "lossy" in told:
+    for label in sorted(formats):
+        if "lossy" in label:
             remedy = "nothing to do in the open division; say so in the description"
             yield Finding(
-                "pack/codec", "warning", "result.json", "data without loss", f"data by {told}", remedy
+                "pack/codec", "warning", "result.json", "data without loss", f"data by {label}", remedy
             )
 
 

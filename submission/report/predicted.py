@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlhpc.common.pages.html import Banner, Cell, Section, Table
+from mlhpc.common.pages.blocks import Banner, Cell, Section, Table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.prediction import Model, Prediction

@@ -8,18 +8,18 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.benchmarks import registry
-from mlhpc.common.files.atomic import write_bytes
+from mlhpc.common.pages.html import write
 from mlhpc.errors import UserError, count
 from mlhpc.perf.machines import machine as find_machine
 from mlhpc.submission.check.check import check_run
 from mlhpc.submission.logs.findings import Finding, passes, verdict
 from mlhpc.submission.logs.progress import Follower
+from mlhpc.submission.logs.ranks import running
 from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page
 from mlhpc.submission.report.compare_table import print_comparison, text
 from mlhpc.submission.report.predicted import Beside, beside, lines
-from mlhpc.submission.report.ranks import running
 from mlhpc.submission.report.run_page import page
 from mlhpc.submission.report.summary import (
     data_rate,
@@ -73,7 +73,7 @@ def report_on(
             raise UserError(f"{out}: exists already; choose another --out FILE.html, or remove it first")
     comparison = compare(paths, configurations)
     if out:
-        _write(out, comparison_page(comparison))
+        write(out, comparison_page(comparison))
     print_comparison(comparison, console)
     return out
 
@@ -96,22 +96,11 @@ def report(
     findings = [] if running(run) else check_run(run, ruleset)
     out = out or run_dir / "report.html"
     predicted = beside(run, find_machine(machine)) if machine else None
-    _write(out, page(run, findings, ruleset, predicted))
+    write(out, page(run, findings, ruleset, predicted))
     _print(run, findings, ruleset, console)
     if predicted:
         _print_predicted(predicted, console)
     return out
-
-
-def _write(path: Path, html: str) -> None:
-    try:
-        if path.exists() and not path.read_bytes().startswith(html[:15].encode()):
-            raise UserError(f"{path}: exists and is not a report; choose another --out FILE.html")
-        write_bytes(path, html.encode())
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror}); choose another --out FILE.html"
-        ) from None
 
 
 def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:

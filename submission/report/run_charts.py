@@ -7,8 +7,8 @@ from typing import Any
 from mlhpc.common.pages import plots
 from mlhpc.common.pages.charts import Figure
 from mlhpc.errors import count
+from mlhpc.submission.logs.ranks import PERCENTILES, RankTimes
 from mlhpc.submission.logs.run_directory import RunDirectory
-from mlhpc.submission.report.ranks import PERCENTILES, RankTimes
 from mlhpc.submission.report.summary import (
     PARTS,
     Part,

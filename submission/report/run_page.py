@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 from mlhpc.benchmarks import registry
-from mlhpc.common.pages.html import Banner, Cell, Grid, Section, Table, render
+from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, number, table
+from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, passes, verdict
+from mlhpc.submission.logs.ranks import RankTimes, read_ranks, running
 from mlhpc.submission.logs.run_directory import RunDirectory
 from mlhpc.submission.report import run_charts, run_sections
 from mlhpc.submission.report.predicted import Beside
 from mlhpc.submission.report.predicted import section as prediction_section
-from mlhpc.submission.report.ranks import RankTimes, read_ranks, running
 from mlhpc.submission.report.summary import (
     data_rate,
     duration,
@@ -34,8 +35,6 @@ def page(
     heading = registry.title(run.benchmark)
     training_rules = " (MLPerf HPC training rules up to round 2.0)" * rules.startswith("hpc")
     return render(
-        "mlhpc.submission.report",
-        "run.html",
         title=heading + (f", preset {run.preset}" if run.preset else ""),
         blocks=[
             _missing(run),
@@ -53,8 +52,9 @@ def page(
         foot="Time to train is run_stop − run_start on one monotonic clock over all ranks, staging included"
         f"{training_rules}.",
         heading=heading,
-        preset=run.preset,
-        meta=_meta(run),
+        eyebrow="mlhpc training benchmark",
+        subtitle=f"preset {run.preset}" if run.preset else "",
+        meta=" · ".join(_meta(run)),
         pills=_pills(run, findings, rules),
         banners=_banners(run, reasons),
         hero=_hero(run, reasons),
@@ -125,33 +125,34 @@ def _hero(run: RunDirectory, reasons: Sequence[str]) -> list[tuple[str, str, str
 def _missing(run: RunDirectory) -> Section | None:
     if not run.problems or running(run):
         return None
-    rows = tuple((Cell(name), Cell(problem)) for name, problem in run.problems[:20])
-    more = len(run.problems) - len(rows)
+    listed = run.problems[:20]
+    more = len(run.problems) - len(listed)
+    problems = table("missing", listed, {"file": lambda p: p[0], "problem": lambda p: p[1]}, text_columns=2)
     about = "The report shows what could be read." + (f" {more} more are not listed." if more > 0 else "")
-    return Section("Missing pieces", about, (Table("missing", ("file", "problem"), rows, text_columns=2),))
+    return Section("Missing pieces", about, (problems,))
 
 
 def _breakdown(run: RunDirectory) -> Section | None:
     breakdown_parts = parts(run)
     if not breakdown_parts:
         return None
-    rows = tuple(
-        (
-            Cell(part.label, notes=(part.what,), value=part.label, swatch=part.key),
-            Cell(
-                part.unknown if part.seconds is None else f"{part.seconds:.2f}",
-                value=part.seconds if part.seconds is not None else "",
-            ),
-            Cell("" if part.seconds is None else f"{part.share:.1%}", value=part.share),
-        )
-        for part in breakdown_parts
-    )
     total = sum(part.seconds or 0.0 for part in breakdown_parts)
-    table = Table(
-        "breakdown", ("part", "seconds", "share"), rows, (Cell("Sum"), Cell(f"{total:.2f}"), Cell("100.0%"))
+    in_numbers = table(
+        "breakdown",
+        breakdown_parts,
+        {
+            "part": lambda part: Cell(part.label, (part.what,), part.label, swatch=part.key),
+            "seconds": lambda part: (
+                Cell(part.unknown, value="")
+                if part.seconds is None
+                else number(part.seconds, "{:.2f}".format)
+            ),
+            "share": lambda part: Cell("" if part.seconds is None else f"{part.share:.1%}", value=part.share),
+        },
+        foot=(Cell("Sum"), Cell(f"{total:.2f}"), Cell("100.0%")),
     )
     about = "Parts of the interval from run_start to run_stop, on rank 0. They add up to the total."
-    blocks = (run_charts.breakdown(breakdown_parts), table) if total else (table,)
+    blocks = (run_charts.breakdown(breakdown_parts), in_numbers) if total else (in_numbers,)
     return Section("Where the time went", about, blocks)
 
 

@@ -1,61 +1,57 @@
 """The sections of a run's page about staging, ranks, settings, hardware and provenance."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 from mlhpc.benchmarks import load, registry
-from mlhpc.common.pages.html import Cell, Details, Facts, Section, Table
+from mlhpc.common.pages.blocks import Cell, Details, Facts, Section, Table, number, table
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, verdict
+from mlhpc.submission.logs.ranks import RankTimes
 from mlhpc.submission.logs.run_directory import RunDirectory, Staging
 from mlhpc.submission.report import run_charts
-from mlhpc.submission.report.ranks import RankTimes
-from mlhpc.submission.report.summary import data_rates, duration, number, packages_of, size
+from mlhpc.submission.report.summary import data_rates, digits, duration, packages_of, size
 
 
 def epoch_table(run: RunDirectory) -> Section | None:
     if not (run.result and run.result.epochs):
         return None
     metric, rates = run.result.target.metric, data_rates(run)
-    head = ("epoch", metric, "training loss", "learning rate", "training, s", "data wait, s", "steps, s",
-            "evaluation, s", "samples", "samples/s", "data rate")  # fmt: skip
-    rows = tuple(
-        (
-            Cell(str(e.epoch), value=e.epoch),
-            *(
-                Cell(number(value), value="" if value is None else value)
-                for value in (e.quality(metric), e.train_loss, e.learning_rate, e.train_s, e.data_wait_s, e.step_s,
-                              e.eval_s)
-            ),
-            Cell("" if e.samples is None else str(e.samples)),
-            Cell(number(e.samples_per_s), value="" if e.samples_per_s is None else e.samples_per_s),
-            Cell(size(rates[e.epoch], "/s") if e.epoch in rates else "", value=rates.get(e.epoch, "")),
-        )
-        for e in run.result.epochs
-    )  # fmt: skip
-    table = Table("epochs", head, rows)
-    return Section("Epochs", "", (Details(f"{count(len(rows), 'epoch')} in numbers", (table,)),))
+    epochs = table(
+        "epochs",
+        run.result.epochs,
+        {
+            "epoch": lambda e: Cell(str(e.epoch), value=e.epoch),
+            metric: lambda e: number(e.quality(metric), digits),
+            "training loss": lambda e: number(e.train_loss, digits),
+            "learning rate": lambda e: number(e.learning_rate, digits),
+            "training, s": lambda e: number(e.train_s, digits),
+            "data wait, s": lambda e: number(e.data_wait_s, digits),
+            "steps, s": lambda e: number(e.step_s, digits),
+            "evaluation, s": lambda e: number(e.eval_s, digits),
+            "samples": lambda e: "" if e.samples is None else str(e.samples),
+            "samples/s": lambda e: number(e.samples_per_s, digits),
+            "data rate": lambda e: number(rates.get(e.epoch), partial(size, per="/s")),
+        },
+    )
+    return Section("Epochs", "", (Details(f"{count(len(epochs.rows), 'epoch')} in numbers", (epochs,)),))
 
 
 def processes(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:
     """Start-up, staging, waiting and memory of the ranks; their spread if there are several."""
-    seconds = [
-        ("start-up (init)", [r.init_s for r in ranks]),
-        ("staging", [r.staging_s for r in ranks]),
-        ("training", [r.train_s for r in ranks]),
-        ("data wait", [r.data_wait_s for r in ranks]),
-        ("longest single wait", [r.longest_wait_s for r in ranks]),
-        ("evaluation", [r.eval_s for r in ranks]),
+    quantities = [
+        ("start-up (init)", [r.init_s for r in ranks], duration),
+        ("staging", [r.staging_s for r in ranks], duration),
+        ("training", [r.train_s for r in ranks], duration),
+        ("data wait", [r.data_wait_s for r in ranks], duration),
+        ("longest single wait", [r.longest_wait_s for r in ranks], duration),
+        ("evaluation", [r.eval_s for r in ranks], duration),
+        ("peak memory of the process", [r.peak_bytes for r in ranks], size),
+        ("peak memory of the accelerator", [r.device_peak_bytes for r in ranks], size),
     ]
-    memory = [
-        ("peak memory of the process", [r.peak_bytes for r in ranks]),
-        ("peak memory of the accelerator", [r.device_peak_bytes for r in ranks]),
-    ]
-    rows = [
-        *(row for name, values in seconds if (row := _spread(name, ranks, values, "s"))),
-        *(row for name, values in memory if (row := _spread(name, ranks, values, "GB"))),
-    ]
+    rows = [row for name, values, write in quantities if (row := _spread(name, ranks, values, write))]
     if not rows:
         return None
     if len(ranks) == 1:
@@ -68,17 +64,16 @@ def processes(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:
 
 
 def _spread(
-    name: str, ranks: Sequence[RankTimes], values: Sequence[float | None], unit: str
+    name: str, ranks: Sequence[RankTimes], values: Sequence[float | None], write: Callable[[float], str]
 ) -> tuple[Cell, ...] | None:
     measured = [(value, rank.rank) for value, rank in zip(values, ranks, strict=True) if value is not None]
     if not measured:
         return None
-    write = duration if unit == "s" else size
     least, most = min(measured)[0], max(measured)
     figures = (least, median(value for value, _ in measured), most[0])
     return (
         Cell(name),
-        *(Cell(write(value), value=value) for value in figures),
+        *(number(value, write) for value in figures),
         Cell(str(most[1]), value=most[1]),
     )
 
@@ -221,15 +216,14 @@ def check(findings: Sequence[Finding], rules: str) -> Section:
 
 def findings_table(findings: Sequence[tuple[str, Finding]]) -> Table:
     """A table of (path of the set or empty, finding) pairs."""
-    rows = tuple(
-        (
-            Cell(f.rule, notes=(f.where, path or f.source), tone=f.severity, bold=f.severity),
-            Cell(f.expected),
-            Cell(f.actual),
-            Cell(f.remedy),
-        )
-        for path, f in findings
-    )
-    return Table(
-        "findings", ("finding", "expected", "found", "what to do"), rows, text_columns=4, style="findings"
-    )
+    columns: dict[str, Callable[[tuple[str, Finding]], Cell | str]] = {
+        "finding": lambda row: _finding(*row),
+        "expected": lambda row: row[1].expected,
+        "found": lambda row: row[1].actual,
+        "what to do": lambda row: row[1].remedy,
+    }
+    return table("findings", findings, columns, text_columns=4, style="findings")
+
+
+def _finding(path: str, f: Finding) -> Cell:
+    return Cell(f.rule, (f.where, path or f.source), tone=f.severity, bold=f.severity)

@@ -228,13 +228,13 @@ def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
     folder if there are several."""
     data = _names({cell.data for cell in cells})
     stages = _names({cell.stage for cell in cells if cell.stage})
-    apart = []
+    separate = []
     for cell in cells:
         places: dict[str, Value] = {"data": data[cell.data]}
         if cell.stage and len(stages) > 1:
             places["storage"] = f"staged in {stages[cell.stage]}"
-        apart.append(replace(cell, settings={**cell.settings, **places}))
-    return apart
+        separate.append(replace(cell, settings={**cell.settings, **places}))
+    return separate
 
 
 def _names(paths: set[str]) -> dict[str, str]:

@@ -11,8 +11,8 @@ from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.phases import PARTS as LOG_PARTS
 from mlhpc.submission.logs.phases import phases
 from mlhpc.submission.logs.progress import Progress
+from mlhpc.submission.logs.ranks import running
 from mlhpc.submission.logs.run_directory import RunDirectory, Target
-from mlhpc.submission.report.ranks import running
 
 PARTS = {
     "staging": ("Staging", "copying the data set to where training reads it"),
@@ -235,11 +235,6 @@ def plain(value: float | None) -> str:
     return f"{value:,.{decimals(value)}f}".replace(",", "\xa0")
 
 
-def number(value: float | None) -> str:
-    """Four digits; empty without a number."""
-    return "" if value is None or not math.isfinite(value) else f"{value:.4g}"
-
-
 def place(now: Progress) -> str:
     """Epoch, step and phase of a run: ``epoch 3 of 16, step 40 of 128, training for 12.1 s``."""
     epoch = "" if now.epoch is None else f"epoch {now.epoch}"
@@ -270,3 +265,8 @@ def progress_facts(now: Progress) -> dict[str, str]:
     elif now.quiet_s > 30 and now.status == "running":
         facts["last event"] = f"{duration(now.quiet_s)} ago"
     return facts
+
+
+def digits(value: float) -> str:
+    """Four digits; empty where it is not finite."""
+    return f"{value:.4g}" if math.isfinite(value) else ""

@@ -2,10 +2,8 @@
 
 import io
 import os
-import shutil
 from collections.abc import Sequence
 from functools import cache
-from itertools import count
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -21,7 +19,6 @@ from mlhpc.resnet50.data import image
 from mlhpc.resnet50.data.formats import ENCODED, INDEX, LABEL, LMDB, PIXELS, Images, Lmdb, Raw, Shards
 
 _CLASSES = 5
-_ATTEMPT = count()
 
 
 @cache
@@ -59,32 +56,36 @@ def read_image(data: bytes, scratch: Path) -> None:
 
 @cache
 def _databases() -> tuple[bytes, ...]:
-    """LMDB files: of keys that count, of others, and with values on pages of their own and within leaves."""
+    """LMDB files of both versions: a single leaf, a tree with branches and deleted keys; values on pages of their
+    own and within leaves."""
     made = []
-    for keys, sizes in (
-        ([b"%08d" % i for i in range(8)], (300, 9000)),
-        ([b"n%04d" % (i * i) for i in range(100)], (20,)),
+    for version, keys, sizes in (
+        (0, [b"%08d" % i for i in range(8)], (300, 5000)),
+        (0, [b"n%04d" % (i * i) for i in range(100)], (20,)),
+        (1, [b"%d" % i * 20 for i in range(100)], (20, 20, 20, 3000)),
     ):
         with TemporaryDirectory() as name:
-            with (
-                lmdb.open(name, map_size=1 << 22) as environment,
-                environment.begin(write=True) as transaction,
-            ):
-                for i, key in enumerate(keys):
-                    content = Random(i).randbytes(sizes[i % len(sizes)])
-                    datum = protobuf.field(4, content) + protobuf.number_field(5, i % _CLASSES)
-                    transaction.put(key, datum + protobuf.number_field(7, 1))
+            with lmdb.open(name, map_size=1 << 22, lib_version=version) as environment:
+                with environment.begin(write=True) as transaction:
+                    for i, key in enumerate(keys):
+                        content = Random(i).randbytes(sizes[i % len(sizes)])
+                        datum = protobuf.field(4, content) + protobuf.number_field(5, i % _CLASSES)
+                        transaction.put(key, datum + protobuf.number_field(7, 1))
+                with environment.begin(write=True) as transaction:
+                    transaction.delete(keys[3])
             made.append((Path(name) / LMDB).read_bytes())
     return tuple(made)
 
 
 def database_bytes(rng: Random) -> bytes:
-    """Damage to any byte, or to headers of pages, where LMDB's pointers are."""
+    """Damage to any byte, or to headers of pages and the nodes at their ends, where LMDB's pointers are."""
     data = rng.choice(_databases())
-    if rng.random() < 0.5:
+    if rng.random() < 0.25:
         return damaged_bytes(rng, data)
     page = 4096 * rng.randrange(len(data) // 4096)
-    return data[:page] + damaged_bytes(rng, data[page : page + 64]).ljust(64, b"\0")[:64] + data[page + 64 :]
+    start, size = rng.choice(((page, 16), (page, 160), (page + 16, 64), (page + 3840, 256)))
+    damaged = damaged_bytes(rng, data[start : start + size]).ljust(size, b"\0")[:size]
+    return data[:start] + damaged + data[start + size :]
 
 
 def _read_all(images: Images) -> None:
@@ -95,13 +96,8 @@ def _read_all(images: Images) -> None:
 
 
 def read_database(data: bytes, scratch: Path) -> None:
-    folder = scratch / f"lmdb-{next(_ATTEMPT)}"  # a process opens a file once as long as anybody has it
-    folder.mkdir(exist_ok=True)
-    (folder / LMDB).write_bytes(data)
-    try:
-        _read_all(Lmdb(folder, _CLASSES))
-    finally:
-        shutil.rmtree(folder)
+    (scratch / LMDB).write_bytes(data)
+    _read_all(Lmdb(scratch, _CLASSES))
 
 
 @cache

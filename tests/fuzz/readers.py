@@ -12,18 +12,16 @@ from fuzz import data, images, network, pages, submission
 class Reader:
     """``make_input(rng)``: an input, the same for the same generator; ``read(data, scratch)``: reads it, as a file
     in the folder ``scratch`` where it needs one, and asserts what must hold; ``refusals``: the exceptions with
-    which it may refuse an input; ``may_die``: whether an input may end the process, or keep it for ever, as
-    docs/security.md says of LMDB."""
+    which it may refuse an input."""
 
     name: str
     make_input: Callable[[Random], bytes]
     read: Callable[[bytes, Path], None]
     refusals: tuple[type[Exception], ...]
-    may_die: bool = False
 
 
 READERS = {
-    name: Reader(name, make_input, read, refusals, may_die=name == "lmdb")
+    name: Reader(name, make_input, read, refusals)
     for name, make_input, read, refusals in (
         *submission.READERS,
         *pages.READERS,

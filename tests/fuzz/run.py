@@ -5,24 +5,16 @@
 Runs every reader (or those named) on N random inputs, or for M minutes, whichever comes first. A reader may refuse
 an input with a UserError or the errors that it documents; anything else is a failure, and the input is kept in DIR
 (default: fuzz-failures). Exit status 1 when there was one. The inputs of one seed are the same in every run.
-
-LMDB is read in a process of its own, because a damaged database may end the process: such deaths are counted.
 """
 
 import argparse
-import faulthandler
 import os
 import random
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Literal
 
@@ -30,18 +22,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz.readers import READERS, Reader
 
-Verdict = Literal["read", "refused", "died"] | str
+Verdict = Literal["read", "refused"] | str
 """What came of an input; any other string is the traceback of a failure."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many inputs a reader got, how many of them it refused, how many ended its process or hung it (where that
-    is allowed), and the inputs on which it failed, with why. ``seconds`` of the clock and of the processor."""
+    """How many inputs a reader got, how many of them it refused, and the inputs on which it failed, with why.
+    ``seconds`` of the clock and of the processor."""
 
     inputs: int
     refused: int
-    died: int
     seconds: float
     cpu_seconds: float
     failures: tuple[tuple[bytes, str], ...]
@@ -50,21 +41,17 @@ class Outcome:
 def fuzz(reader: Reader, *, inputs: int, seconds: float, seed: int, most_failures: int = 5) -> Outcome:
     """Runs ``reader`` on up to ``inputs`` inputs, starting none after ``seconds``."""
     begin, cpu = time.monotonic(), _cpu_seconds()
-    done = refused = died = 0
+    done = refused = 0
     failures: list[tuple[bytes, str]] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory()) as scratch,
-        _reading(reader, Path(scratch)) as read,
-    ):
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory()) as scratch:
         while done < inputs and time.monotonic() - begin < seconds and len(failures) < most_failures:
             data = reader.make_input(random.Random(f"{reader.name}/{seed}/{done}"))
             done += 1
-            verdict = read(data)
+            verdict = _judge(reader, data, Path(scratch))
             refused += verdict == "refused"
-            died += verdict == "died"
-            if verdict not in ("read", "refused", "died"):
+            if verdict not in ("read", "refused"):
                 failures.append((data, verdict))
-    return Outcome(done, refused, died, time.monotonic() - begin, _cpu_seconds() - cpu, tuple(failures))
+    return Outcome(done, refused, time.monotonic() - begin, _cpu_seconds() - cpu, tuple(failures))
 
 
 def _memory() -> str | None:
@@ -86,60 +73,6 @@ def _judge(reader: Reader, data: bytes, scratch: Path) -> Verdict:
     return "read"
 
 
-@contextmanager
-def _reading(reader: Reader, scratch: Path) -> Iterator[Callable[[bytes], Verdict]]:
-    """What reads an input: here, or in a process that is started again whenever an input ended it."""
-    if not reader.may_die:
-        yield lambda data: _judge(reader, data, scratch)
-        return
-    child: list[tuple[BaseProcess, Connection]] = []
-
-    def read(data: bytes) -> Verdict:
-        if not child:
-            ours, theirs = _FORK.Pipe()
-            process = _FORK.Process(target=_serve, args=(reader, theirs, scratch))
-            process.start()
-            theirs.close()
-            child.append((process, ours))
-        process, pipe = child[0]
-        try:
-            pipe.send_bytes(data)
-            if pipe.poll(HANGS_S):
-                return pipe.recv_bytes().decode()
-        except (EOFError, OSError):
-            pass
-        _end(*child.pop())
-        return "died"
-
-    try:
-        yield read
-    finally:
-        for process, pipe in child:
-            _end(process, pipe)
-
-
-_FORK = get_context("fork")
-HANGS_S = 5.0
-"""After so many seconds for one small input its process counts as ended."""
-
-
-def _serve(reader: Reader, pipe: Connection, scratch: Path) -> None:
-    faulthandler.disable()  # deaths are counted, not shown
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LMDB says why it aborts
-    while True:
-        try:
-            data = pipe.recv_bytes()
-        except EOFError:
-            return
-        pipe.send_bytes(_judge(reader, data, scratch).encode())
-
-
-def _end(process: BaseProcess, pipe: Connection) -> None:
-    pipe.close()
-    process.kill()
-    process.join()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -157,7 +90,7 @@ def main() -> int:
         outcome = fuzz(READERS[name], inputs=options.inputs, seconds=60 * options.minutes, seed=options.seed)
         print(
             f"{name}: {outcome.inputs} inputs in {outcome.seconds:.1f} s ({outcome.cpu_seconds:.1f} CPU s), "
-            f"{outcome.refused} refused, {outcome.died} ended the process, {len(outcome.failures)} failures",
+            f"{outcome.refused} refused, {len(outcome.failures)} failures",
             flush=True,
         )
         for number, (data, why) in enumerate(outcome.failures):

@@ -33,7 +33,9 @@ def epoch_events(epoch: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--looks", type=int, default=30)
     options = parser.parse_args()
@@ -53,7 +55,9 @@ def main() -> None:
             busy += time.process_time() - start
             assert progress.epoch == look
     each = busy / options.looks
-    print(f"{options.ranks} ranks: {1e3 * each:.1f} ms per look, {each / INTERVAL_S:.1%} of a core every {INTERVAL_S:g} s")
+    print(
+        f"{options.ranks} ranks: {1e3 * each:.1f} ms per look, {each / INTERVAL_S:.1%} of a core every {INTERVAL_S:g} s"
+    )
 
 
 if __name__ == "__main__":

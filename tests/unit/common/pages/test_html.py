@@ -4,31 +4,34 @@ import csv
 import io
 import json
 import re
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from helpers.page import Page
 
 from mlhpc.common.pages import plots
-from mlhpc.common.pages.html import (
+from mlhpc.common.pages.blocks import (
     Banner,
     Cell,
-    Chapter,
     Details,
     Facts,
     Grid,
     Legend,
     Section,
     Table,
-    render,
+    number,
+    table,
 )
+from mlhpc.common.pages.html import render, write
 from mlhpc.common.pages.text import printable
+from mlhpc.errors import UserError
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\x1b[2J\ud800'
 
 
 def rendered(*blocks: object, title: str = "Page") -> str:
-    return render("mlhpc.common.pages", "page.html", title=title, blocks=blocks, foot="Foot.")
+    return render(heading=title, blocks=blocks, foot="Foot.")
 
 
 def evil_page() -> str:
@@ -39,7 +42,9 @@ def evil_page() -> str:
     section = Section(
         EVIL, EVIL, (Facts({EVIL: EVIL}), table, Grid((figure,)), Legend(((0, EVIL, EVIL, True),)))
     )
-    return rendered(Chapter(EVIL, (Banner(EVIL, EVIL), section, Details(EVIL, (table,)))), title=EVIL)
+    blocks = (section, Section("Rest", blocks=(Banner(EVIL, EVIL), Details(EVIL, (table,)))))
+    head = {"eyebrow": EVIL, "subtitle": EVIL, "meta": EVIL, "pills": [(EVIL, "good")], "hero": [(EVIL,) * 4]}
+    return render(heading=EVIL, blocks=blocks, foot=EVIL, banners=[Banner(EVIL)], **head)
 
 
 def test_text_is_never_markup() -> None:
@@ -74,14 +79,37 @@ def test_contents_name_the_sections_of_a_long_page() -> None:
     assert "nav" not in {tag for tag, _ in Page(rendered(Section("One"), Section("Two"))).elements}
 
 
-def test_sections_of_two_chapters_have_distinct_anchors() -> None:
-    html = rendered(*(Chapter(name, (Section("Sets"), Section("Scaling"))) for name in ("A", "B")))
-    ids = [a["id"] for _, a in Page(html).elements if a.get("id")]
-    assert sorted(ids) == ["a", "a-scaling", "a-sets", "b", "b-scaling", "b-sets"]
+def test_contents_name_each_title_once_and_as_it_is_written() -> None:
+    titles = ["A & B", "<i>", "C", "D"]
+    page = Page(rendered(*(Section(title) for title in titles)))
+    assert page.text.startswith("Page " + " ".join(titles))
+
+
+def test_a_table_has_a_column_for_each_title() -> None:
+    made = table(
+        "t",
+        [1.5, None],
+        {"known": lambda v: str(v is not None), "value": lambda v: number(v, "{:.2f}".format)},
+    )
+    assert made.head == ("known", "value")
+    assert [[cell.text for cell in row] for row in made.rows] == [["True", "1.50"], ["False", ""]]
+    assert made.records == [{"known": "True", "value": 1.5}, {"known": "False", "value": ""}]
+
+
+def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path / "page.html", rendered(title="old"))
+    write(tmp_path / "page.html", rendered(title="new"))
+    assert "<title>new</title>" in (tmp_path / "page.html").read_text("utf-8")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.txt: exists and is not a page"):
+        write(tmp_path / "notes.txt", rendered())
+    with pytest.raises(UserError, match="cannot be written"):
+        write(tmp_path / "missing" / "page.html", rendered())
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.fixture
-def table() -> Table:
+def numbers() -> Table:
     rows = (
         (Cell("first", notes=("a note",)), Cell("12.3", value=12.3456)),
         (Cell("=HYPERLINK(0)"), Cell("", value=float("inf"))),
@@ -96,8 +124,8 @@ def link(table: Table, ending: str) -> str:
     return unquote(href.partition(",")[2])
 
 
-def test_a_table_can_be_saved_as_json(table: Table) -> None:
-    assert json.loads(link(table, "json")) == [
+def test_a_table_can_be_saved_as_json(numbers: Table) -> None:
+    assert json.loads(link(numbers, "json")) == [
         {"name": "first", "value, s": 12.3456},
         {"name": "=HYPERLINK(0)", "value, s": None},
         {"name": 'a, "b" c', "value, s": "-1+1"},
@@ -106,13 +134,13 @@ def test_a_table_can_be_saved_as_json(table: Table) -> None:
 
 def test_a_long_table_is_saved_completely() -> None:
     rows = tuple((Cell(f"row {n}"), Cell(str(n), value=n)) for n in range(1000))
-    table = Table("numbers", ("name", "value"), rows)
-    assert json.loads(link(table, "json"))[-1] == {"name": "row 999", "value": 999}
-    assert len(list(csv.reader(io.StringIO(link(table, "csv"))))) == 1001
+    numbers = Table("numbers", ("name", "value"), rows)
+    assert json.loads(link(numbers, "json"))[-1] == {"name": "row 999", "value": 999}
+    assert len(list(csv.reader(io.StringIO(link(numbers, "csv"))))) == 1001
 
 
-def test_a_table_can_be_saved_as_csv_without_formulas(table: Table) -> None:
-    rows = list(csv.reader(io.StringIO(link(table, "csv"))))
+def test_a_table_can_be_saved_as_csv_without_formulas(numbers: Table) -> None:
+    rows = list(csv.reader(io.StringIO(link(numbers, "csv"))))
     assert rows == [["name", "value, s"], ["first", "12.3456"], ["'=HYPERLINK(0)", ""], ['a, "b" c', "'-1+1"]]
 
 

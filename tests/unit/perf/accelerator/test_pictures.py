@@ -85,10 +85,7 @@ def test_sections_render_as_a_page_with_their_tables():
         roofline_section("Roofline", points(network, V100, "mixed_float16"), V100, TABLE_II["cosmoflow"]),
         memory_section("Memory", [memory_of(run, batch) for batch in (1, 4, 16)], [("HBM", 16e9)], fits=22),
     ]
-    page = render(
-        "mlhpc.submission.report", "comparison.html", title="t", heading="h", subtitle="s", meta="m",
-        blocks=blocks, foot="f", banners=[],
-    )  # fmt: skip
+    page = render(heading="h", blocks=blocks, foot="f")
     assert "The largest local batch that fits is 22." in page
     assert re.search(r"Lower limit of a training sample: [\d.]+ ms", page)
     (table,) = (block for block in blocks[0].blocks if block.kind == "table")

@@ -296,7 +296,12 @@ def test_small_presets_are_separate_and_not_results(tmp_path: Path) -> None:
     assert after.startswith(" Not the official data set.")
     assert "CosmoFlow · 524 288 training samples Sets" in before
     assert "preset smoke" in after and "preset smoke" not in before
-    assert page(comparison).count('<h2 class="chapter"') == len(comparison.by_problem) == 2
+    html = page(comparison)
+    assert html.count('<h2 class="chapter"') == len(comparison.by_problem) == 2
+    anchors = [a["id"] for tag, a in Page(html).elements if tag in ("section", "h2") and a.get("id")]
+    assert len(anchors) == len(set(anchors)) > 4
+    links = [a["href"] for tag, a in Page(html).elements if tag == "a"]
+    assert links[: len(anchors)] == [f"#{anchor}" for anchor in anchors]
 
 
 def test_resumed_runs_are_separate_and_not_results(tmp_path: Path) -> None:

@@ -1,26 +1,93 @@
-"""Figure 2 of paper 001: epoch scaling and throughput scaling, joined on the batch size.
+"""Figures 1 and 2 of paper 001: the time to solution of each set by part, and its scaling.
 
-Four planes with logarithmic axes that are shared along rows and columns: from the number of units to the batch
-size (a), from there to the epochs (b); from the units to the epoch rate (c), from there to the time that both give
-(d).
+Figure 2 is four planes with logarithmic axes that are shared along rows and columns: from the number of units to
+the batch size (a), from there to the epochs (b); from the units to the epoch rate (c), from there to the time that
+both give (d).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages.blocks import Cell, Details, Grid, Legend, Table, number, table
 from mlhpc.common.pages.charts import Figure, LogAxis
-from mlhpc.common.pages.html import Grid, Legend, Section
 from mlhpc.perf.scaling import Point
+from mlhpc.submission.logs.phases import PARTS
 from mlhpc.submission.report.compare import references
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.summary import plain, whole
+from mlhpc.submission.report.summary import duration, plain, time_unit, whole
 
-_BARS = "bars: ± standard deviation"
+BARS = 24
+"""Maximum number of sets in one bar chart; the others are only in the table."""
+_LABELS = {key: label for key, (label, _) in PARTS.items()}
+_WHISKERS = "bars: ± standard deviation"
 _NEAR = 0.05
 """Marks closer than this share of both axes get one common label."""
+
+
+def breakdown(shown: Sequence[Entry]) -> tuple[Grid, Details]:
+    """Figure 1 of paper 001, in minutes and as shares."""
+    drawn = shown[:BARS]
+    unit, scale = time_unit(max(sum(e.parts_s.values()) for e in drawn))
+    rows = [row for e in drawn for row in _bar(e, scale)]
+    shares: dict[str, list[str]] = {}
+    for row in rows:
+        shares.setdefault(row["name"], []).append(f"{row['part']} {row['share']}")
+    says = "; ".join(f"{name.replace('  ', ' ')}: {', '.join(parts)}" for name, parts in shares.items())
+    absolute, relative = (
+        plots.stacked_bars(
+            [{**row, "label": row["label"] * is_share} for row in rows],
+            f"{'Share of the time' if is_share else 'Time'} by part: {says}",
+            parts=_LABELS,
+            value_title="share of the time to solution" if is_share else f"mean time to solution, {unit}",
+            tooltip=[("set", "set"), ("part", "part"), ("time", "time"), ("share", "share")],
+            relative=is_share,
+            title=title,
+            static_width=480,
+        )
+        for title, is_share in (("Absolute", False), ("Relative", True))
+    )
+    return (Grid((absolute, relative)), Details("In numbers", (_table(shown),)))
+
+
+def _bar(e: Entry, scale: float) -> Iterator[dict[str, Any]]:
+    total = sum(e.parts_s.values())
+    for key, seconds in e.parts_s.items():
+        if seconds > 0:
+            share = seconds / total
+            yield {
+                "bar": e.letter,
+                "name": f"{e.letter}  {e.name}, {duration(total)}",
+                "set": f"{e.letter} {e.name}: {e.made_from}",
+                "key": key,
+                "part": _LABELS[key],
+                "value": seconds / scale,
+                "time": duration(seconds),
+                "share": f"{share:.1%}",
+                "label": f"{share:.0%}" if share >= 0.09 else "",
+            }
+
+
+def _table(shown: Sequence[Entry]) -> Table:
+    def part(entry: Entry, key: str) -> Cell:
+        seconds, total = entry.parts_s[key], sum(entry.parts_s.values())
+        if key == "first_epoch_excess" and all(r.phases.first_epoch_excess is None for r in entry.runs):
+            return Cell("not known", value="")
+        return number(seconds / 60, plain, f"{seconds / total:.1%}")
+
+    by_part = {label: partial(part, key=key) for key, label in _LABELS.items()}
+    return table(
+        "breakdown",
+        shown,
+        {
+            "minutes and share": lambda e: Cell(e.name, bold=e.letter),
+            **by_part,
+            "sum": lambda e: number(sum(e.parts_s.values()) / 60, plain),
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -39,8 +106,9 @@ class _Plane:
     reference: Sequence[Point] = ()
 
 
-def planes(group: Sequence[Entry]) -> Section | None:
-    """The section of a page; None if no set of ``group`` has all the quantities drawn."""
+def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
+    """Figure 2: epoch scaling and throughput scaling, joined on the batch size; None if no set of
+    ``group`` has all the quantities drawn."""
     shown = [e for e in group if e.measured]
     if not shown:
         return None
@@ -69,20 +137,13 @@ def planes(group: Sequence[Entry]) -> Section | None:
     drawn = (
         _Plane("a) Choice of the batch size", "dotted: samples of the batch per unit", x_units, y_batch, units,
                batches, levels(x_units, y_batch, 1.0, "{0:g} per unit")),
-        _Plane("b) Epoch scaling", f"dotted: the same number of steps; {_BARS}", x_epochs, y_batch, epochs,
+        _Plane("b) Epoch scaling", f"dotted: the same number of steps; {_WHISKERS}", x_epochs, y_batch, epochs,
                batches, levels(x_epochs, y_batch, train, "{1} steps"), spreads, reference),
         _Plane("c) Throughput scaling", "dotted: samples/s per unit, training and evaluation together", x_units,
                y_rate, units, rates, levels(x_units, y_rate, 3600 / samples, "{0:g}/s per unit")),
-        _Plane("d) Time to compute", f"dotted: the same T_epoch · epochs; {_BARS}", x_epochs, y_rate, epochs,
+        _Plane("d) Time to compute", f"dotted: the same T_epoch · epochs; {_WHISKERS}", x_epochs, y_rate, epochs,
                rates, plots.level_lines(x_epochs, y_rate, _times(epochs, rates)), spreads),
     )  # fmt: skip
-    about = (
-        "Joined on the batch size; planes in a row or column share an axis: read the batch size "
-        "across from a to b, the epoch rate across from c to d. Lines join the sets of one machine of a "
-        "submitter, in b and d those of one division. An epoch is training and evaluation, without the first "
-        "one's excess. Filled: closed division, official data, with a score; hollow: anything else. Click the "
-        "machines in a legend to pick them out."
-    )
     machines = _machines(shown)
     legend = [
         (machines.index(_machine(e)), e.letter, f"{e.name}, {e.made_from}", e.is_closed_score) for e in shown
@@ -90,8 +151,7 @@ def planes(group: Sequence[Entry]) -> Section | None:
     if reference:
         legend.append((-1, "ref", "reference convergence points (mlperf-logging)", False))
     figures = tuple(_draw(plane, shown) for plane in drawn)
-    title = "Epoch and throughput scaling"
-    return Section(title, about, (Grid(figures), Legend(tuple(legend))))
+    return (Grid(figures), Legend(tuple(legend)))
 
 
 def _draw(plane: _Plane, shown: Sequence[Entry]) -> Figure:

@@ -1,0 +1,152 @@
+"""What pages consist of: sections of figures, tables and facts, as data. ``html.render`` makes a page of them."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from mlhpc.common.pages.charts import Figure
+from mlhpc.common.pages.text import printable
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text, small lines below it, and the value that downloads carry (default: the text).
+    ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error, warning or expected."""
+
+    text: str = ""
+    notes: tuple[str, ...] = ()
+    value: Any = None
+    swatch: str = ""
+    tone: str = ""
+    bold: str = ""
+
+    @property
+    def raw(self) -> Any:
+        raw = " ".join(filter(None, (self.bold, self.text))) if self.value is None else self.value
+        if isinstance(raw, float) and not math.isfinite(raw):
+            return None
+        return raw if isinstance(raw, int | float) else printable(raw)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header. ``name`` is the base name of saved CSV and JSON files; the first ``text_columns``
+    columns hold text, the others numbers. ``prose``: columns that hold sentences."""
+
+    name: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    foot: tuple[Cell, ...] = ()
+    text_columns: int = 1
+    prose: tuple[int, ...] = ()
+    style: str = ""
+    kind: ClassVar[str] = "table"
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        head = [printable(title) for title in self.head]
+        return [dict(zip(head, (cell.raw for cell in row), strict=True)) for row in self.rows]
+
+    @property
+    def json_link(self) -> Markup:
+        return Markup("data:application/json;charset=utf-8,") + quote(json.dumps(self.records, indent=1))
+
+    @property
+    def csv_link(self) -> Markup:
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow([_spreadsheet(printable(title)) for title in self.head])
+        writer.writerows([_spreadsheet(cell.raw) for cell in row] for row in self.rows)
+        return Markup("data:text/csv;charset=utf-8,") + quote(text.getvalue())
+
+
+def table(
+    name: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell | str]], **layout: Any
+) -> Table:
+    """A row for each of ``items``. ``columns``: title, and what it shows of an item, a cell or a text. ``layout``:
+    other fields of ``Table``."""
+    rows = tuple(tuple(_cell(show(item)) for show in columns.values()) for item in items)
+    return Table(name, tuple(columns), rows, **layout)
+
+
+def number(value: float | None, write: Callable[[float], str], *notes: str) -> Cell:
+    """A cell with ``value`` as ``write`` formats it; empty for None."""
+    return Cell() if value is None else Cell(write(value), notes, value)
+
+
+def _cell(shown: Cell | str) -> Cell:
+    return Cell(shown) if isinstance(shown, str) else shown
+
+
+def _spreadsheet(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula gets an apostrophe in front (CWE-1236)."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values, two columns."""
+
+    items: Mapping[str, str]
+    kind: ClassVar[str] = "facts"
+
+
+@dataclass(frozen=True)
+class Banner:
+    """A sentence that must not be overlooked. ``tone``: empty, bad or good."""
+
+    text: str
+    strong: str = ""
+    tone: str = ""
+    kind: ClassVar[str] = "banner"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Figures side by side, ``columns`` per row on a wide screen."""
+
+    figures: tuple[Figure, ...]
+    columns: int = 2
+    kind: ClassVar[str] = "grid"
+
+
+@dataclass(frozen=True)
+class Legend:
+    """Names beside their marks: (number of the series or -1 for a reference, letter, text, filled or hollow)."""
+
+    entries: tuple[tuple[int, str, str, bool], ...]
+    kind: ClassVar[str] = "legend"
+
+    def sign(self, series: int, filled: bool) -> str:
+        """The character that looks like the marker of a series; -1: a reference."""
+        return ("●■▲◆▼✚" if filled else "○□△◇▽✢")[max(series, 0) % 6]
+
+
+@dataclass(frozen=True)
+class Details:
+    """Blocks that are collapsed on the screen, and shown in print."""
+
+    summary: str
+    blocks: tuple[Any, ...]
+    open: bool = False
+    kind: ClassVar[str] = "details"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled card of a page. ``half``: two of them side by side on a wide screen."""
+
+    title: str
+    about: str = ""
+    blocks: tuple[Any, ...] = ()
+    half: bool = False
+    kind: ClassVar[str] = "section"
