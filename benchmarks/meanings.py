@@ -16,6 +16,7 @@ MEANINGS = {
     "target.higher_is_better": "whether the metric has to rise to the target",
     "data.train_samples": "size of the training set",
     "data.eval_samples": "size of the evaluation set",
+    "data.sample_shape": "shape of one sample as stored",
     "data.simulation.seed": "random seed of the generated data set",
     "network.conv_layers": "number of convolution blocks",
     "network.conv_kernel": "width of a convolution's kernel",

@@ -72,7 +72,7 @@ def _with_life(now: Progress, folder: Path) -> Progress:
     run = read(folder)
     if run.result:
         return replace(now, status=run.result.status)
-    return now if running(run) else replace(now, status="gone")
+    return now if running(run) else replace(now, status="gone", left_s=None)
 
 
 def line(now: Progress) -> str:

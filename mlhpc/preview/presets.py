@@ -92,8 +92,16 @@ def _fields(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, str]
         value = getattr(model, name)
         if isinstance(value, BaseModel):
             yield from _fields(value, f"{prefix}{name}.")
+        elif value is None and _is_table(field.annotation):
+            continue
         elif prefix or name in ("division", *_own(type(model))):
             yield prefix + name, value, field.description or ""
+
+
+def _is_table(annotation: Any) -> bool:
+    """Whether a setting that is None would be a table of settings."""
+    parts = (annotation, *getattr(annotation, "__args__", ()))
+    return any(isinstance(part, type) and issubclass(part, BaseModel) for part in parts)
 
 
 def _own(model: type[BaseModel]) -> set[str]:

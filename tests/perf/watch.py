@@ -2,9 +2,9 @@
 
     python tests/perf/watch.py [--ranks 1024] [--looks 30]
 
-Writes the events of a run of so many ranks, each of which adds an epoch's events between two looks (far more than a
-real run, whose epochs take longer than two seconds), and prints processor time per look and the share of a core at
-the default interval of two seconds. Run it on an idle machine.
+Writes the events of a run of so many ranks, each of which adds an epoch's events between two looks (far more than
+a real run, whose epochs take longer than two seconds), and prints processor time per look and the share of a core
+at the default interval of two seconds. Run it on an idle machine.
 """
 
 import argparse
@@ -56,7 +56,8 @@ def main() -> None:
             assert progress.epoch == look
     each = busy / options.looks
     print(
-        f"{options.ranks} ranks: {1e3 * each:.1f} ms per look, {each / INTERVAL_S:.1%} of a core every {INTERVAL_S:g} s"
+        f"{options.ranks} ranks: {1e3 * each:.1f} ms per look, {each / INTERVAL_S:.1%} of a core "
+        f"every {INTERVAL_S:g} s"
     )
 
 

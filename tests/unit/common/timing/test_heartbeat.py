@@ -1,5 +1,7 @@
 """No phase is silent for longer than ten seconds, and a batch log gets a line a minute."""
 
+from itertools import pairwise
+
 from mlhpc.common.timing.heartbeat import Heartbeat
 
 
@@ -38,4 +40,4 @@ def test_short_phases_print_nothing() -> None:
 
 def test_watch_gets_an_event_every_five_seconds_of_any_phase() -> None:
     seconds = [second for second, _, _ in reports_of(61, {0: "train"})]
-    assert seconds[0] == 5 and max(b - a for a, b in zip(seconds, seconds[1:], strict=False)) <= 5
+    assert seconds[0] == 5 and max(b - a for a, b in pairwise(seconds)) <= 5
