@@ -1,4 +1,4 @@
-"""``mlhpc export``: a run's epochs and facts for other tools: CSV, TensorBoard, MLflow."""
+"""``mlhpc export``: a run's epochs and facts for other tools: CSV, TensorBoard."""
 
 import csv
 from collections.abc import Callable
@@ -84,27 +84,8 @@ def _tensorboard(run: RunDirectory, result: Result, out: Path) -> None:
     writer.close()
 
 
-def _mlflow(run: RunDirectory, result: Result, out: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{(out / 'mlflow.db').absolute()}")
-    experiment = client.create_experiment(
-        f"{result.benchmark} {result.preset}", str((out / "artifacts").absolute())
-    )
-    of = client.create_run(experiment, run_name=run.path.name).info.run_id
-    for key, value in _facts(run, result).items():
-        client.log_param(of, key, value)
-    for row in metrics_of(result):
-        for name, value in row.items():
-            client.log_metric(of, name, value, step=int(row["epoch"]))
-    if result.time_to_train_s is not None:
-        client.log_metric(of, "time_to_train_s", result.time_to_train_s)
-    client.set_terminated(of, "FINISHED" if result.status == "success" else "FAILED")
-
-
 _WRITERS: dict[str, tuple[str, Callable[[RunDirectory, Result, Path], None]]] = {
     "csv": ("csv", _csv),
     "tensorboard": ("tensorboard", _tensorboard),
-    "mlflow": ("mlflow", _mlflow),
 }
 """By the name of the tool: the package it needs, and what writes for it."""
