@@ -1,13 +1,14 @@
 """The command line. Each command imports what it needs when it runs, so that ``--help`` is quick."""
 
+import os
 import sys
 from collections.abc import Sequence
 
 from mlhpc import __version__
 from mlhpc.benchmarks.registry import load_object
-from mlhpc.commands import data, io, models, preflight, results, training
+from mlhpc.commands import data, io, models, observe, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
-from mlhpc.errors import AlreadyReported, Terminated, UserError, did_you_mean
+from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, did_you_mean
 
 INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
 
@@ -16,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 the result is negative (target missed, findings),
     2 the user has something to fix, 128 plus its number after a signal."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in argv
+    debug = False  # a mistake in the command line itself has no traceback worth reading
     try:
         parser = _parser()
         options, unknown = parser.parse_known_args([word for word in argv if word != "--debug"])
@@ -29,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             raise UserError(f"unknown argument {unknown[0]!r}{hint}")
         options.argv = argv
+        debug = "--debug" in argv
+        if options.quiet:
+            os.environ[QUIET] = "1"  # of the environment, so that it reaches all ranks
         command = options.command
         status: int = (load_object(command) if isinstance(command, str) else command)(options)
         return status
@@ -55,10 +59,11 @@ def _parser() -> Parser:
         description="Training benchmarks for HPC systems: time to train, data staging included.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"mlhpc {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"mlhpc {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(parser=parser, command=print_help)
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, results and errors only")
+    parser.set_defaults(parser=parser, root=parser, command=print_help)
     commands = parser.add_subparsers(title="commands", metavar="", parser_class=Parser)
-    for group in (training, data, io, preflight, models, results):
+    for group in (training, observe, data, io, preflight, models, results):
         group.add(commands)
     return parser

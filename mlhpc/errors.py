@@ -28,6 +28,10 @@ class Terminated(BaseException):
         self.status = status
 
 
+QUIET = "MLHPC_QUIET"
+"""Environment variable of ``mlhpc --quiet``: results and errors only, on all ranks."""
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """The end of a message about an unknown ``word``: the nearest of ``choices``, or all of them."""
     options = sorted(choices)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.bounds import bounds
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.load import definition_of, load, runs_of_a_score, toml_value
 from mlhpc.benchmarks.rule_context import default_ruleset
 from mlhpc.benchmarks.rules import RULES, RunContext, findings, name_of, requirement, source
@@ -18,13 +19,14 @@ from mlhpc.common.data import manifest
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.staging.target import in_use
 from mlhpc.errors import UserError
+from mlhpc.submission.check.official import RULESETS
 from mlhpc.submission.logs.findings import print_findings
 
 
 def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
     """The rules of a benchmark as tables: requirements, fixed settings, and free settings with their bounds."""
     definition = _closed(benchmark)
-    ruleset = _known_ruleset(benchmark, ruleset)
+    ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
     for when, rules in RULES.items():
         table = Table("rule", "requirement", "source", title=when, box=box.SIMPLE_HEAD, pad_edge=False)
         table.title_justify = "left"
@@ -46,7 +48,26 @@ def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
     )
 
 
-def print_violations(
+def rules_content(benchmark: str, ruleset: str | None) -> dict[str, Any]:
+    """The content of ``mlhpc rules BENCHMARK --json`` (docs/json.md)."""
+    definition = _closed(benchmark)
+    ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
+    return {
+        "benchmark": benchmark,
+        "ruleset": ruleset,
+        "runs_of_a_score": runs_of_a_score(benchmark),
+        "staging_timed": ruleset in definition["closed_results"]["staging_timed"],
+        "rules": [
+            {"rule": name_of(rule), "when": when, "requirement": requirement(rule), "source": source(rule)}
+            for when, rules in RULES.items()
+            for rule in rules
+        ],
+        "fixed": definition["closed_fixes"] | definition["closed_data"],
+        "free": {key: bounds(condition) for key, condition in definition["closed_free"].items()},
+    }
+
+
+def violations(
     benchmark: str,
     preset: str,
     settings: Sequence[str],
@@ -54,18 +75,15 @@ def print_violations(
     ruleset: str | None,
     data: Path | None,
     stage: Path | None,
-    console: Console,
-) -> int:
-    """Print the violations of a planned run, from its settings and the data set's manifest.
+) -> list[Finding] | None:
+    """The violations of a planned run, from its settings and the data set's manifest; None in the open division.
 
-    Returns the exit status: 0 when nothing keeps the run from starting. Raises UserError for settings that
-    are not valid, and for a ruleset unknown to the benchmark.
+    Raises UserError for settings that are not valid, and for a ruleset unknown to the benchmark.
     """
     run = load(benchmark, preset, settings)
-    _known_ruleset(benchmark, ruleset)
+    ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
     if run.division == "open":
-        console.print(f"{benchmark} {preset}: open division, none of these rules apply")
-        return 0
+        return None
     has_manifest = data is not None and (data / manifest.NAME).exists()
     context = RunContext(
         run,
@@ -74,7 +92,16 @@ def print_violations(
         staged_before=stage is not None and (stage / manifest.NAME).exists() and not in_use(stage),
         facts=manifest.load(data).facts if data and has_manifest else None,
     )
-    return print_findings(findings(context), console)
+    return list(findings(context))
+
+
+def print_violations(found: list[Finding] | None, name: str, console: Console) -> int:
+    """Print the violations of the planned run ``name``. Returns the exit status: 0 when nothing keeps it from
+    starting."""
+    if found is None:
+        console.print(f"{name}: open division, none of these rules apply")
+        return 0
+    return print_findings(found, console)
 
 
 def document() -> str:
@@ -136,3 +163,10 @@ def _known_ruleset(benchmark: str, ruleset: str | None) -> str:
             f"no ruleset {ruleset!r} of {benchmark}; choose from {', '.join(results['rulesets'])}"
         )
     return ruleset or default_ruleset(benchmark)
+
+
+def _own_ruleset(benchmark: str, ruleset: str | None) -> str | None:
+    """``ruleset`` as asked for; None, for the benchmark's own, where it is one of HPC and the benchmark belongs to
+    MLPerf Training: as for ``mlhpc check --ruleset``, which takes a folder of both."""
+    own = registry.find(benchmark).training_ruleset
+    return None if own and ruleset in RULESETS else ruleset

@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
 
     Raises UserError for whatever the user has to fix; a run that has begun is then logged as aborted.
     """
-    run, paths = _requested(options)
+    run, paths = requested(options)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
     _set_environment()
@@ -70,7 +70,8 @@ def main(options: argparse.Namespace) -> int:
             closing_in_order(world, out),
             removed_on_abort(paths.stage, world),
         ):
-            _log_facts(run, paths.resume, seed, evicted, world, log)
+            extended = on_rank0(world, lambda: extended_from(paths.resume, run)) if paths.resume else None
+            _log_facts(run, paths.resume, extended, seed, evicted, world, log)
             conclusion = Conclusion(run, out, world, log)
             try:
                 trainer.train(run, paths.data, paths.stage, seed, paths.resume, world, log)
@@ -94,7 +95,8 @@ def _import_trainer(benchmark: str, framework: registry.Framework) -> ModuleType
 # Act 1: every mistake that can be detected early is reported before the run has a folder.
 
 
-def _requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
+def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
+    """The settings and paths that the command line asks for. Raises UserError."""
     if options.ranks < 0:
         raise UserError(f"--ranks {options.ranks}: give a number of ranks of 1 or more")
     if options.config:
@@ -155,14 +157,16 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
 
 
 def seed_of(directory: Path, run: Run) -> int:
-    """The seed of the run in ``directory`` that ``run`` resumes. Raises UserError when their settings differ,
-    naming them."""
+    """The seed of the run in ``directory`` that ``run`` resumes, or extends: ``run`` may have more epochs. Raises
+    UserError when other settings differ, naming them."""
     saved = checkpoint.load(directory)
     before, now = (
         dict(_settings(each.model_dump(mode="json", exclude={"division"})))
         for each in (load.loads(saved.config), run)
     )
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if now["training.max_epochs"] > before["training.max_epochs"]:
+        differing.remove("training.max_epochs")  # a run may be extended
     if differing:
         changes = [f"{key} was {before.get(key)}, now {now.get(key)}" for key in differing[:3]]
         changes += [f"and {len(differing) - 3} more"] if len(differing) > 3 else []
@@ -171,6 +175,12 @@ def seed_of(directory: Path, run: Run) -> int:
             f"--config {directory}/config.toml"
         )
     return saved.seed
+
+
+def extended_from(directory: Path, run: Run) -> int | None:
+    """``training.max_epochs`` of the run in ``directory`` if ``run``, which resumes it, has more; else None."""
+    before = load.loads(checkpoint.load(directory).config).training.max_epochs
+    return before if before < run.training.max_epochs else None
 
 
 def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -234,11 +244,14 @@ def _energy_counters(run: Run, world: World) -> energy.Counters:
     return energy.Counters() if on_cpus or world.local_rank else energy.counters()
 
 
-def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: World, log: RunLog) -> None:
+def _log_facts(
+    run: Run, resume: Path | None, extended: int | None, seed: int, evicted: bool, world: World, log: RunLog
+) -> None:
     """The records that the rules require before anything is timed, and the facts that result.json carries."""
     log.note(
         "facts",
         resumed=resume is not None,
+        **({"extended_from_epochs": extended} if extended else {}),
         seed=seed,
         ranks=world.size,
         nodes=world.nodes,
@@ -262,6 +275,7 @@ def _log_facts(run: Run, resume: Path | None, seed: int, evicted: bool, world: W
             # Not keys of the logging rules: the suite's own check reads them.
             **({"resumed": True} if resume else {}),
             **({"spatial_parallelism": list(cut)} if prod(cut) > 1 else {}),
+            **({"extended_from_epochs": extended} if extended else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),
             **({"emulated_step_s": run.emulation.step_s} if run.emulation.enabled else {}),
             "train_samples": run.data.train_samples,

@@ -66,7 +66,8 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
     except ValueError:
         times = None
     whole = times if status != "aborted" else None
-    trained = whole if status != "emulated" else None
+    # The clock of a resumed run misses its first part, and an emulated one trains nothing: no time to train.
+    timed = None if notes["facts"]["resumed"] or status == "emulated" else whole
     return {
         "mlhpc": mlhpc.__version__,
         "benchmark": run.benchmark,
@@ -82,8 +83,8 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
             "best": best,
             "reached": status == "success",
         },
-        "time_to_train_s": trained.total if trained else None,
-        "time_to_train_without_staging_s": trained.without_staging if trained else None,
+        "time_to_train_s": timed.total if timed else None,
+        "time_to_train_without_staging_s": timed.without_staging if timed else None,
         "breakdown_s": {**whole.parts(), "staging": whole.staging if staging else None} if whole else None,
         "epochs": [
             {
@@ -124,9 +125,11 @@ def last_line(result: dict[str, Any], out: Path) -> str:
     outcome = ("reached" if target["reached"] else "missed") + (", resumed" if result["resumed"] else "")
     staging = "staging included" if result["staging"] else "nothing was staged"
     best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
+    seconds = result["time_to_train_s"]
+    time = f" in {seconds:.2f} s, {staging}" if seconds is not None else ", no time to train"
     return (
         f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} "
-        f"({best}) in {result['time_to_train_s']:.2f} s, {staging}; "
+        f"({best}){time}; "
         f"{where}"
     )
 

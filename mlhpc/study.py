@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import time
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -136,9 +137,9 @@ def _describe(sweep: Sweep, cell: PlannedCell) -> None:
     os.utime(folder / CELL, ns=(now, now))
 
 
-def save(study: Study) -> None:
-    """Write study.json and study.html."""
-    content = {
+def content(study: Study) -> dict[str, Any]:
+    """The content of study.json, and of ``mlhpc study --json`` (docs/json.md)."""
+    return {
         "mlhpc": mlhpc.__version__,
         "axes": study.axes,
         "cells": [
@@ -166,7 +167,12 @@ def save(study: Study) -> None:
             for cell in study.cells
         ],
     }
-    atomic.write_bytes(study.path / "study.json", (json.dumps(content, indent=1) + "\n").encode())
+
+
+def save(study: Study) -> None:
+    """Write study.json and study.html."""
+    text = json.dumps(content(study), indent=1) + "\n"
+    atomic.write_bytes(study.path / "study.json", text.encode())
     from mlhpc.submission.report.study_page import page  # Altair takes most of a second
 
     atomic.write_bytes(study.path / "study.html", page(study).encode())

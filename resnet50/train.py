@@ -92,7 +92,9 @@ def train(
         loader = _open_loader(run, dataset, staged, local_batch_size, seed, world, device)
         updates = loader.steps // accumulate
 
-        record = partial(log_epoch, log, world, run.target, emulated=run.emulation.enabled)
+        record = partial(
+            log_epoch, log, world, run.target, run.training.max_epochs, emulated=run.emulation.enabled
+        )
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses, accuracy = (epoch - 1) * updates, loader.bytes_read, [], None

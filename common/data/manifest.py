@@ -153,9 +153,9 @@ def listing(root: Path, world: World, workers: int = 8) -> Manifest:
 def require_folder(root: Path) -> None:
     """Raise UserError unless ``root`` is a folder; its content is not read."""
     if not root.exists():
-        raise UserError(f"{root}: no such folder; give the data set's folder with --data")
+        raise UserError(f"{root}: no such folder; give the folder of a data set")
     if not root.is_dir():
-        raise UserError(f"{root}: not a folder; give the data set's folder with --data")
+        raise UserError(f"{root}: not a folder; give the folder of a data set")
 
 
 def describe(root: Path, world: World, benchmark: str | None = None, workers: int = 8) -> Manifest:

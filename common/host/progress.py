@@ -1,5 +1,6 @@
 """Progress of long operations: a bar with rate and remaining time, on a terminal only."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from rich.progress import (
 from rich.text import Text
 
 from mlhpc.common.ranks.world import World
+from mlhpc.errors import QUIET
 
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ def progress(total: int, description: str, unit: str, show: bool = True) -> Iter
     """Yield ``advance(count)``. Draws on standard error when it is a terminal and ``show`` is true (on rank 0,
     say)."""
     console = Console(file=sys.stderr)
-    if not (show and console.is_terminal):
+    if not (show and console.is_terminal) or os.environ.get(QUIET):
         yield lambda count: None
         return
     columns = (

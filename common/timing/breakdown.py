@@ -80,13 +80,14 @@ def read_events(path: Path) -> list[dict[str, Any]]:
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 break
-            if not isinstance(event, dict) or not _is_event(event):
+            if not isinstance(event, dict) or not is_event(event):
                 break
             events.append(event)
     return events
 
 
-def _is_event(fields: dict[str, Any]) -> bool:
+def is_event(fields: dict[str, Any]) -> bool:
+    """Whether a line of a rank's events has names and finite numbers where readers expect them."""
     numbers = (fields.get(key, 0) for key in ("t", "seconds", "count", "epoch"))
     return all(isinstance(fields.get(key), str) for key in ("event", "name")) and all(
         type(number) in (int, float) and -1e300 < number < 1e300 for number in numbers

@@ -23,8 +23,9 @@ from mlperf_logging.mllog.mllog import MLLogger
 
 from mlhpc.common.files.atomic import write_all
 from mlhpc.common.ranks.world import Loss, World
+from mlhpc.common.timing.heartbeat import Heartbeat
 from mlhpc.common.timing.steps import RecordEvent, StepTimer, percentiles
-from mlhpc.errors import Terminated, UserError
+from mlhpc.errors import QUIET, Terminated, UserError
 
 T = TypeVar("T")
 Status = Literal["success", "failed", "aborted"]
@@ -63,6 +64,7 @@ class RunLog:
         self._opened = time.perf_counter()
         self._opened_ms = time.time() * 1e3
         self._open_spans: list[str] = []
+        self._span_s: dict[tuple[str, int], float] = {}
         self._timers: dict[str, StepTimer] = {}  # of running loops
         self._waited: dict[str, float] = {}  # in finished loops
         self._status: Status = "aborted"
@@ -79,6 +81,7 @@ class RunLog:
             raise UserError(
                 f"cannot write the log in {out}: {error.strerror}; choose another --out"
             ) from None
+        self._heartbeat = Heartbeat(self._report) if world.rank == 0 else None
         world.on_loss(self.lost)
 
     def __enter__(self) -> Self:
@@ -87,6 +90,8 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
+        if self._heartbeat:
+            self._heartbeat.stop()
         with self._closing:  # not while another thread records the loss of a rank
             self._events.close()
         if self._mllog:
@@ -110,6 +115,8 @@ class RunLog:
         if "epoch" in tags:
             phase = f"epoch {tags['epoch']}" if name == "epoch" else f"{name} of epoch {tags['epoch']}"
         self._open_spans.append(phase)
+        if self._heartbeat:
+            self._heartbeat.enter(phase)
         self._world.enter(phase)
         before = self._counters.joules() if self._counters and name == "run" else []
         if sync:
@@ -127,12 +134,17 @@ class RunLog:
             raise
         finally:
             stopped = self.now()
+            if "epoch" in tags:
+                key = name, tags["epoch"]
+                self._span_s[key] = self._span_s.get(key, 0.0) + stopped - started
             ending = {**tags, "seconds": stopped - started} | ({"error": error} if error else {})
             self._event("end", name, at=stopped, **ending)
             if name == "run" and error:
                 self._status = "aborted"  # even if the target had been met: not all ranks reached the end
             self._ruled(name, "stop", tags, stopped)
             self._open_spans.pop()
+            if self._heartbeat:
+                self._heartbeat.enter(self._open_spans[-1] if self._open_spans else "after the run")
             if not error:
                 if self._counters and name == "run":
                     self._note_energy(self._counters, before)
@@ -180,12 +192,30 @@ class RunLog:
             if not self._events.closed:  # after an error an iterator may outlive the log
                 self._record_times(timer, name, phase, tags)
 
+    def _report(self, phase: str, seconds: float, printed: bool) -> None:
+        """From the heartbeat's thread: how far the current loop is, as an event for ``mlhpc watch``, and as a line
+        if ``printed``."""
+        timers = list(self._timers.values())
+        steps = len(timers[-1].waits) if timers else 0
+        with self._closing:
+            if self._events.closed:
+                return
+            if steps:
+                self._event("progress", phase, step=steps)
+        # On a terminal a bar shows the progress of training.
+        if printed and not ("data_wait" in self._timers and sys.stderr.isatty()):
+            self.say(f"{phase}: {seconds:.0f} s" + (f", step {steps}" if steps else ""))
+
     def _record_times(self, timer: StepTimer, name: str, phase: str, tags: dict[str, Any]) -> None:
         waits, steps = timer.waits, timer.steps
         waited = {"count": len(waits), "seconds": timer.total_wait, "max": 0.0}
         self._event("timed", name, **waited | percentiles(waits), **tags)
         if steps:
             self._event("steps", phase, count=len(steps), seconds=sum(steps), **percentiles(steps), **tags)
+
+    def seconds_of(self, name: str, epoch: int) -> float:
+        """Seconds that this rank's spans ``name`` of ``epoch`` have taken; 0 for one that has not ended."""
+        return self._span_s.get((name, epoch), 0.0)
 
     def mark(self, name: str, **tags: Any) -> None:
         """A moment inside the clock, and the seconds that each kind of loop has waited so far."""
@@ -219,8 +249,8 @@ class RunLog:
             self._record("event", "data_codec", facts["codec"], more, at)
 
     def say(self, line: str) -> None:
-        """A line for the user, from rank 0."""
-        if self._world.rank == 0:
+        """A line for the user, from rank 0, unless ``mlhpc --quiet`` was asked for."""
+        if self._world.rank == 0 and not os.environ.get(QUIET):
             sys.stderr.write(
                 line + "\n"
             )  # one write: print makes two, and another rank's line may come between

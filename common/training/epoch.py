@@ -29,6 +29,7 @@ def log_epoch(
     log: RunLog,
     world: World,
     target: Target,
+    epochs: int,
     epoch: int,
     *,
     samples: int,
@@ -38,7 +39,7 @@ def log_epoch(
     quality: float | None,
     emulated: bool = False,
 ) -> None:
-    """Record what ``epoch`` trained on, and print its line. Called by all ranks.
+    """Record what ``epoch`` of at most ``epochs`` trained on, and print its line. Called by all ranks.
 
     ``samples`` are those of all ranks, ``bytes_read`` this rank's, ``rate`` is the learning rate of the last
     update, ``loss`` the mean over steps and ranks, ``quality`` the last evaluation's value, None without an
@@ -52,4 +53,7 @@ def log_epoch(
         return
     log.metric("train_loss", loss, epoch=epoch)
     evaluation = "not evaluated" if quality is None else f"{quality:.4f} (target {target.value})"
-    log.say(f"epoch {epoch}: loss {loss:.4f}, {target.label} {evaluation}")
+    seconds = log.seconds_of("train", epoch)
+    speed = f", {samples / seconds:.4g} samples/s" if seconds > 0 else ""
+    took = f"{seconds + log.seconds_of('eval', epoch):.1f} s{speed}"
+    log.say(f"epoch {epoch} of {epochs}: loss {loss:.4f}, {target.label} {evaluation}, {took}")

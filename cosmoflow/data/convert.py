@@ -107,6 +107,8 @@ def convert(
             f"{out}: {count(len(converted.files), 'file')}, but {expected} were converted; "
             "files of another origin are among them: convert into an empty folder"
         )
+    if world.rank == 0:
+        print(f"{out}: {count(expected, 'sample')} by {codec}, {converted.bytes / 2**20:.1f} MiB")
 
 
 def find_universes(source: Path, validation_fraction: float) -> list[Universe]:

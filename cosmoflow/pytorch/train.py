@@ -123,7 +123,9 @@ def train(
         )
         batches = Batches(loader, group, device)
 
-        record = partial(log_epoch, log, world, run.target, emulated=run.emulation.enabled)
+        record = partial(
+            log_epoch, log, world, run.target, run.training.max_epochs, emulated=run.emulation.enabled
+        )
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []

@@ -7,7 +7,14 @@ from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.commands import bench
-from mlhpc.commands.parser import NAMES, Commands, Parser, add_benchmark, add_command, print_help
+from mlhpc.commands.parser import (
+    NAMES,
+    Commands,
+    Parser,
+    add_benchmark,
+    add_command,
+    print_help,
+)
 from mlhpc.errors import UserError, count
 
 CORES = len(os.sched_getaffinity(0))
@@ -191,6 +198,8 @@ def _data_show(options: argparse.Namespace) -> int:
     show = registry.find(options.benchmark).show
     if show is None:
         raise UserError(f"{options.benchmark} has no pictures of its samples")
+    if options.out.exists():
+        raise UserError(f"{options.out}: exists already; choose another --out, or remove it first")
     registry.load_object(show)(options.sample, options.out)
     print(options.out)
     return 0

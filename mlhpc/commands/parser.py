@@ -1,12 +1,20 @@
 """What the parsers of all commands share."""
 
 import argparse
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
+from mlhpc import __version__
 from mlhpc.benchmarks.registry import BUILT_IN
+from mlhpc.commands.examples import EXAMPLES
 from mlhpc.errors import UserError, did_you_mean
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help no wider than 80 columns, unless the terminal is; the example at its end keeps its lines."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,16 +31,26 @@ class Parser(argparse.ArgumentParser):
 
 NAMES = ", ".join(benchmark.name for benchmark in BUILT_IN)
 
+JSON_SCHEMA = 1
+"""Version of what ``--json`` prints (docs/json.md): it rises when a key changes its meaning or goes away."""
+
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 """Where commands are added."""
 
 
 def add_command(
-    commands: Commands, name: str, run: Callable[[argparse.Namespace], int] | str, summary: str
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int] | str,
+    summary: str,
 ) -> argparse.ArgumentParser:
     """Add a command to ``commands``. ``run`` executes it and returns the exit status: a function, or
     ``"package.module:function"``, imported when the command runs."""
-    parser = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+    parser = commands.add_parser(
+        name, help=summary, description=summary, formatter_class=HelpFormatter, allow_abbrev=False
+    )
+    if example := EXAMPLES.get(parser.prog.partition(" ")[2]):
+        parser.epilog = f"example:\n  {example}"
     parser.set_defaults(command=run, parser=parser)
     return parser
 
@@ -42,6 +60,24 @@ def folder(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("is empty; give a folder, or omit the option")
     return Path(text)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+
+
+def print_json(command: str, content: Mapping[str, Any]) -> None:
+    """Print ``content`` in the frame of docs/json.md. NaN and infinity, which JSON lacks, become null."""
+    frame = {"schema": JSON_SCHEMA, "mlhpc": __version__, "command": command, **content}
+    print(json.dumps(_finite(frame), indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_help(options: argparse.Namespace) -> int:

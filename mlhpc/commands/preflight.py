@@ -3,18 +3,30 @@
 import argparse
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, folder
+from mlhpc.commands.parser import NAMES, Commands, add_command, add_json, folder, print_json
 from mlhpc.errors import UserError
 
 
 def add(commands: Commands) -> None:
+    listing = add_command(
+        commands,
+        "list",
+        _list,
+        "list benchmarks, presets, installed frameworks, codecs, sites and machines",
+    )
+    add_json(listing)
     presets = add_command(
         commands, "presets", _presets, "list the presets of a benchmark, or show one resolved"
     )
-    presets.add_argument("benchmark", metavar="BENCHMARK")
-    presets.add_argument("preset", nargs="?")
+    presets.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help=f"{NAMES} (default: all)")
+    presets.add_argument("preset", metavar="PRESET", nargs="?", help="show this one, every setting resolved")
+    presets.add_argument(
+        "--explain", action="store_true", help="with meaning, unit, source and closed's bounds"
+    )
+    presets.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     rules = add_command(
         commands, "rules", _rules, "show the rules of the closed division, or check a preset against them"
     )
@@ -24,6 +36,7 @@ def add(commands: Commands) -> None:
     rules.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
     rules.add_argument("--data", type=Path, help="the data set of the run")
     rules.add_argument("--stage", type=Path, help="where it would be staged")
+    add_json(rules)
     doctor = add_command(
         commands, "doctor", _doctor, "check this machine before a run, or describe it for a submission"
     )
@@ -32,6 +45,7 @@ def add(commands: Commands) -> None:
     doctor.add_argument("--stage", type=folder, help="where it is staged (default: $TMPDIR, /tmp)")
     doctor.add_argument("--out", type=folder, help="folder for results; or the file to write")
     doctor.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    add_json(doctor)
     doctor.add_argument("--site", metavar="NAME", help="write a first run_scripts/sites/NAME.sh")
     doctor.add_argument(
         "--calibrate", action="store_true", help="measure this machine into a machine file, --out FILE.toml"
@@ -42,39 +56,84 @@ def add(commands: Commands) -> None:
     )
 
 
-def _presets(options: argparse.Namespace) -> int:
-    from mlhpc.benchmarks import load
+def _list(options: argparse.Namespace) -> int:
+    from rich.console import Console
 
-    if options.preset:
+    from mlhpc.preview import listing
+
+    if options.json:
+        print_json("list", listing.content())
+    else:
+        listing.print_list(Console())
+    return 0
+
+
+def _presets(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.benchmarks import load
+    from mlhpc.preview import presets
+
+    if options.explain and not options.preset:
+        raise UserError("--explain is for one preset: mlhpc presets BENCHMARK PRESET --explain")
+    if options.json:
+        print_json("presets", presets.as_json(options.benchmark, options.preset))
+    elif options.explain:
+        presets.print_settings(options.benchmark, options.preset, Console())
+    elif options.preset:
         print(load.dumps(load.load(options.benchmark, options.preset)), end="")
     else:
-        presets = load.presets(options.benchmark)
-        width = max(map(len, presets))
-        for name, description in presets.items():
-            print(f"{name:{width}}  {description}")
+        presets.print_presets(options.benchmark, Console())
     return 0
 
 
 def _rules(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.rules import document, print_rules, print_violations
+    from mlhpc.rules import document, print_rules, print_violations, violations
 
+    if options.json:
+        return _rules_json(options)
     if options.benchmark is None:
         print(document(), end="")
         return 0
     if options.preset is None:
         print_rules(options.benchmark, options.ruleset, Console())
         return 0
-    return print_violations(
+    found = violations(
         options.benchmark,
         options.preset,
         options.set,
         ruleset=options.ruleset,
         data=options.data,
         stage=options.stage,
-        console=Console(),
     )
+    return print_violations(found, f"{options.benchmark} {options.preset}", Console())
+
+
+def _rules_json(options: argparse.Namespace) -> int:
+    from mlhpc.rules import rules_content, violations
+    from mlhpc.submission.check.content import findings_content
+    from mlhpc.submission.logs.findings import passes, verdict
+
+    if options.benchmark is None:
+        raise UserError("--json needs a benchmark: mlhpc rules BENCHMARK --json")
+    if options.preset is None:
+        print_json("rules", rules_content(options.benchmark, options.ruleset))
+        return 0
+    found = violations(
+        options.benchmark,
+        options.preset,
+        options.set,
+        ruleset=options.ruleset,
+        data=options.data,
+        stage=options.stage,
+    )
+    content = {"benchmark": options.benchmark, "preset": options.preset, "applies": found is not None}
+    listed = list(found or ())
+    verdicts = {"passes": passes(listed), "verdict": verdict(listed), "findings": findings_content(listed)}
+    print_json("rules", {**content, **verdicts})
+    return 0 if passes(listed) else 1
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -86,7 +145,7 @@ def _doctor(options: argparse.Namespace) -> int:
         return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
     from rich.console import Console
 
-    from mlhpc.doctor.command import describe_system, doctor
+    from mlhpc.doctor.command import describe_system, doctor, examine_all
     from mlhpc.doctor.node import Folders
 
     if options.site is not None:
@@ -102,4 +161,9 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.set:
         raise UserError("--set is for the system description: add --system")
     folders = Folders(options.data, options.stage, options.out)
-    return doctor(options.benchmark, folders, Console())
+    if not options.json:
+        return doctor(options.benchmark, folders, Console())
+    ready, results = examine_all(options.benchmark, folders)
+    if results is not None:  # on rank 0
+        print_json("doctor", {"ready": ready, "checks": [asdict(result) for result in results]})
+    return 0 if ready else 1

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, add_results
+from mlhpc.commands.parser import Commands, add_command, add_json, add_results, print_json
 from mlhpc.errors import UserError
 
 
@@ -12,8 +12,10 @@ def add(commands: Commands) -> None:
         commands, "check", _check, "check runs with the official checkers and this suite's own rules"
     )
     add_results(check)
+    add_json(check)
     score = add_command(commands, "score", _score, "score sets of runs as MLPerf does, and check them")
     add_results(score)
+    add_json(score)
     report = add_command(
         commands, "report", _report, "show where the time went, in one run or in several side by side"
     )
@@ -36,6 +38,7 @@ def add(commands: Commands) -> None:
     report.add_argument(
         "--machine", metavar="NAME|FILE", help="show the parts predicted for this machine beside one run's"
     )
+    add_json(report)
     pack = add_command(
         commands, "pack", _pack, "pack runs into the official tree of a submission, and check it"
     )
@@ -57,6 +60,12 @@ def add(commands: Commands) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    if options.json:
+        from mlhpc.submission.check.content import check_content
+
+        checked = check_content(options.path, options.ruleset)
+        print_json("check", checked)
+        return 0 if checked["passes"] else 1
     from rich.console import Console
 
     from mlhpc.submission.check.console import print_check
@@ -65,6 +74,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _score(options: argparse.Namespace) -> int:
+    if options.json:
+        from mlhpc.submission.check.content import score_content
+
+        scored = score_content(options.path, options.ruleset)
+        print_json("score", scored)
+        return 0 if scored["passes"] else 1
     from rich.console import Console
 
     from mlhpc.submission.check.console import print_score
@@ -78,6 +93,13 @@ def _report(options: argparse.Namespace) -> int:
     from mlhpc.submission.report.report import report_on
 
     configurations = [_configuration(text) for text in options.predict]
+    if options.json:
+        from mlhpc.observe.report_content import report_content
+
+        if options.out or options.machine:
+            raise UserError("--json writes no page and shows no prediction: leave --out and --machine out")
+        print_json("report", report_content(options.path, configurations))
+        return 0
     page = report_on(options.path, Console(), options.out, configurations, options.machine)
     print(page if page else "for a page with all figures and tables: --out FILE.html")
     return 0

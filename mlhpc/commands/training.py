@@ -1,13 +1,15 @@
 """Commands that train: run, campaign, study."""
 
 import argparse
+import json
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_benchmark, add_command
+from mlhpc.commands.parser import Commands, add_benchmark, add_command, add_json, print_json
+from mlhpc.errors import UserError
 
 
 def add(commands: Commands) -> None:
-    run = add_command(commands, "run", "mlhpc.run:main", "train a benchmark to its target, staging included")
+    run = add_command(commands, "run", _run, "train a benchmark to its target, staging included")
     add_benchmark(run)
     run.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
     run.add_argument("--stage", type=Path, help="node-local folder to copy the data set to, inside the clock")
@@ -31,7 +33,16 @@ def add(commands: Commands) -> None:
         help="emulate: steps take up this time and compute nothing; or the time that a run measured, or that "
         "mlhpc predict gives for a machine",
     )
-    run.add_argument("--resume", type=Path, metavar="DIR", help="continue from the checkpoint of another run")
+    run.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="continue from the checkpoint of another run; with a larger training.max_epochs, extend it",
+    )
+    run.add_argument(
+        "--dry-run", action="store_true", help="print steps, files, memory, rules and settings; start nothing"
+    )
+    run.add_argument("--json", action="store_true", help="with --dry-run: print JSON (docs/json.md)")
 
     weights = add_command(
         commands, "weights", "mlhpc.weights:main", "write the weights of a run's checkpoint as safetensors"
@@ -80,6 +91,25 @@ def add(commands: Commands) -> None:
     study.add_argument("--steps", type=int, default=20, help="measured steps (default: 20)")
     study.add_argument("--warmup", type=int, default=5, help="warm-up steps before them (default: 5)")
     study.add_argument("--number", type=int, help="start only this run: for the tasks of a job array")
+    add_json(study)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.json and not options.dry_run:
+        raise UserError("--json is for --dry-run; a run writes its result to OUT/result.json")
+    if options.dry_run:
+        from rich.console import Console
+
+        from mlhpc.preview.dry_run import content, dry_run
+
+        if options.json:
+            print_json("run --dry-run", content(options))
+        else:
+            dry_run(options, Console())
+        return 0
+    from mlhpc.run import main
+
+    return main(options)
 
 
 def _campaign(options: argparse.Namespace) -> int:
@@ -127,4 +157,7 @@ def _study(options: argparse.Namespace) -> int:
         warmup_steps=options.warmup,
         steps=options.steps,
     )
-    return make(sweep, options.number, Console())
+    status = make(sweep, options.number, Console(stderr=options.json))
+    if options.json:
+        print_json("study", json.loads((sweep.out / "study.json").read_text()))
+    return status

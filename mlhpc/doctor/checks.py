@@ -75,6 +75,11 @@ def _check_node(
     yield from folder_checks.stage(node["stage"], node["data"].get("bytes"))
     yield from folder_checks.out(node["out"])
     yield from folder_checks.shm(node["shm"])
+    if node["clock_synchronised"] is False:
+        remedy = (
+            "start chronyd, ntpd or systemd-timesyncd: logs of several nodes are compared by their clocks"
+        )
+        yield CheckResult("warn", "clock", "not synchronised (NTP, PTP)", remedy)
     for name, interface in node["no_interface"].items():
         yield CheckResult("fail", "network", f"{name}={interface}: no such interface", "see: ip -br link")
     if node["infiniband"] and node["memlock"] != resource.RLIM_INFINITY:

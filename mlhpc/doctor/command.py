@@ -5,7 +5,7 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -30,15 +30,30 @@ def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
 
     Raises UserError for an unknown benchmark, or when a rank does not connect.
     """
+    ready, results = examine_all(benchmark, folders, lambda results: _print(results, console))
+    if results is not None:
+        warnings = count(sum(result.status == "warn" for result in results), "warning")
+        console.print(f"{'ready' if ready else 'not ready'} for a run; {warnings}", style="bold")
+    return 0 if ready else 1
+
+
+def examine_all(
+    benchmark: str | None,
+    folders: Folders,
+    show: Callable[[Sequence[CheckResult]], None] = lambda results: None,
+) -> tuple[bool, list[CheckResult] | None]:
+    """Whether the machine is ready for a run, and the result of every check, None on ranks other than 0.
+    ``show`` is called with results as they come: starting a framework may end this process."""
     chosen = registry.find(benchmark) if benchmark else None
     framework: Framework = chosen.frameworks[chosen.default_framework].collectives if chosen else "none"
     env = os.environ
     try:
         rank_info = find_rank_info(env)
     except UserError as error:
-        _print([CheckResult("fail", "launcher", str(error), "start all ranks with one launcher")], console)
-        return 1
-    results: list[CheckResult] = []
+        results = [CheckResult("fail", "launcher", str(error), "start all ranks with one launcher")]
+        show(results)
+        return False, results
+    results = []
     nodes = gather_nodes(rank_info, lambda: examine(rank_info, framework, folders, env), env)
     if rank_info.rank == 0:
         results = [*check_nodes(nodes, rank_info, benchmark, framework, env), *clocks(nodes)]
@@ -46,15 +61,13 @@ def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
             detail = f"not examined: {rank_info.launcher} does not say where rank 0 is"
             remedy = "start this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
             results.append(CheckResult("warn", "other nodes", detail, remedy))
-    _print(results, console)
-    failed = any(result.status == "fail" for result in results)
+    show(results)
     if rank_info.size > 1 and framework != "none":
-        failed = _start_framework(rank_info, framework, console) or failed
-    if rank_info.rank == 0:
-        warnings = count(sum(result.status == "warn" for result in results), "warning")
-        verdict = "not ready for a run" if failed else "ready for a run"
-        console.print(f"{verdict}; {warnings}", style="bold")
-    return 1 if failed else 0
+        started = _start_framework(rank_info, framework)
+        show([started] if rank_info.rank == 0 else [])
+        results.append(started)
+    failed = any(result.status == "fail" for result in results)
+    return not failed, results if rank_info.rank == 0 else None
 
 
 def describe_system(settings: Sequence[str], out: Path | None, console: Console) -> int:
@@ -91,9 +104,9 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     return 1 if description.missing else 0
 
 
-def _start_framework(rank_info: RankInfo, framework: Framework, console: Console) -> bool:
-    """Start the framework on all ranks and print on rank 0 whether its rank count matches the launcher's; returns
-    whether that failed. If a rank is lost meanwhile, this process names it and ends."""
+def _start_framework(rank_info: RankInfo, framework: Framework) -> CheckResult:
+    """Start the framework on all ranks, and check whether its rank count matches the launcher's. If a rank is lost
+    meanwhile, this process names it and ends."""
     os.environ.setdefault(
         "TF_CPP_MIN_LOG_LEVEL", "2"
     )  # TensorFlow's notes on its build would hide the results
@@ -103,19 +116,15 @@ def _start_framework(rank_info: RankInfo, framework: Framework, console: Console
             total = int(world.sum(1.0))
             hosts = len(set(world.gather(rank_info.hostname or socket.gethostname())))
     except Exception as error:  # a broken build may raise anything
-        if rank_info.rank == 0:
-            why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            _print([CheckResult("fail", "framework", why, "see the lines above, and docs/sites.md")], console)
-        return True
+        why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        return CheckResult("fail", "framework", why, "see the lines above, and docs/sites.md")
     complete = total == rank_info.size
-    if rank_info.rank == 0:
-        seconds = time.monotonic() - start
-        detail = (
-            f"{framework} counts {count(total, 'rank')} on {count(hosts, 'node')}; started in {seconds:.1f} s"
-        )
-        remedy = "" if complete else f"{rank_info.launcher} started {rank_info.size}: see docs/sites.md"
-        _print([CheckResult("pass" if complete else "fail", "framework", detail, remedy)], console)
-    return not complete
+    seconds = time.monotonic() - start
+    detail = (
+        f"{framework} counts {count(total, 'rank')} on {count(hosts, 'node')}; started in {seconds:.1f} s"
+    )
+    remedy = "" if complete else f"{rank_info.launcher} started {rank_info.size}: see docs/sites.md"
+    return CheckResult("pass" if complete else "fail", "framework", detail, remedy)
 
 
 _STYLES: dict[Status, str] = {"pass": "green", "warn": "yellow", "fail": "bold red"}

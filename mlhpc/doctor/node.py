@@ -3,6 +3,7 @@
 Frameworks are loaded in separate processes: a broken build may crash, and a laptop may have none.
 """
 
+import ctypes
 import json
 import os
 import platform
@@ -61,6 +62,7 @@ def examine(
         "driver": driver_version(),
         "horovod_built_for": _horovod_built_for(),
         "infiniband": any(Path("/sys/class/infiniband").glob("*")),
+        "clock_synchronised": clock_synchronised(),
         "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "no_interface": {k: v for k, v in interfaces.items() if not Path("/sys/class/net", v).exists()},
         "data": _folder(folders.data) | _data_set(folders.data),
@@ -69,6 +71,18 @@ def examine(
         "shm": _folder(Path("/dev/shm")),
         **_load_frameworks(framework),
     }
+
+
+def clock_synchronised() -> bool | None:
+    """Whether the kernel's clock is kept by NTP or PTP (adjtimex(2): the state is not TIME_ERROR, and STA_UNSYNC
+    is not set); None where the kernel does not say."""
+    timex = (ctypes.c_int * 64)()  # struct timex has 208 bytes; a first field of zero changes nothing
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
+    except (OSError, AttributeError):
+        return None
+    # modes, padding, then the longs offset, freq, maxerror, esterror, and the int status: byte 40.
+    return None if state < 0 else state != 5 and not timex[10] & 0x40
 
 
 def driver_version() -> str | None:

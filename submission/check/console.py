@@ -85,7 +85,7 @@ def _runs(checked: SetCheck) -> Table:
             _minutes(run.seconds),
             _minutes(run.without_staging_s),
             "" if run.epochs_to_target is None else str(run.epochs_to_target),
-            _part(run),
+            _part(run, checked.score.minutes is not None),
         )
     return table
 
@@ -100,10 +100,12 @@ def _minutes(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds / 60:.4f}"
 
 
-def _part(run: RunScore) -> Text:
+def _part(run: RunScore, scored: bool) -> Text:
     if not run.converged:
         return Text(f"no: {run.why}", style="red")
-    return Text(f"no: {run.dropped}", style="yellow") if run.dropped else Text("yes")
+    return (
+        Text(f"no: {run.dropped}", style="yellow") if run.dropped else Text("yes" if scored else "no score")
+    )
 
 
 def _lines(checked: SetCheck, ruleset: str) -> list[Text]:

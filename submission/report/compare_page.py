@@ -9,6 +9,7 @@ from mlhpc.common.pages.blocks import Banner, Cell, Details, Table, number, tabl
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
+from mlhpc.submission.logs.differences import differences_section
 from mlhpc.submission.report.compare import Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
@@ -56,6 +57,7 @@ def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
         "measured": len(measured),
         "breakdown": breakdown(measured) if measured else None,
         "planes": planes(originals),
+        "differences": differences_section(originals),
         "staging": [_staging(measured)] if measured else None,
         "scaling": [_scaling(measured)] if measured else None,
         "predicted": [_predicted("predictions", new)] if new else None,

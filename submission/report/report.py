@@ -13,6 +13,7 @@ from mlhpc.errors import UserError, count
 from mlhpc.perf.machines import machine as find_machine
 from mlhpc.submission.check.check import check_run
 from mlhpc.submission.logs.findings import Finding, passes, verdict
+from mlhpc.submission.logs.progress import Follower
 from mlhpc.submission.logs.ranks import running
 from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.report.compare import compare
@@ -26,6 +27,8 @@ from mlhpc.submission.report.summary import (
     no_score,
     packages_of,
     parts,
+    place,
+    progress_facts,
     quality,
     rate,
     rules_text,
@@ -136,6 +139,9 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console
     elif result:
         both = duration(result.time_to_train_s), duration(result.time_to_train_without_staging_s)
         facts = {"time to train": f"{both[0]}; without staging {both[1]}", **facts}
+    if running(run) and run.log:
+        now = Follower(run.path).look()
+        facts = {"running": place(now), **progress_facts(now), **facts}
     if not running(run):
         facts["check"] = f"{rules_text(run, ruleset)}: {verdict(findings)}"
     grid = Table.grid(padding=(0, 2))

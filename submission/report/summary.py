@@ -10,6 +10,7 @@ from mlhpc.submission.check.official import rules_of
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.phases import PARTS as LOG_PARTS
 from mlhpc.submission.logs.phases import phases
+from mlhpc.submission.logs.progress import Progress
 from mlhpc.submission.logs.ranks import running
 from mlhpc.submission.logs.run_directory import RunDirectory, Target
 
@@ -237,6 +238,38 @@ def plain(value: float | None) -> str:
     if 0 < value < 0.001:
         return "< 0.001"
     return f"{value:,.{decimals(value)}f}".replace(",", "\xa0")
+
+
+def place(now: Progress) -> str:
+    """Epoch, step and phase of a run: ``epoch 3 of 16, step 40 of 128, training for 12.1 s``."""
+    epoch = "" if now.epoch is None else f"epoch {now.epoch}"
+    if epoch and now.epochs is not None:
+        epoch += f" of {now.epochs}"
+    if now.step is not None:
+        epoch += f", step {now.step}" + (f" of {now.steps}" if now.steps else "")
+    where = f"{now.phase} for {duration(now.phase_s)}" if now.status == "running" else now.phase
+    return ", ".join(filter(None, (epoch, where)))
+
+
+def progress_facts(now: Progress) -> dict[str, str]:
+    """What a run has reached, by label; without what is not known."""
+    facts = {}
+    if now.metric is not None:
+        best = "not evaluated yet" if now.best is None else f"best {now.best:.4g}"
+        facts[now.metric] = f"{best}, target {now.target:g}"
+    if now.samples_per_s is not None:
+        facts["samples/s"] = rate(now.samples_per_s)
+    if now.data_wait_share is not None:
+        facts["data wait"] = f"{now.data_wait_share:.1%} of training"
+    if now.elapsed_s is not None:
+        facts["clock"] = duration(now.elapsed_s)
+    if now.left_s is not None:
+        facts["time left"] = f"at most {duration(now.left_s)}"
+    if now.status == "gone":
+        facts["last event"] = f"{duration(now.quiet_s)} ago: the run's processes have ended without a result"
+    elif now.quiet_s > 30 and now.status == "running":
+        facts["last event"] = f"{duration(now.quiet_s)} ago"
+    return facts
 
 
 def digits(value: float) -> str:

@@ -41,8 +41,9 @@ FLOORS = (
     {"submission/score"},
     {"submission/check"},
     {"submission/report", "submission/pack", "submission"},
-    {"mlhpc/doctor"},
+    {"mlhpc/doctor", "mlhpc/observe"},
     {"mlhpc"},
+    {"mlhpc/preview"},
     {"mlhpc/commands"},
     {"mlhpc/cli"},
 )

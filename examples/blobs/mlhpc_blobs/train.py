@@ -65,7 +65,16 @@ def train(run, data, staged, seed, resume, world, log):
                 "rate": rate,
                 "loss": np.mean(losses),
             }
-            log_epoch(log, world, run.target, epoch, bytes_read=0, quality=accuracy, **facts)
+            log_epoch(
+                log,
+                world,
+                run.target,
+                run.training.max_epochs,
+                epoch,
+                bytes_read=0,
+                quality=accuracy,
+                **facts,
+            )
             if run.target.met_by(accuracy):
                 break
         log.finish("success" if run.target.met_by(accuracy) else "failed")

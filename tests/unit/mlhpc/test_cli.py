@@ -1,6 +1,8 @@
 """The command line as a user meets it: few options, pinned; mistakes are one line and status 2."""
 
 import argparse
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +13,7 @@ from mlhpc import cli
 OPTIONS = {
     "run": [
         *("--preset", "--set", "--data", "--stage", "--out", "--config", "--ranks", "--seed"),
-        *("--evict", "--resume"),
+        *("--evict", "--resume", "--dry-run", "--json"),
     ],
     "campaign": [
         *("--preset", "--set", "--data", "--stage", "--out", "--ranks"),
@@ -19,7 +21,7 @@ OPTIONS = {
     ],
     "study": [
         *("--preset", "--set", "--vary", "--data", "--stage", "--out"),
-        *("--repeats", "--steps", "--warmup", "--number"),
+        *("--repeats", "--steps", "--warmup", "--number", "--json"),
     ],
     "data make": ["--preset", "--set", "--out", "--workers", "--raw"],
     "data convert": [
@@ -59,17 +61,26 @@ OPTIONS = {
     "io observe": ["--out", "--below"],
     "io similarity": [],
     "io list": [],
-    "rules": ["--ruleset", "--preset", "--set", "--data", "--stage"],
-    "check": ["--ruleset"],
-    "score": ["--ruleset"],
-    "report": ["--out", "--predict", "--machine"],
+    "list": ["--json"],
+    "watch": ["--interval", "--once", "--json"],
+    "diff": ["--json"],
+    "trace": ["--out"],
+    "export": ["--to", "--out"],
+    "completion": [],
+    "rules": ["--ruleset", "--preset", "--set", "--data", "--stage", "--json"],
+    "check": ["--ruleset", "--json"],
+    "score": ["--ruleset", "--json"],
+    "report": ["--out", "--predict", "--machine", "--json"],
     "weights": ["--out"],
     "predict": ["--preset", "--set", "--machine", "--nodes", "--batch", "--against", "--json", "--out"],
-    "doctor": ["--data", "--stage", "--out", "--ranks", "--site", "--calibrate", "--system", "--set"],
+    "doctor": [
+        *("--data", "--stage", "--out", "--ranks", "--json"),
+        *("--site", "--calibrate", "--system", "--set"),
+    ],
     "profile": ["--preset", "--set", "--batch", "--steps", "--machine", "--trace", "--json", "--out"],
     "pack": ["--org", "--system", "--out", "--ruleset", "--weak", "--prune", "--despite-errors"],
     "unpack": [],
-    "presets": [],
+    "presets": ["--explain", "--json"],
 }
 
 
@@ -142,6 +153,13 @@ def test_the_command_line_has_exactly_these_options():
         (["io", "similarity", "nowhere", "there"], "nowhere"),
         (["io", "observe", "--out", "here", "--below", "nowhere"], "no command"),
         (["io", "list", "nothing.toml"], "nothing.toml"),
+        (["watch", "nowhere"], "nowhere"),
+        (["diff", "nowhere", "there"], "nowhere"),
+        (["trace", "nowhere", "--out", "t.json"], "nowhere"),
+        (["export", "nowhere", "--to", "csv", "--out", "there"], "nowhere"),
+        (["presets", "cosmoflow", "--explain"], "--explain is for one preset"),
+        (["run", "cosmoflow", "--json"], "--json is for --dry-run"),
+        (["--debug", "run"], "BENCHMARK"),
     ],
 )
 def test_a_mistake_is_a_one_line_error_with_status_2(argv, said, capsys, tmp_path, monkeypatch):
@@ -165,3 +183,47 @@ def test_help_names_every_command(capsys):
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert all(name.split()[0] in text for name in OPTIONS)
+
+
+def test_every_command_has_an_example_that_parses(capsys):
+    parser = cli._parser()
+    for name, sub in commands(parser):
+        (example,) = [line.strip() for line in sub.format_help().splitlines() if line.startswith("  mlhpc ")]
+        assert example.startswith(f"mlhpc {name}")
+        words = shlex.split(example.partition(" > ")[0])[1:]
+        assert parser.parse_known_args(words)[0].command == sub.get_default("command")
+
+
+def test_no_help_is_wider_than_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, sub in commands(cli._parser()):
+        text = sub.format_help().partition("example:")[0]
+        assert max(map(len, text.splitlines())) <= 80, name
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command(shell, capsys):
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for name in OPTIONS for word in name.split())
+    if program := shutil.which(shell):
+        subprocess.run([program, "-n", "/dev/stdin"], input=script, text=True, check=True)
+
+
+def test_rulesets_of_hpc_are_understood_for_a_benchmark_that_has_its_own(capsys):
+    assert cli.main(["rules", "resnet50", "--ruleset", "2.0.0"]) == 0
+    assert "under ruleset 4.0.0" in capsys.readouterr().out
+    assert cli.main(["rules", "resnet50", "--ruleset", "2.1.0"]) == 2
+
+
+def test_a_picture_is_never_overwritten(tmp_path, capsys):
+    out = tmp_path / "sample.png"
+    out.write_text("kept")
+    assert cli.main(["data", "show", "cosmoflow", "nowhere.tfrecord", "--out", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err and out.read_text() == "kept"
+
+
+def test_presets_without_a_benchmark_lists_all(capsys):
+    assert cli.main(["presets"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("cosmoflow", "deepcam", "resnet50", "closed-2048"))

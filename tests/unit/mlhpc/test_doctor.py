@@ -30,6 +30,7 @@ NODE = {
     "threads": {}, "driver": None,
     "packages": {"mlhpc": "0.1.0", "tensorflow": "2.18.1", "horovod": "0.28.1", "torch": "2.12.1"},
     "commit": "abc", "horovod_built_for": "2.18.1", "infiniband": False, "memlock": 8 << 20,
+    "clock_synchronised": True,
     "no_interface": {}, "shm": FOLDER | {"path": "/dev/shm", "type": "tmpfs", "is_ram": True},
     "data": FOLDER | {"path": "/lustre/d", "type": "lustre", "shared": True, "bytes": 100 * GIB, "files": 9,
                       "digest": 1},
@@ -178,6 +179,8 @@ GPU = {"gpus": ["NVIDIA A100, 40960 MiB"] * 4, "local_size": 4, "cores": 2}
         ("results", "warn", {"out__free": GIB // 2}, {}),
         ("/dev/shm", "warn", {"shm__free": 64 << 20}, {}),  # what container engines give
         ("network", "fail", {"no_interface": {"HOROVOD_GLOO_IFACE": "ib9"}}, {}),
+        ("clock", "warn", {"clock_synchronised": False}, {}),
+        ("clock", None, {"clock_synchronised": None}, {}),
         ("memory locks", "warn", {"infiniband": True}, {}),
         ("memory locks", None, {"infiniband": True, "memlock": resource.RLIM_INFINITY}, {}),
         ("launcher", "warn", {}, {"env": {"SLURM_NTASKS": "8"}}),  # sbatch without srun

@@ -13,7 +13,7 @@ from mlhpc.benchmarks.registry import Framework
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.training.checkpoint import Checkpoint, save
 from mlhpc.errors import UserError
-from mlhpc.run_result import last_line
+from mlhpc.run_result import last_line, summarize
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_resume_refuses_other_settings_and_names_them(tmp_path: Path) -> None:
     saved(tmp_path, "training.max_epochs=4")
     assert module.seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=4"])) == 7
     with pytest.raises(UserError) as said:
-        module.seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=9"]))
+        module.seed_of(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=3"]))
     assert str(said.value) == (
-        f"{tmp_path} was run with other settings: training.max_epochs was 4, now 9; resume with "
+        f"{tmp_path} was run with other settings: training.max_epochs was 4, now 3; resume with "
         f"--config {tmp_path}/config.toml"
     )
 
@@ -87,3 +87,25 @@ def test_accelerators_that_a_run_does_not_use_are_not_logged(monkeypatch, device
     run = load.load("deepcam", "smoke", [f"training.device={device}"])
     module._log_facts(run, None, 7, False, Solo(), log)
     assert records["accelerators_per_node"] == logged
+
+
+def test_a_run_can_be_extended_by_more_epochs_alone(tmp_path: Path) -> None:
+    saved(tmp_path, "training.max_epochs=4")
+    longer = load.load("deepcam", "smoke", ["training.max_epochs=9"])
+    assert module.seed_of(tmp_path, longer) == 7 and module.extended_from(tmp_path, longer) == 4
+    assert module.extended_from(tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=4"])) is None
+    with pytest.raises(UserError, match=r"network\.width was"):
+        module.seed_of(
+            tmp_path, load.load("deepcam", "smoke", ["training.max_epochs=9", "network.width=0.1"])
+        )
+
+
+def test_a_resumed_run_has_no_time_to_train() -> None:
+    facts = {"t": 0.1, "event": "note", "name": "facts", "resumed": True, "ranks": 1}
+    span = {"event": "end", "name": "run", "seconds": 9.0, "t": 9.5}
+    finish = {"t": 9.4, "event": "note", "name": "finish", "status": "success"}
+    run = load.load("deepcam", "smoke")
+    resumed = summarize(run, [facts, finish, span])
+    assert resumed["time_to_train_s"] is None and resumed["time_to_train_without_staging_s"] is None
+    assert "no time to train" in last_line(resumed, Path("out"))
+    assert summarize(run, [{**facts, "resumed": False}, finish, span])["time_to_train_s"] == 9.0

@@ -1,0 +1,92 @@
+"""Units and meanings of settings, for ``mlhpc presets BENCHMARK PRESET --explain``.
+
+Fields with a description in ``schema.py`` and in the benchmarks' classes carry their meaning there; here are those
+whose names come from the MLPerf logging rules (mlperf-logging, hpc_*/common.yaml and closed_*.yaml; for ResNet-50
+training_4.0.0/closed_resnet.yaml), and all units.
+"""
+
+MEANINGS = {
+    "benchmark": "the benchmark's name",
+    "preset": "the preset's name",
+    "description": "the preset in one line",
+    "division": "closed: under MLPerf's rules; open: anything goes",
+    "target.metric": "the quality metric, as logs name it",
+    "target.label": "its name in reports",
+    "target.value": "the quality that ends the run",
+    "target.higher_is_better": "whether the metric has to rise to the target",
+    "data.train_samples": "size of the training set",
+    "data.eval_samples": "size of the evaluation set",
+    "data.sample_shape": "shape of one sample as stored",
+    "data.simulation.seed": "random seed of the generated data set",
+    "network.conv_layers": "number of convolution blocks",
+    "network.conv_kernel": "width of a convolution's kernel",
+    "network.dense_units": "units of the hidden dense layers",
+    "network.targets": "values that are predicted for a sample",
+    "network.classes": "number of classes",
+    "network.name": "the network",
+    "opt_name": "the optimizer",
+    "opt_lr": "peak learning rate",
+    "opt_base_learning_rate": "peak learning rate",
+    "opt_end_learning_rate": "learning rate at the end of the decay",
+    "opt_momentum": "momentum",
+    "opt_betas": "decay of the first and second moment",
+    "opt_eps": "added to the denominator of the update",
+    "opt_bias_correction": "whether the moments' bias is corrected",
+    "opt_grad_averaging": "whether gradients are averaged into the first moment",
+    "opt_max_grad_norm": "bound of the gradient's norm",
+    "opt_weight_decay": "weight decay (L2)",
+    "opt_learning_rate_warmup_epochs": "epochs over which the learning rate rises",
+    "opt_learning_rate_decay_boundary_epochs": "epochs at which the learning rate falls",
+    "opt_learning_rate_decay_poly_power": "power of the polynomial decay",
+    "opt_learning_rate_decay_steps": "updates until the end of the decay",
+    "scheduler_type": "how the learning rate changes",
+    "dropout": "fraction of units dropped",
+    "training.label_smoothing": "probability given to the other classes",
+    "training.max_epochs": "epochs after which a run ends that has not met its target",
+    "training.precision": "of forward and backward pass; weights stay float32",
+    "submission.org": "the submitting organization, in the log",
+    "submission.platform": "the system's name, in the log",
+    "submission.status": "availability of the system, in the log",
+}
+"""By dotted name, or for hyperparameters by name; of LARS and SGD in ResNet-50 without the optimizer's prefix."""
+
+UNITS = {
+    "train_samples": "samples",
+    "eval_samples": "samples",
+    "test_samples": "samples",
+    "sample_shape": "values",
+    "global_batch_size": "samples",
+    "eval_batch_size": "samples",
+    "parameters": "parameters",
+    "max_epochs": "epochs",
+    "checkpoint_epochs": "epochs",
+    "epochs_between_evals": "epochs",
+    "opt_learning_rate_warmup_epochs": "epochs",
+    "opt_learning_rate_decay_boundary_epochs": "epochs",
+    "opt_learning_rate_decay_steps": "updates",
+    "lr_warmup_steps": "updates",
+    "scheduler_lr_warmup_steps": "updates",
+    "warmup_steps": "steps",
+    "steps": "steps",
+    "prefetch": "batches",
+    "workers": "threads or processes",
+    "box_mpc_h": "Mpc/h",
+    "grid": "voxels",
+    "particles": "particles",
+    "cola_steps": "steps",
+}
+"""By the last part of the dotted name; what is missing has no unit."""
+
+
+def meaning(key: str) -> str:
+    """The meaning of the setting ``key`` (dotted), empty if it is not in :data:`MEANINGS`."""
+    return MEANINGS.get(key) or MEANINGS.get(_plain(key), "")
+
+
+def unit(key: str) -> str:
+    """The unit of the setting ``key`` (dotted); empty for a pure number, a name or a switch."""
+    return UNITS.get(_plain(key), "")
+
+
+def _plain(key: str) -> str:
+    return key.rpartition(".")[2].removeprefix("lars_").removeprefix("sgd_")

@@ -1,0 +1,50 @@
+"""A sign of life from long phases: no phase is silent for longer than ten seconds."""
+
+import threading
+import time
+from collections.abc import Callable
+
+FIRST_S = 10.0
+"""Seconds after which a phase reports for the first time."""
+EVERY_S = 60.0
+"""Seconds between its lines after that: a line a minute in a batch log."""
+EVENT_S = 5.0
+"""Seconds between the events that ``mlhpc watch`` reads."""
+
+
+class Heartbeat:
+    """Calls ``report(phase, seconds in it, whether to print)`` from a thread of its own, until ``stop``."""
+
+    def __init__(
+        self, report: Callable[[str, float, bool], None], clock: Callable[[], float] = time.monotonic
+    ):
+        self._report, self._clock = report, clock
+        self._phase, self._since, self._next_line = "start", clock(), clock() + FIRST_S
+        self._next_event = clock() + EVENT_S
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def enter(self, phase: str) -> None:
+        """A phase begins, or the one around it goes on."""
+        now = self._clock()
+        self._phase, self._since, self._next_line = phase, now, now + FIRST_S
+
+    def beat(self) -> None:
+        """Report if it is time to."""
+        now = self._clock()
+        printed = now >= self._next_line
+        if printed:
+            self._next_line = now + EVERY_S
+        if printed or now >= self._next_event:
+            self._next_event = now + EVENT_S
+            self._report(self._phase, now - self._since, printed)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(1.0):
+            self.beat()

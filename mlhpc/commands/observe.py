@@ -1,0 +1,88 @@
+"""Commands on runs as they are: watch, diff, trace, export. And shell completion."""
+
+import argparse
+from pathlib import Path
+
+from mlhpc.commands.parser import Commands, add_command, add_json, print_json
+from mlhpc.errors import UserError
+
+
+def add(commands: Commands) -> None:
+    watch = add_command(commands, "watch", _watch, "follow a run while it is running, here or elsewhere")
+    watch.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
+    watch.add_argument(
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="seconds between looks (default: 2)"
+    )
+    watch.add_argument("--once", action="store_true", help="print where the run is now, and end")
+    watch.add_argument("--json", action="store_true", help="with --once: print JSON (docs/json.md)")
+    diff = add_command(commands, "diff", _diff, "show what differs between two runs besides their results")
+    diff.add_argument("first", type=Path, metavar="A", help="the --out folder of a run")
+    diff.add_argument("second", type=Path, metavar="B", help="the --out folder of another run")
+    add_json(diff)
+    trace = add_command(commands, "trace", _trace, "write the spans of all ranks as a trace for Perfetto")
+    trace.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
+    trace.add_argument("--out", type=Path, required=True, metavar="FILE", help="the trace, Chrome-trace JSON")
+    export = add_command(commands, "export", _export, "export a run's metrics for other tools")
+    export.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
+    export.add_argument("--to", required=True, choices=("csv", "tensorboard"), help="the tool")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    completion = add_command(commands, "completion", _completion, "print the completion script of a shell")
+    completion.add_argument(
+        "shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"
+    )
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from mlhpc.observe.watch import progress_of, watch
+
+    if options.json and not options.once:
+        raise UserError("--json is for --once")
+    if not options.interval > 0:
+        raise UserError(f"--interval {options.interval:g}: give a number of seconds above 0")
+    if options.json:
+        print_json("watch", asdict(progress_of(options.run)))
+        return 0
+    return watch(options.run, options.interval, Console(), once=options.once)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.submission.logs.differences import differences, print_differences
+
+    found = differences(options.first, options.second)
+    if options.json:
+        rows = [row._asdict() for row in found]
+        print_json("diff", {"a": str(options.first), "b": str(options.second), "differences": rows})
+    else:
+        print_differences(found, Console())
+    return 1 if found else 0
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from mlhpc.observe.trace import write_trace
+
+    print(write_trace(options.run, options.out))
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from mlhpc.observe.export import export
+
+    print(export(options.run, options.to, options.out))
+    return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from importlib.util import find_spec
+
+    if find_spec("shtab") is None:
+        raise UserError("completion needs the package shtab: pip install 'mlhpc[completion]'")
+    import shtab
+
+    print(shtab.complete(options.root, shell=options.shell))
+    return 0

@@ -1,0 +1,1 @@
+"""Runs observed: followed while they run, and written for other tools."""

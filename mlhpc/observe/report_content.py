@@ -1,0 +1,122 @@
+"""What ``mlhpc report`` prints, as data for ``--json`` (docs/json.md)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mlhpc.errors import UserError
+from mlhpc.submission.check.check import check_run
+from mlhpc.submission.check.content import findings_content
+from mlhpc.submission.logs.findings import passes, verdict
+from mlhpc.submission.logs.progress import Follower
+from mlhpc.submission.logs.ranks import running
+from mlhpc.submission.logs.run_directory import RunDirectory, read
+from mlhpc.submission.report.compare import compare
+from mlhpc.submission.report.entry import Entry
+from mlhpc.submission.report.spread import Spread
+from mlhpc.submission.report.summary import data_rate, no_score, parts, standing, throughput
+
+
+def report_content(
+    paths: Sequence[Path], configurations: Sequence[tuple[int, int | None]] = ()
+) -> dict[str, Any]:
+    """One run, or a comparison of all sets below ``paths``; nothing is written. Raises UserError as
+    ``report_on`` does."""
+    first = paths[0]
+    if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
+        if configurations:
+            raise UserError("--predict is for a comparison: give the folder of several runs")
+        return run_content(read(first))
+    comparison = compare(paths, configurations)
+    return {
+        "kind": "comparison",
+        "sets": [_entry(entry) for entry in comparison.entries],
+        "findings": [
+            {"path": str(path), **findings_content([finding])[0]} for path, finding in comparison.problems
+        ],
+        "predictions": [
+            {
+                "org": p.org,
+                "machine": p.machine,
+                "division": p.division,
+                "units": p.prediction.units,
+                "global_batch_size": p.prediction.batch,
+                "seconds": p.prediction.seconds.value,
+                "seconds_low": p.prediction.seconds.low,
+                "seconds_high": p.prediction.seconds.high,
+                "measured_min": p.measured_min,
+            }
+            for p in comparison.predictions
+        ],
+    }
+
+
+def run_content(run: RunDirectory, ruleset: str = "2.0.0") -> dict[str, Any]:
+    """One run: its times, where they went, and the verdict of its check."""
+    alive = running(run)
+    findings = [] if alive else check_run(run, ruleset)
+    reasons = no_score(run, findings)
+    result = run.result
+    return {
+        "kind": "run",
+        "path": str(run.path),
+        "benchmark": run.benchmark,
+        "preset": run.preset,
+        "framework": run.framework,
+        "status": "running" if alive else result.status if result else None,
+        "standing": standing(run),
+        "no_score": reasons,
+        "time_to_train_s": result.time_to_train_s if result and not reasons else None,
+        "time_to_train_without_staging_s": (
+            result.time_to_train_without_staging_s if result and not reasons else None
+        ),
+        "parts": [{"part": p.key, "seconds": p.seconds, "share": p.share} for p in parts(run)],
+        "samples_per_s": throughput(run),
+        "bytes_per_s": data_rate(run),
+        "progress": asdict(Follower(run.path).look()) if alive and run.log else None,
+        "problems": [f"{name} {problem}" for name, problem in run.problems] if not alive else [],
+        "passes": passes(findings) and not alive,
+        "verdict": None if alive else verdict(findings),
+        "findings": findings_content(list(findings)),
+        "result": result.model_dump(mode="json") if result else None,
+    }
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "letter": entry.letter,
+        "path": str(entry.path),
+        "org": entry.org,
+        "system": entry.system,
+        "benchmark": entry.benchmark,
+        "preset": entry.preset,
+        "division": entry.division,
+        "metric": entry.metric,
+        "machine": entry.machine,
+        "software": entry.software,
+        "units": entry.scale,
+        "unit": entry.unit,
+        "global_batch_size": entry.batch,
+        "train_samples": entry.train_samples,
+        "official_data": entry.official,
+        "logs": entry.logs,
+        "runs": len(entry.runs),
+        "runs_are": entry.over,
+        "aborted": entry.aborted,
+        "score_min": entry.score.minutes if entry.score else None,
+        "no_score": (entry.score.why or None) if entry.score else None,
+        "time_s": _spread(entry.time_s),
+        "parts_s": entry.parts_s,
+        "epochs": _spread(entry.epochs),
+        "samples_per_s_per_unit": _spread(entry.train_rate),
+        "notes": list(entry.notes),
+    }
+
+
+def _spread(spread: Spread | None) -> dict[str, Any] | None:
+    if spread is None:
+        return None
+    mean, low, high = spread.interval
+    known = spread.has_interval
+    return {"mean": mean, "low95": low if known else None, "high95": high if known else None, "n": spread.n}

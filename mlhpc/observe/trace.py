@@ -1,0 +1,108 @@
+"""``mlhpc trace``: a run's spans as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+The format is the Trace Event Format of Chromium ("Trace Event Format", docs.google.com/document/d/
+1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): complete events (``ph: X``), counters (``C``) and metadata (``M``),
+with microseconds.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.files.atomic import write_bytes
+from mlhpc.common.timing.breakdown import read_events
+from mlhpc.errors import UserError
+from mlhpc.submission.logs.run_directory import RunDirectory, read
+
+Event = dict[str, Any]
+_KINDS = {"timed", "steps"}
+_STEPS, _WAITS = 1, 2
+"""Threads of a rank in the trace, beside its spans (0)."""
+
+
+def write_trace(folder: Path, out: Path) -> Path:
+    """Write the spans of every rank of the run in ``folder`` as the new file ``out``, and return it.
+
+    Raises UserError where there are no events, or ``out`` exists or cannot be written.
+    """
+    run = read(folder)
+    paths = sorted(folder.glob("events.rank*.jsonl"), key=lambda path: (len(path.name), path.name))
+    if not paths:
+        raise UserError(f"{folder}: no events.rankN.jsonl, which a trace is made from")
+    if out.exists():
+        raise UserError(f"{out}: exists already; choose another --out, or remove it first")
+    events = [event for path in paths for event in trace_of_rank(_rank(path), read_events(path))]
+    facts = {"benchmark": run.benchmark, "preset": run.preset or "", "folder": str(folder)}
+    trace = {"traceEvents": [*events, *_counters(run)], "displayTimeUnit": "ms", "otherData": facts}
+    try:
+        write_bytes(out, json.dumps(trace).encode())
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
+    return out
+
+
+def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
+    """The spans of one rank as trace events: its phases on one line; data waits, and steps, of each epoch as
+    totals on lines of their own, since waits are recorded as sums (docs/timing.md). A span that never ended, in
+    a run that was killed or still runs, ends with the last event."""
+    yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
+    for thread, name in ((0, "phases"), (_STEPS, "steps"), (_WAITS, "data wait (sum per epoch)")):
+        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}
+    open_spans: list[Event] = []
+    last = max((event.get("t", 0.0) for event in events), default=0.0)
+    for event in events:
+        kind, t = event["event"], event.get("t", 0.0)
+        if kind == "begin":
+            open_spans.append(event)
+        elif kind == "end":
+            started = _started(open_spans, event)
+            yield _complete(rank, 0, event, started, t, {})
+        elif kind in _KINDS:
+            thread = _STEPS if kind == "steps" else _WAITS
+            yield _complete(rank, thread, event, t - event.get("seconds", 0.0), t, {"of": "the whole epoch"})
+    for event in open_spans:
+        yield _complete(rank, 0, event, event.get("t", 0.0), last, {"unfinished": True})
+
+
+def _started(open_spans: list[Event], event: Event) -> float:
+    for i in reversed(range(len(open_spans))):
+        if open_spans[i]["name"] == event["name"]:
+            return float(open_spans.pop(i).get("t", 0.0))
+    return float(event.get("t", 0.0) - event.get("seconds", 0.0))
+
+
+def _complete(rank: int, thread: int, event: Event, start: float, stop: float, more: Event) -> Event:
+    tags = {k: v for k, v in event.items() if k not in ("t", "event", "name")}
+    return {
+        "ph": "X",
+        "name": str(event["name"]),
+        "cat": str(event["event"]),
+        "pid": rank,
+        "tid": thread,
+        "ts": round(max(0.0, start) * 1e6, 3),
+        "dur": round(max(0.0, stop - start) * 1e6, 3),
+        "args": {**tags, **more},
+    }
+
+
+def _counters(run: RunDirectory) -> Iterator[Event]:
+    """The target's metric and the throughput after each epoch, as counters of rank 0."""
+    path = run.path / "events.rank0.jsonl"
+    ends = {
+        e.get("epoch"): e.get("t", 0.0)
+        for e in (read_events(path) if path.is_file() else [])
+        if (e["event"], e["name"]) == ("end", "epoch")
+    }
+    for epoch in run.result.epochs if run.result else ():
+        if (t := ends.get(epoch.epoch)) is None or run.target is None:
+            continue
+        values = {"samples/s": epoch.samples_per_s, run.target.metric: epoch.quality(run.target.metric)}
+        for name, value in values.items():
+            if value is not None:
+                yield {"ph": "C", "name": name, "pid": 0, "ts": round(t * 1e6, 3), "args": {name: value}}
+
+
+def _rank(path: Path) -> int:
+    number = path.name.removeprefix("events.rank").removesuffix(".jsonl")
+    return int(number) if number.isdecimal() else 0

@@ -1,0 +1,88 @@
+"""``mlhpc watch``: a run followed from its events, on any node that sees its folder."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from mlhpc.submission.logs.progress import Follower, Progress
+from mlhpc.submission.logs.ranks import running
+from mlhpc.submission.logs.run_directory import read
+from mlhpc.submission.report.summary import place, progress_facts
+
+LINE_S = 60.0
+"""Seconds between two lines where the output is not a terminal."""
+
+
+def progress_of(folder: Path) -> Progress:
+    """Where the run in ``folder`` is now. Raises UserError where there is no run."""
+    return _with_life(Follower(folder).look(), folder)
+
+
+def watch(
+    folder: Path,
+    interval_s: float,
+    console: Console,
+    *,
+    once: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Follow the run in ``folder`` until it ends: on a terminal in place, elsewhere with a line a minute and one
+    for each new epoch. Returns 0 when it met its target, or is still running after ``once``; 1 otherwise."""
+    follower = Follower(folder)
+    now = _with_life(follower.look(), folder)
+    if once:
+        console.print(_panel(now))
+        return 0 if now.status in ("running", "success") else 1
+    if console.is_terminal:
+        with Live(_panel(now), console=console, auto_refresh=False) as live:
+            while now.status == "running":
+                sleep(interval_s)
+                now = _with_life(follower.look(), folder)
+                live.update(_panel(now), refresh=True)
+    else:
+        now = _lines(follower, now, interval_s, console, sleep)
+    return 0 if now.status == "success" else 1
+
+
+def _lines(
+    follower: Follower, now: Progress, interval_s: float, console: Console, sleep: Callable[[float], None]
+) -> Progress:
+    said, at = None, 0.0
+    while True:
+        ended = now.status != "running"
+        if ended or now.epoch != said or time.monotonic() - at >= LINE_S:
+            console.print(Text(line(now)), soft_wrap=True)
+            console.file.flush()
+            said, at = now.epoch, time.monotonic()
+        if ended:
+            return now
+        sleep(interval_s)
+        now = _with_life(follower.look(), follower.folder)
+
+
+def _with_life(now: Progress, folder: Path) -> Progress:
+    """``now`` with the status "gone" where the run's processes have ended without saying so."""
+    if now.status != "running" or now.quiet_s < 5:
+        return now
+    run = read(folder)
+    if run.result:
+        return replace(now, status=run.result.status)
+    return now if running(run) else replace(now, status="gone", left_s=None)
+
+
+def line(now: Progress) -> str:
+    """``now`` on one line, for a log."""
+    parts = [f"{now.status}, {place(now)}", *(f"{key} {value}" for key, value in progress_facts(now).items())]
+    return "; ".join(parts)
+
+
+def _panel(now: Progress) -> Text:
+    text = Text.assemble((now.status, "bold"), f", {place(now)}")
+    for key, value in progress_facts(now).items():
+        text.append(f"\n  {key}: ", "dim").append(value)
+    return text

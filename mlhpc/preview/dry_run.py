@@ -1,0 +1,131 @@
+"""``mlhpc run --dry-run``: what a run would do. Nothing is started, created or written."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from mlhpc.benchmarks import load, rules
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.data import manifest
+from mlhpc.common.data.partition import files_of_node
+from mlhpc.common.data.sharding import divide_batch
+from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.ranks.environment import identify
+from mlhpc.errors import count
+from mlhpc.perf.accelerator.memory import memory_of
+from mlhpc.run import RunPaths, context_of, requested, seed_of
+from mlhpc.submission.check.content import findings_content
+from mlhpc.submission.report.summary import size
+
+
+def content(options: argparse.Namespace) -> dict[str, Any]:
+    """The content of ``mlhpc run --dry-run --json`` (docs/json.md).
+
+    Raises UserError for whatever would keep the run from starting, as the run itself would.
+    """
+    run, paths = requested(options)
+    here = identify(os.environ)
+    ranks = options.ranks or here.size
+    nodes = 1 if options.ranks else here.nodes
+    run.require_startable(ranks, staged=paths.stage is not None)
+    local = divide_batch(run.hyperparameters.global_batch_size, ranks)
+    if paths.resume:
+        seed_of(paths.resume, run)
+    findings = rules.findings(context_of(run, paths, options.evict))
+    steps = run.data.train_samples // run.hyperparameters.global_batch_size
+    return {
+        "benchmark": run.benchmark,
+        "preset": run.preset,
+        "settings": run.model_dump(mode="json", exclude_none=True),
+        "ranks": ranks,
+        "nodes": nodes,
+        "local_batch_size": local,
+        "steps_per_epoch": steps,
+        "max_epochs": run.training.max_epochs,
+        "max_steps": steps * run.training.max_epochs,
+        "data": _data(paths.data),
+        "staging": _staging(run, paths, nodes or 1),
+        "memory": _memory(run, local // run.backward_passes),
+        "findings": findings_content(list(findings)),
+    }
+
+
+def _data(path: Path) -> dict[str, Any]:
+    """The data set by its manifest. One without is not listed: that can take minutes."""
+    facts = {"path": str(path), "exists": path.is_dir(), "files": None, "bytes": None}
+    if (path / manifest.NAME).is_file():
+        dataset = manifest.load(path)
+        facts |= {"files": len(dataset.files), "bytes": dataset.bytes}
+    return facts
+
+
+def _staging(run: Run, paths: RunPaths, nodes: int) -> dict[str, Any] | None:
+    """What node 0, which holds the most, copies; None without a folder to stage to."""
+    if paths.stage is None:
+        return None
+    target = filesystem_of(paths.stage)
+    facts: dict[str, Any] = {"path": str(paths.stage), "mode": run.staging.mode}
+    facts |= {"filesystem": target.type, "is_ram": target.is_ram, "free_bytes": target.free_bytes}
+    if (paths.data / manifest.NAME).is_file():
+        files = files_of_node(manifest.load(paths.data).files, 0, nodes, run.staging.mode)
+        facts |= {"files_per_node": len(files), "bytes_per_node": sum(file.size for file in files)}
+    return facts
+
+
+def _memory(run: Run, batch: int) -> dict[str, Any] | None:
+    """Bytes of a training step on one rank (perf/accelerator/memory.py); None for a network without a model."""
+    try:
+        needed = memory_of(run, batch, gpu=False)
+    except (KeyError, ValueError, AttributeError):  # a benchmark of another package
+        return None
+    return {"batch": needed.batch, "parameters": needed.parameters, "step_peak_bytes": needed.peak}
+
+
+def dry_run(options: argparse.Namespace, console: Console) -> None:
+    """Print what the run would do: its size first, every setting below."""
+    facts = content(options)
+    data, staging, memory = facts["data"], facts["staging"], facts["memory"]
+    on = "" if facts["nodes"] is None else f" on {count(facts['nodes'], 'node')}"
+    per_epoch = count(facts["steps_per_epoch"], "step")
+    lines = {
+        "ranks": f"{count(facts['ranks'], 'rank')}{on}, {facts['local_batch_size']} samples per rank and update",
+        "steps": f"{per_epoch} per epoch, at most {facts['max_steps']} in {facts['max_epochs']} epochs",
+        "data": f"{data['path']}: {_size_of(data)}",
+        "staging": _staging_line(staging),
+    }
+    if memory:
+        peak = (
+            f"{size(memory['step_peak_bytes'])} at the peak of a step of {count(memory['batch'], 'sample')}"
+        )
+        lines["memory"] = f"{peak}, besides the framework and the loader (model)"
+    for label, line in lines.items():
+        console.print(Text.assemble((f"{label:9}", "bold"), line), soft_wrap=console.width > 200)
+    for finding in facts["findings"]:
+        line = f"{finding['severity']}: {finding['rule']}: {finding['expected']}; found {finding['actual']}; "
+        console.print(Text(line + finding["remedy"], style="yellow"))
+    console.print(Text("settings", style="bold"))
+    console.print(Text(load.dumps(requested(options)[0]).rstrip()), soft_wrap=True)
+    console.print(Text("dry run: nothing was started or written", style="bold"))
+
+
+def _size_of(data: dict[str, Any]) -> str:
+    if not data["exists"]:
+        return "does not exist"
+    if data["files"] is None:
+        return "no manifest, so files are not counted; mlhpc data index writes one"
+    return f"{count(data['files'], 'file')}, {size(data['bytes'])}"
+
+
+def _staging_line(staging: dict[str, Any] | None) -> str:
+    if staging is None:
+        return "none: data is read in place"
+    kind = f"{staging['filesystem']}{', memory' if staging['is_ram'] else ''}"
+    free = f"{staging['path']} ({kind}, {size(staging['free_bytes'])} free)"
+    if "bytes_per_node" not in staging:
+        return f"{staging['mode']} to {free}"
+    copied = f"{count(staging['files_per_node'], 'file')}, {size(staging['bytes_per_node'])} per node"
+    return f"{copied}, {staging['mode']} to {free}"

@@ -1,0 +1,81 @@
+"""What ``mlhpc check`` and ``mlhpc score`` print, as data for ``--json`` (docs/json.md)."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mlhpc.submission.check.check import SetCheck, check_sets
+from mlhpc.submission.logs.findings import Finding, grouped, verdict
+from mlhpc.submission.score.score import RunScore, Weak
+from mlhpc.submission.score.set_score import division_of, has_own_target, target_of
+
+
+def check_content(path: Path, ruleset: str) -> dict[str, Any]:
+    """The findings on every set at ``path``. Raises UserError like ``check_sets``."""
+    sets = [{**_set(checked), **_findings(checked)} for checked in check_sets(path, ruleset)]
+    return {"path": str(path), "ruleset": ruleset, "passes": all(s["passes"] for s in sets), "sets": sets}
+
+
+def score_content(path: Path, ruleset: str) -> dict[str, Any]:
+    """The score of every set at ``path``, its runs, and the verdict of its check. Raises UserError like
+    ``check_sets``."""
+    sets = [{**_set(checked), **_score(checked)} for checked in check_sets(path, ruleset)]
+    good = all(s["passes"] and s["score_min"] is not None for s in sets)
+    return {"path": str(path), "ruleset": ruleset, "passes": good, "sets": sets}
+
+
+def findings_content(findings: list[Finding]) -> list[dict[str, Any]]:
+    """Findings merged as the table shows them."""
+    return [asdict(finding) for finding in grouped(findings)]
+
+
+def _set(checked: SetCheck) -> dict[str, Any]:
+    results = checked.results
+    return {
+        "path": str(results.path),
+        "org": results.org,
+        "system": results.system,
+        "benchmark": results.benchmark or None,
+        "preset": results.preset,
+        "metric": results.metric,
+        "division": division_of(results) or None,
+        "rules": checked.rules,
+        "logs": len(results.log_paths),
+        "complying": checked.complying,
+        "copy_of": str(checked.copy_of) if checked.copy_of else None,
+        "passes": checked.passes,
+        "verdict": verdict(checked.findings),
+    }
+
+
+def _findings(checked: SetCheck) -> dict[str, Any]:
+    return {"findings": findings_content(list(checked.findings))}
+
+
+def _score(checked: SetCheck) -> dict[str, Any]:
+    score, target = checked.score, target_of(checked.results)
+    content: dict[str, Any] = {
+        "score_min": score.minutes,
+        "score_without_staging_min": score.without_staging_minutes,
+        "no_score": score.why or None,
+        "target": None,
+        "runs": [_run(run) for run in score.runs],
+    }
+    if target:
+        own = has_own_target(checked.results)
+        content["target"] = {"metric": target[0].metric, "value": target[0].value, "is_mlperfs": not own}
+    if isinstance(score, Weak):
+        return {**content, "T": score.T, "S": score.S, "M": score.M}
+    interval = list(score.ci95) if score.ci95 else None
+    return {**content, "mean_min": score.mean, "stdev_min": score.spread, "interval95_min": interval}
+
+
+def _run(run: RunScore) -> dict[str, Any]:
+    return {
+        "log": str(run.path),
+        "seconds": run.seconds,
+        "without_staging_s": run.without_staging_s,
+        "epochs_to_target": run.epochs_to_target,
+        "converged": run.converged,
+        "left_out": run.why or run.dropped or None,
+    }

@@ -1,0 +1,155 @@
+"""What differs between runs besides their results: settings, environment, data, machine."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from mlhpc.common.pages.blocks import Cell, Table
+from mlhpc.common.pages.text import printable
+from mlhpc.errors import UserError
+from mlhpc.submission.logs.run_directory import RunDirectory, read
+
+Kind = Literal["settings", "environment", "data", "machine"]
+
+_KINDS: dict[str, Kind] = {
+    "hostname": "machine",
+    "cpu": "machine",
+    "cores": "machine",
+    "memory_gib": "machine",
+    "accelerators": "machine",
+    "os": "machine",
+    "binding": "machine",
+    "nodes": "machine",
+    "data": "data",
+}
+"""What each key of env.json describes; the others are of the environment."""
+_OF_EACH_RUN = frozenset({"date", "command"})
+_MOST_RUNS = 8
+"""Runs that a comparison page compares with its first one."""
+
+
+class Entry(Protocol):
+    """A set of a comparison: its letter, and where its runs are."""
+
+    @property
+    def letter(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
+
+
+class Difference(NamedTuple):
+    """One value that two runs do not share; None where a run has none."""
+
+    kind: Kind
+    key: str
+    a: Any
+    b: Any
+
+
+def differences(first: Path, second: Path) -> list[Difference]:
+    """The differences between two run directories, by kind. Raises UserError where one has neither settings nor
+    environment."""
+    return between(_readable(first), _readable(second))
+
+
+def between(a: RunDirectory, b: RunDirectory) -> list[Difference]:
+    """The differences between two runs that were read, by kind and in the order of the first one's files."""
+    facts_a, facts_b = dict(_facts(a)), dict(_facts(b))
+    found = [
+        Difference(kind, key, facts_a.get((kind, key)), facts_b.get((kind, key)))
+        for kind, key in dict.fromkeys((*facts_a, *facts_b))
+        if facts_a.get((kind, key)) != facts_b.get((kind, key))
+    ]
+    order: tuple[Kind, ...] = ("settings", "environment", "data", "machine")
+    return sorted(found, key=lambda difference: order.index(difference.kind))
+
+
+def print_differences(found: Sequence[Difference], console: Console) -> None:
+    """Kind by kind: each key, and below it both values; no table, whose columns could not hold a path in 80."""
+    if not found:
+        console.print("no differences in settings, environment, data or machine")
+    kind = ""
+    for difference in found:
+        if difference.kind != kind:
+            kind = difference.kind
+            console.print(Text(kind, style="bold"))
+        console.print(Text(f"  {printable(difference.key)}"), soft_wrap=True)
+        for letter, value in (("A", difference.a), ("B", difference.b)):
+            console.print(Text.assemble((f"    {letter}  ", "dim"), _text(value)), soft_wrap=True)
+
+
+def differences_section(entries: Sequence[Entry]) -> list[Table] | None:
+    """For a comparison page: how the runs of each set differ from the first set's, as far as the sets are run
+    directories. None where there is nothing to show."""
+    runs = [(entry.letter, run) for entry in entries if (run := _first_run(entry.path))][: _MOST_RUNS + 1]
+    rows = [
+        (
+            Cell(f"{runs[0][0]}, {letter}"),
+            Cell(difference.kind),
+            Cell(difference.key),
+            Cell(_text(difference.a)),
+            Cell(_text(difference.b)),
+        )
+        for letter, run in runs[1:]
+        for difference in between(runs[0][1], run)
+    ]
+    if not rows:
+        return None
+    head = ("sets", "of", "what", "first", "second")
+    return [Table("differences", head, tuple(rows), text_columns=len(head))]
+
+
+def _readable(path: Path) -> RunDirectory:
+    run = read(path)
+    if run.config is None and not run.env:
+        raise UserError(
+            f"{path}: neither config.toml nor env.json can be read; give the --out folder of a run"
+        )
+    return run
+
+
+def _first_run(path: Path) -> RunDirectory | None:
+    """The run at ``path``, or the first one of a campaign in it; None where there is none."""
+    folders = [path, *sorted(each for each in path.iterdir() if each.is_dir())] if path.is_dir() else []
+    folder = next((each for each in folders if (each / "config.toml").is_file()), None)
+    try:
+        return read(folder) if folder else None
+    except UserError:
+        return None
+
+
+def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
+    if run.config:
+        for key, value in _leaves(run.config.model_dump(mode="json", exclude_none=True)):
+            if key != "description":
+                yield ("data" if key.startswith("data.") else "settings", key), value
+    for name, value in run.env.items():
+        if name not in _OF_EACH_RUN:
+            for key, leaf in _leaves({name: value}):
+                yield (_KINDS.get(name, "environment"), key), leaf
+    if result := run.result:
+        yield ("environment", "launcher"), result.launcher
+        yield ("machine", "ranks"), result.ranks
+        yield ("data", "codec"), result.data.codec if result.data else None
+        staging = result.staging
+        for key in ("files", "bytes", "mode", "target_filesystem", "target_is_ram"):
+            yield ("data", f"staging.{key}"), getattr(staging, key) if staging else None
+        yield ("data", "source_evicted"), result.source_evicted
+
+
+def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,43 @@
+"""No phase is silent for longer than ten seconds, and a batch log gets a line a minute."""
+
+from itertools import pairwise
+
+from mlhpc.common.timing.heartbeat import Heartbeat
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reports_of(seconds: int, enter_at: dict[int, str]) -> list[tuple[int, str, bool]]:
+    """What a heartbeat reports, called once a second: (second, phase, whether it is printed)."""
+    clock, reports = Clock(), []
+    heart = Heartbeat(lambda phase, spent, printed: reports.append((phase, spent, printed)), clock)
+    heart.stop()  # its thread: the test calls it instead
+    found = []
+    for second in range(seconds):
+        clock.now = 100.0 + second
+        if phase := enter_at.get(second):
+            heart.enter(phase)
+        before = len(reports)
+        heart.beat()
+        found += [(second, phase, printed) for phase, _, printed in reports[before:]]
+    return found
+
+
+def test_a_long_phase_reports_after_ten_seconds_and_then_every_minute() -> None:
+    printed = [(second, phase) for second, phase, line in reports_of(200, {0: "init"}) if line]
+    assert printed == [(10, "init"), (70, "init"), (130, "init"), (190, "init")]
+
+
+def test_short_phases_print_nothing() -> None:
+    reports = reports_of(60, {second: f"epoch {second}" for second in range(0, 60, 9)})
+    assert not any(line for _, _, line in reports)
+
+
+def test_watch_gets_an_event_every_five_seconds_of_any_phase() -> None:
+    seconds = [second for second, _, _ in reports_of(61, {0: "train"})]
+    assert seconds[0] == 5 and max(b - a for a, b in pairwise(seconds)) <= 5

@@ -1,0 +1,222 @@
+"""Runs observed: watch, diff, trace and export read what a run wrote, complete or not."""
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+import jsonschema
+import pytest
+from golden.make_run import make_run
+from rich.console import Console
+
+from mlhpc import cli
+from mlhpc.benchmarks import load
+from mlhpc.common.ranks.world import Solo
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.errors import UserError
+from mlhpc.observe.trace import write_trace
+from mlhpc.observe.watch import progress_of, watch
+from mlhpc.submission.logs.progress import Follower
+
+# Of the Trace Event Format: what Perfetto's JSON importer needs of the phases that are used here.
+TRACE_SCHEMA = {
+    "type": "object",
+    "required": ["traceEvents"],
+    "properties": {
+        "displayTimeUnit": {"enum": ["ms", "ns"]},
+        "traceEvents": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["ph", "pid", "name"],
+                "properties": {
+                    "ph": {"enum": ["X", "C", "M"]},
+                    "name": {"type": "string"},
+                    "pid": {"type": "integer"},
+                    "tid": {"type": "integer"},
+                    "ts": {"type": "number", "minimum": 0},
+                    "dur": {"type": "number", "minimum": 0},
+                    "args": {"type": "object"},
+                },
+                "allOf": [
+                    {
+                        "if": {"properties": {"ph": {"const": "X"}}},
+                        "then": {"required": ["ts", "dur", "tid"]},
+                    },
+                    {
+                        "if": {"properties": {"ph": {"const": "C"}}},
+                        "then": {
+                            "required": ["ts", "args"],
+                            "properties": {"args": {"additionalProperties": {"type": "number"}}},
+                        },
+                    },
+                    {
+                        "if": {"properties": {"ph": {"const": "M"}}},
+                        "then": {"properties": {"name": {"enum": ["process_name", "thread_name"]}}},
+                    },
+                ],
+            },
+        },
+    },
+}
+
+
+def started(out: Path, *, epochs: int, ended: bool = False) -> Path:
+    """The folder of a run of two ranks that has trained ``epochs`` of 16 epochs, written by its own log, and is
+    training the next one, unless it has ``ended``."""
+    out.mkdir()
+    (out / "config.toml").write_text(load.dumps(load.load("cosmoflow", "smoke")))
+    with RunLog(out, Solo()) as log:
+        log.note("facts", ranks=2, resumed=False)
+        with log.span("init"):
+            pass
+        with log.span("run"):
+            for epoch in range(1, epochs + 1):
+                with log.span("epoch", epoch=epoch):
+                    with log.span("train", epoch=epoch):
+                        list(log.timed(range(4), "data_wait", epoch=epoch))
+                    log.metric("eval_error", 1.0 / epoch, epoch=epoch)
+                log.metric("samples", 2048, epoch=epoch)
+            if ended:
+                log.finish("success")
+    events = (out / "events.rank0.jsonl").read_text().splitlines(keepends=True)
+    if not ended:
+        last = [each for each in events if '"end", "name": "run"' not in each]
+        begin = [
+            json.dumps({"t": 50.0, "event": "begin", "name": name, "epoch": epochs + 1}) + "\n"
+            for name in ("epoch", "train")
+        ]
+        step = json.dumps({"t": 58.0, "event": "progress", "name": "train", "step": 40}) + "\n"
+        (out / "events.rank0.jsonl").write_text("".join([*last, *begin, step]))
+    (out / "events.rank1.jsonl").write_text("".join(events))
+    return out
+
+
+def test_progress_of_a_run_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    now = Follower(started(tmp_path / "run", epochs=3)).look()
+    assert (now.status, now.phase, now.epoch, now.epochs) == ("running", "training", 4, 16)
+    assert (now.step, now.steps, now.ranks) == (40, 128, 2)
+    assert now.best == pytest.approx(1 / 3) and now.target == 0.3
+    assert now.samples_per_s and now.data_wait_share is not None and 0 <= now.data_wait_share <= 1
+    assert now.left_s is not None
+
+
+def test_in_the_first_epoch_the_rate_is_that_of_the_steps_so_far(tmp_path: Path) -> None:
+    now = Follower(started(tmp_path / "run", epochs=0)).look()
+    assert now.samples_per_s == pytest.approx(40 * 16 / 8.0)  # 40 steps of 16 samples in 8 s
+    assert now.best is None and now.left_s is None
+
+
+def test_a_follower_reads_only_whole_lines_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    out = started(tmp_path / "run", epochs=1)
+    follower = Follower(out)
+    assert follower.look().best == 1.0
+    line = json.dumps({"t": 60.0, "event": "metric", "name": "eval_error", "value": 0.25, "epoch": 2}) + "\n"
+    with (out / "events.rank0.jsonl").open("a") as file:
+        file.write(line[:20])
+        file.flush()
+        assert follower.look().best == 1.0
+        file.write(line[20:])
+    assert follower.look().best == 0.25
+
+
+def test_damaged_and_foreign_events_do_not_stop_it(tmp_path: Path) -> None:
+    out = started(tmp_path / "run", epochs=2)
+    bad = [
+        "[" * 100_000,
+        "null",
+        '{"event": "end", "name": "run", "t": "x"}',
+        '{"event": "end", "name": "odd"}',
+    ]
+    bad += ['{"event": "metric", "name": "eval_error", "value": "low"}', "\x00", '{"event": 3}']
+    with (out / "events.rank0.jsonl").open("a") as file:
+        file.write("\n".join(bad) + "\n")
+    assert Follower(out).look().best == 0.5
+
+
+def test_watch_ends_with_the_run(tmp_path: Path) -> None:
+    done = started(tmp_path / "done", epochs=4, ended=True)
+    text = io.StringIO()
+    assert watch(done, 1, Console(file=text), sleep=lambda seconds: None) == 0
+    assert text.getvalue().startswith("success, epoch 4 of 16") and "best 0.25, target 0.3" in text.getvalue()
+
+
+def test_watch_says_that_the_processes_of_a_run_are_gone(tmp_path: Path) -> None:
+    dead = started(tmp_path / "dead", epochs=2)
+    for path in dead.glob("events*"):
+        os.utime(path, (1e9, 1e9))
+    assert progress_of(dead).status == "gone"
+    text = io.StringIO()
+    assert watch(dead, 1, Console(file=text), once=True) == 1
+    assert "have ended without a result" in " ".join(text.getvalue().split())
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_watch_is_no_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
+    text = io.StringIO()
+    watch(started(tmp_path / "run", epochs=3), 1, Console(file=text, width=width), once=True)
+    assert max(map(len, text.getvalue().splitlines())) <= width
+
+
+def test_a_trace_of_a_run_is_valid_and_has_every_span_of_every_rank(tmp_path: Path) -> None:
+    out = started(tmp_path / "run", epochs=3)
+    trace = json.loads(write_trace(out, tmp_path / "trace.json").read_text())
+    jsonschema.validate(trace, TRACE_SCHEMA)
+    spans = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 0]
+    for rank in (0, 1):
+        names = [e["name"] for e in spans if e["pid"] == rank]
+        assert names.count("train") == 3 + (rank == 0) and names.count("run") == 1
+    # A span lies inside the one around it.
+    (run,) = (e for e in spans if e["name"] == "run" and e["pid"] == 1)
+    inside = [e for e in spans if e["name"] == "train" and e["pid"] == 1]
+    assert all(run["ts"] <= e["ts"] and e["ts"] + e["dur"] <= run["ts"] + run["dur"] for e in inside)
+
+
+def test_a_trace_overwrites_nothing(tmp_path: Path) -> None:
+    out = started(tmp_path / "run", epochs=1)
+    (tmp_path / "trace.json").write_text("kept")
+    with pytest.raises(UserError, match="exists already"):
+        write_trace(out, tmp_path / "trace.json")
+    assert (tmp_path / "trace.json").read_text() == "kept"
+
+
+def test_csv_has_every_epoch_and_quotes_names(tmp_path: Path, capsys) -> None:
+    name = 'a "b", <i>c</i>'
+
+    def renamed(result):
+        result["launcher"] = name
+        result["epochs"][0][name] = 0.5
+
+    make_run(tmp_path / "run", epochs=3, result=renamed)
+    words = ["export", str(tmp_path / "run"), "--to", "csv", "--out", str(tmp_path / "csv")]
+    assert cli.main(words) == 0
+    with (tmp_path / "csv" / "epochs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    whole = json.loads((tmp_path / "run" / "result.json").read_text())["epochs"]
+    assert [float(row["eval_error"]) for row in rows] == [epoch["eval_error"] for epoch in whole]
+    assert rows[0][name] == "0.5" and rows[1][name] == ""
+    assert cli.main(words) == 2 and "exists already" in capsys.readouterr().err
+
+
+def test_diff_names_settings_environment_and_machine(tmp_path: Path, capsys) -> None:
+    make_run(tmp_path / "a")
+    make_run(
+        tmp_path / "b",
+        settings=["training.max_epochs=9"],
+        env=lambda env: env.update(cores=4, packages={**env["packages"], "numpy": "2.1.0"}),
+    )
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert cli.main(["diff", a, a]) == 0
+    assert "no differences" in capsys.readouterr().out
+    assert cli.main(["diff", a, b, "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["differences"]
+    assert [(row["kind"], row["key"], row["a"], row["b"]) for row in rows] == [
+        ("settings", "training.max_epochs", 16, 9),
+        ("environment", "packages.numpy", "2.0.2", "2.1.0"),
+        ("machine", "cores", 2, 4),
+    ]
+    assert cli.main(["diff", a, b]) == 1
+    printed = capsys.readouterr().out
+    assert all(f"{row['key']}" in printed and str(row["b"]) in printed for row in rows)
