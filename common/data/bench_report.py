@@ -1,6 +1,5 @@
 """Ways to read data sets side by side: whether their samples agree, and what bounds each."""
 
-import json
 import multiprocessing
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from rich.table import Table
 
 from mlhpc.common.data.ceilings import Ceilings
 from mlhpc.common.data.loader_bench import Figures, Way
-from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 
@@ -144,16 +142,14 @@ def show(
     )
 
 
-def save(
-    path: Path,
+def content(
     measured: Measured,
     reasons: Mapping[Way, str],
     agree: Mapping[Way, str],
     ceilings: Ceilings,
     step_s: float | None,
-    facts: Mapping[str, Any],
-) -> None:
-    """Write everything as JSON. Raises UserError."""
+) -> dict[str, Any]:
+    """Everything as the JSON of docs/json.md."""
     rows = []
     for way, rounds in measured.items():
         figures = medians(rounds)
@@ -170,11 +166,7 @@ def save(
         }
         rows.append(row | ({"bound_by": verdict(way, figures, ceilings, step_s)} if step_s else {}))
     failed = [asdict(way) | {"data": str(way.data), "error": reason} for way, reason in reasons.items()]
-    content = {**facts, "step_s": step_s, "ceilings": asdict(ceilings), "ways": rows, "failed": failed}
-    try:
-        write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; choose another --json") from error
+    return {"step_s": step_s, "ceilings": asdict(ceilings), "ways": rows, "failed": failed}
 
 
 def _agreement(first: Figures, other: Figures, close: float) -> str:
@@ -182,8 +174,8 @@ def _agreement(first: Figures, other: Figures, close: float) -> str:
         return _OTHER
     if other.checksum == first.checksum:
         return "bit for bit"
-    apart = float(np.abs(other.excerpt - first.excerpt).mean())
-    return f"to {apart:.2g}" if apart <= close else f"{_OTHER}, mean difference {apart:.2g}"
+    difference = float(np.abs(other.excerpt - first.excerpt).mean())
+    return f"to {difference:.2g}" if difference <= close else f"{_OTHER}, mean difference {difference:.2g}"
 
 
 def _in_process(epoch: Callable[[Way], Figures], way: Way) -> Figures:

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from mlhpc.benchmarks import registry
-from mlhpc.commands.parser import Commands, add_command
+from mlhpc.commands.parser import Commands, add_command, add_json, print_json
 from mlhpc.errors import UserError, count, did_you_mean
 
 CORES = len(os.sched_getaffinity(0))
@@ -28,7 +28,7 @@ def add(actions: Commands) -> None:
     bench.add_argument("--sample-dtype", help="a list such as float32,float16 (default: the benchmark's)")
     bench.add_argument("--rounds", type=int, default=3, help="rounds of each way (default: 3)")
     bench.add_argument("--step-ms", type=float, help="time of a training step: say what bounds each way")
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    add_json(bench)
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -69,7 +69,7 @@ def _bench(options: argparse.Namespace) -> int:
         lambda data: bool(facts[data].get("lossy")) or facts[data].get("dtype") == "float16",
     )
     step_s = options.step_ms / 1000 if options.step_ms else None
-    console = Console()
+    console = Console(stderr=options.json)
     bench_report.show(measured, reasons, agree, limits, step_s, console)
     console.print(
         f"{count(samples, 'sample')} or all there are, of {', '.join(map(str, options.data))}; "
@@ -80,7 +80,7 @@ def _bench(options: argparse.Namespace) -> int:
     )
     if options.json:
         about = {"benchmark": options.benchmark, "samples": samples, "rounds": rounds}
-        bench_report.save(options.json, measured, reasons, agree, limits, step_s, about)
+        print_json("data bench", about | bench_report.content(measured, reasons, agree, limits, step_s))
     return 1 if any(each.startswith("NO") for each in agree.values()) else 0
 
 
