@@ -60,8 +60,11 @@ def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) 
 
 def medians(figures: Sequence[Figures]) -> Figures:
     """The median of every number over the rounds; what is compared is the first round's."""
-    numbers = (statistics.median(column) for column in list(zip(*figures, strict=True))[:6])
-    return Figures(*numbers, *figures[0][6:])
+    numbers = ("warm", "cold", "read", "delivered", "cpu_s", "memory")
+    middle: dict[str, Any] = {
+        name: statistics.median(getattr(each, name) for each in figures) for name in numbers
+    }
+    return figures[0]._replace(**middle)
 
 
 def decoding(figures: Figures, ceilings: Ceilings) -> float | None:
@@ -88,7 +91,7 @@ def verdict(way: Way, figures: Figures, ceilings: Ceilings, step_s: float) -> st
 
 def label(way: Way, ways: Sequence[Way]) -> str:
     """What distinguishes a way from the others."""
-    parts = {
+    parts: dict[str, Callable[[Way], str]] = {
         "data": lambda each: each.data.name,
         "loader": lambda each: each.loader,
         "sample_dtype": lambda each: each.sample_dtype,
