@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
             closing_in_order(world, out),
             removed_on_abort(paths.stage, world),
         ):
-            extended = on_rank0(world, lambda: extended_from(paths.resume, run)) if paths.resume else None
+            extended = on_rank0(world, lambda: extended_from(paths.resume, run))
             _log_facts(run, paths.resume, extended, seed, evicted, world, log)
             conclusion = Conclusion(run, out, world, log)
             try:
@@ -177,8 +177,10 @@ def seed_of(directory: Path, run: Run) -> int:
     return saved.seed
 
 
-def extended_from(directory: Path, run: Run) -> int | None:
+def extended_from(directory: Path | None, run: Run) -> int | None:
     """``training.max_epochs`` of the run in ``directory`` if ``run``, which resumes it, has more; else None."""
+    if directory is None:
+        return None
     before = load.loads(checkpoint.load(directory).config).training.max_epochs
     return before if before < run.training.max_epochs else None
 

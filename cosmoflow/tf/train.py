@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -82,8 +83,8 @@ def train(
             model.set_weights(load_weights(Path(training.weights), run.network))
         optimizer = make_optimizer(hparams, training.precision)
         if emulated := run.emulation.enabled:
-            pair = WaitingStep.pair(run.emulation, world, 1, np.float32(0), lambda n: (math.nan, n))
-            steps = Steps(*pair)
+            waiting = WaitingStep[Any].pair(run.emulation, world, 1, np.float32(0), lambda n: (math.nan, n))
+            steps = Steps(*waiting)
         else:
             steps = make_steps(model, optimizer, world, run.loading.sample_dtype)
             sizes = local_batch_size, training.eval_batch_size

@@ -41,7 +41,7 @@ def epoch_table(run: RunDirectory) -> Section | None:
 
 def processes(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:
     """Start-up, staging, waiting and memory of the ranks; their spread if there are several."""
-    quantities = [
+    quantities: list[tuple[str, list[float | None], Callable[[float], str]]] = [
         ("start-up (init)", [r.init_s for r in ranks], duration),
         ("staging", [r.staging_s for r in ranks], duration),
         ("training", [r.train_s for r in ranks], duration),
