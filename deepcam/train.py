@@ -9,11 +9,9 @@ from pathlib import Path
 
 import torch
 
-from mlhpc.benchmarks import load, rules
+from mlhpc.benchmarks import load
 from mlhpc.benchmarks.deepcam import DeepCam
-from mlhpc.common.data.assign import assign_samples
-from mlhpc.common.data.manifest import Manifest, take
-from mlhpc.common.data.sharding import divide_batch, steps_per_epoch
+from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.devices import (
@@ -28,18 +26,15 @@ from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scaler, make_steps, warm_up
-from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import cores_per_rank, format_of, open_dataset
+from mlhpc.common.training.dataset import format_of
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
-from mlhpc.deepcam.data.codec import LINES
-from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
-from mlhpc.deepcam.data.loader import Loader, zeros_batch
-from mlhpc.deepcam.data.sample import is_sample, require_layout
+from mlhpc.deepcam.data.dataset import open_data, open_loader
+from mlhpc.deepcam.data.loader import zeros_batch
 from mlhpc.deepcam.freeze import Freezer
 from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
@@ -105,14 +100,14 @@ def train(
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True):
         with log.span("staging", sync=True) if staged else nullcontext():
-            dataset, statistics = _open(run, data, world)
+            dataset, statistics = open_data(run, data, world)
             if staged:
                 how = run.staging
                 report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
         log.data_format(**format_of(dataset))
         if staged:
             log.note("staging", **asdict(report))
-        loader = _open_loader(run, dataset, statistics, staged, local_batch_size, seed, world, device)
+        loader = open_loader(run, dataset, statistics, staged, local_batch_size, seed, world, device.type)
         updates = loader.steps // accumulate
 
         record = partial(
@@ -169,57 +164,3 @@ def train(
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, *state, frozen=freezer.frozen)
         log.finish(status, peak_memory(device))
-
-
-def _open(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
-    """The part of the data set that the run needs, and its statistics, checked before terabytes are copied."""
-    dataset = open_dataset(
-        data,
-        run.benchmark,
-        world,
-        select=partial(take, train=run.data.train_samples, validation=run.data.eval_samples),
-        enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
-    )
-    require_layout(dataset)
-    if run.loading.decode == "device" and dataset.facts.get("codec") not in LINES:
-        raise UserError(
-            f"{data}: loading.decode=device decodes {', '.join(LINES)}, and this data set is "
-            f"{dataset.facts.get('codec', 'hdf5')}; convert it with --codec delta, or set loading.decode=host"
-        )
-    return dataset, on_rank0(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
-
-
-def _open_loader(
-    run: DeepCam,
-    dataset: Manifest,
-    statistics: Statistics,
-    staged: Path | None,
-    local_batch_size: int,
-    seed: int,
-    world: World,
-    device: torch.device,
-) -> Loader:
-    samples = assign_samples(
-        dataset,
-        staged,
-        run.staging.mode,
-        world,
-        train_samples=run.data.train_samples,
-        eval_samples=run.data.eval_samples,
-        is_sample=is_sample,
-    )
-    accumulate = run.hyperparameters.gradient_accumulation_frequency
-    updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate))
-    return Loader(
-        samples,
-        run.loading.resolved(gpu=device.type != "cpu", cores=cores_per_rank()),
-        sample_shape=run.data.sample_shape,
-        statistics=statistics,
-        local_batch_size=local_batch_size,
-        eval_batch_size=run.training.eval_batch_size,
-        steps=updates * accumulate,
-        seed=seed,
-        ranks_on_node=world.local_size,
-        device=device.type,
-        codec=dataset.facts.get("codec"),
-    )

@@ -1,0 +1,74 @@
+"""The data set of a run, and the loader over this rank's part of it."""
+
+from functools import partial
+from pathlib import Path
+
+from mlhpc.benchmarks import rules
+from mlhpc.benchmarks.deepcam import DeepCam
+from mlhpc.common.data.assign import assign_samples
+from mlhpc.common.data.manifest import Manifest, take
+from mlhpc.common.data.sharding import steps_per_epoch
+from mlhpc.common.ranks.collectives import on_rank0
+from mlhpc.common.ranks.world import World
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset
+from mlhpc.deepcam.data.codec import LINES
+from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
+from mlhpc.deepcam.data.loader import Loader
+from mlhpc.deepcam.data.sample import is_sample, require_layout
+from mlhpc.errors import UserError
+
+
+def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
+    """The part of the data set that the run needs, and its statistics, checked before terabytes are copied."""
+    dataset = open_dataset(
+        data,
+        run.benchmark,
+        world,
+        select=partial(take, train=run.data.train_samples, validation=run.data.eval_samples),
+        enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
+    )
+    require_layout(dataset)
+    if run.loading.decode == "device" and dataset.facts.get("codec") not in LINES:
+        raise UserError(
+            f"{data}: loading.decode=device decodes {', '.join(LINES)}, and this data set is "
+            f"{dataset.facts.get('codec', 'hdf5')}; convert it with --codec delta, or set loading.decode=host"
+        )
+    return dataset, on_rank0(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
+
+
+def open_loader(
+    run: DeepCam,
+    dataset: Manifest,
+    statistics: Statistics,
+    staged: Path | None,
+    local_batch_size: int,
+    seed: int,
+    world: World,
+    device: str,
+) -> Loader:
+    """The loader of this rank's samples: of ``staged``, or of the data set where it is None. ``device`` is the
+    type of the rank's device."""
+    samples = assign_samples(
+        dataset,
+        staged,
+        run.staging.mode,
+        world,
+        train_samples=run.data.train_samples,
+        eval_samples=run.data.eval_samples,
+        is_sample=is_sample,
+    )
+    accumulate = run.hyperparameters.gradient_accumulation_frequency
+    updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate))
+    return Loader(
+        samples,
+        run.loading.resolved(gpu=device != "cpu", cores=cores_per_rank()),
+        sample_shape=run.data.sample_shape,
+        statistics=statistics,
+        local_batch_size=local_batch_size,
+        eval_batch_size=run.training.eval_batch_size,
+        steps=updates * accumulate,
+        seed=seed,
+        ranks_on_node=world.local_size,
+        device=device,
+        codec=dataset.facts.get("codec"),
+    )
