@@ -86,8 +86,12 @@ class Sweep:
         combinations = itertools.product(
             *([f"{key}={value}" for value in each] for key, each in self.axes.items())
         )
+        seen: list[Workload] = []
         for chosen in [(), *combinations]:
             workload = self.workload(chosen)
+            if workload in seen:  # the workload's own settings, say
+                continue
+            seen.append(workload)
             if workload.dataset is None:
                 raise UserError(f"{workload.name} reads no data: there is nothing to sweep")
             record = workload.dataset.model_dump_json(exclude={"total_bytes"})

@@ -31,8 +31,8 @@ def emulated(run: Run, compute: str, ranks: int) -> Run:
     together = getattr(run.training, "spatial_size", 1)
     size = max(identify(os.environ).size, ranks, 1)
     sharing = max(1, size // together) * run.backward_passes
-    local_batch = max(1, run.hyperparameters.global_batch_size // sharing)
-    emulation = _emulation(run, compute, local_batch, size)
+    local_batch_size = max(1, run.hyperparameters.global_batch_size // sharing)
+    emulation = _emulation(run, compute, local_batch_size, size)
     return run.model_copy(update={"division": "open", "emulation": emulation})
 
 
@@ -42,20 +42,20 @@ def refuse(run: Run, what: str) -> None:
         raise UserError(f"{what} is made of trainings, and emulation.step_s computes none; leave it out")
 
 
-def _emulation(run: Run, compute: str, local_batch: int, ranks: int) -> Emulation:
+def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emulation:
     try:
         seconds = float(compute)
     except ValueError:
         if os.path.isdir(compute):
-            return _measured(Path(compute), run, local_batch)
-        seconds = _predicted(compute, run, local_batch, ranks)
+            return _measured(Path(compute), run, local_batch_size)
+        seconds = _predicted(compute, run, local_batch_size, ranks)
     if not 0 <= seconds <= 86_400:
         raise UserError(f"--compute {compute}: give seconds from 0 to 86400")
-    share = FORWARD * run.training.eval_batch_size / local_batch
+    share = FORWARD * run.training.eval_batch_size / local_batch_size
     return Emulation(step_s=seconds, eval_step_s=share * seconds)
 
 
-def _measured(folder: Path, run: Run, local_batch: int) -> Emulation:
+def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     """The median training and evaluation step of the run in ``folder``, over its epochs."""
     from mlhpc.submission.logs.run_directory import read
 
@@ -69,12 +69,15 @@ def _measured(folder: Path, run: Run, local_batch: int) -> Emulation:
     together = getattr(config.training, "spatial_size", 1)
     sharing = max(1, result.ranks // together) * config.backward_passes
     batch = config.hyperparameters.global_batch_size // sharing
-    if batch != local_batch:
+    if batch != local_batch_size:
         raise UserError(
-            f"{folder}: measured steps of {batch} samples per rank, this run has {local_batch}; give a run of the "
-            "same batch, or seconds"
+            f"{folder}: measured steps of {batch} samples per rank, this run has {local_batch_size}; give a run of "
+            "the same batch, or seconds"
         )
-    events = read_events(folder / "events.rank0.jsonl")
+    try:
+        events = read_events(folder / "events.rank0.jsonl")
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     medians = {
         name: [e["p50"] for e in events if (e["event"], e["name"]) == ("steps", name) and "p50" in e]
         for name in ("train", "eval")
@@ -85,7 +88,7 @@ def _measured(folder: Path, run: Run, local_batch: int) -> Emulation:
     return Emulation(step_s=step_s, eval_step_s=median(medians["eval"] or [FORWARD * step_s]))
 
 
-def _predicted(name: str, run: Run, local_batch: int, ranks: int) -> float:
+def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
     """Seconds of a step without its wait for input, of a rank with this batch, on as many nodes of the machine
     ``name`` as hold ``ranks`` accelerators."""
     from mlhpc.perf.machines import known, machine
@@ -98,6 +101,6 @@ def _predicted(name: str, run: Run, local_batch: int, ranks: int) -> float:
         )
     there = machine(name)
     nodes = -(-ranks // there.per_node)
-    batch = local_batch * nodes * there.per_node
+    batch = local_batch_size * nodes * there.per_node
     hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
     return predict(there, run.model_copy(update={"hyperparameters": hyperparameters}), nodes).step.busy

@@ -10,7 +10,7 @@ import mlhpc
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
 from mlhpc.common.ranks.world import Loss, World
-from mlhpc.common.timing.breakdown import breakdown, read_events
+from mlhpc.common.timing.breakdown import breakdown, epoch_times, read_events
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
 
@@ -96,7 +96,7 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
                 "samples_per_s": metrics[epoch.epoch]["samples"] / epoch.train_s,
                 **metrics[epoch.epoch],
             }
-            for epoch in (times.epochs if times else ())
+            for epoch in epoch_times(events)
             if "samples" in metrics.get(epoch.epoch, {})
         ],
         "samples": {

@@ -162,8 +162,8 @@ def slab_plan(run: Run) -> SlabPlan | None:
     return plan_slabs((depth, height, width), parts, levels, kernel)
 
 
-def spatial_of(run: Run, local_batch: int) -> Spatial | None:
-    """``local_batch``: samples that a group has at once. None where samples are not cut."""
+def spatial_of(run: Run, local_batch_size: int) -> Spatial | None:
+    """``local_batch_size``: samples that a group has at once. None where samples are not cut."""
     if (plan := slab_plan(run)) is None:
         return None
     network, precision = network_of(run), run.training.precision
@@ -172,5 +172,7 @@ def spatial_of(run: Run, local_batch: int) -> Spatial | None:
     trained = run.data.train_samples // batch * batch
     halos = trained * sent.bytes(precision, training=True)
     halos += run.data.eval_samples * sent.bytes(precision, training=False)
-    kept = [saved_bytes(network, plan, kernel, rank, precision, local_batch) for rank in range(plan.size)]
+    kept = [
+        saved_bytes(network, plan, kernel, rank, precision, local_batch_size) for rank in range(plan.size)
+    ]
     return Spatial(plan.parts, halos, max(kept))

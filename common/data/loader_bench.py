@@ -38,23 +38,6 @@ class Way:
         return chosen | ({"sample_dtype": self.sample_dtype} if self.sample_dtype else {})
 
 
-class Row(NamedTuple):
-    """One loader: medians over the rounds, and whether it read the first one's samples. ``error``: why it could
-    not be measured; the figures are then None."""
-
-    loader: str
-    samples_per_s: float | None
-    bytes_per_s: float | None
-    cpu_s_per_sample: float | None
-    memory_bytes: float | None
-    agreement: str
-    error: str | None = None
-
-    @property
-    def same(self) -> bool:
-        return self.error is not None or not self.agreement.startswith("NO")
-
-
 class Loader(Protocol):
     """What the loaders of all benchmarks share."""
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,12 @@ def printable(text: str, keep: str = "") -> str:
         else c.encode("unicode_escape").decode()
         for c in text
     )  # fmt: skip
+
+
+def finite(value: Any) -> Any:
+    """``value`` for a strict JSON writer: NaN and infinity, which JSON lacks, become None."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -154,8 +154,9 @@ def wants_graphs(training: Any) -> bool:
 
 def activities(device: torch.device) -> list[ProfilerActivity]:
     """What a profiler has to record to see the work of ``device``."""
-    own = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
-    return [ProfilerActivity.CPU] + [own[device.type]] * (device.type in own)
+    accelerators = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+    kind = accelerators.get(device.type)
+    return [ProfilerActivity.CPU] if kind is None else [ProfilerActivity.CPU, kind]
 
 
 class Precisions(NamedTuple):

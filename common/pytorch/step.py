@@ -298,7 +298,7 @@ def _compile(
 
 
 def _ready(x: Tensor, layout: torch.memory_format) -> Tensor:
-    x = x.float() if x.is_floating_point() else x
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     return x.to(memory_format=layout) if x.dim() == 4 else x
 
 

@@ -100,13 +100,8 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     runs = _seconds(events, "run")
     if not runs:
         raise ValueError("the events contain no finished run")
-    train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
-    waits = _sums(events, "timed", "data_wait", "seconds")
+    epochs = epoch_times(events)
     counts = _sums(events, "timed", "data_wait", "count")
-    epochs = tuple(
-        EpochTimes(epoch, seconds, waits.get(epoch, 0.0), evaluation.get(epoch, 0.0))
-        for epoch, seconds in sorted(train.items())
-    )
     # An evaluation within the last epoch may cut it short: it is then not comparable with the first.
     batches = [counts.get(epoch.epoch) for epoch in epochs]
     whole = len(epochs) - (len(epochs) > 1 and batches[-1] != batches[0])
@@ -123,6 +118,17 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
         step=step[0],
         evaluation=evaluated[0],
         epochs=epochs,
+    )
+
+
+def epoch_times(events: Iterable[dict[str, Any]]) -> tuple[EpochTimes, ...]:
+    """The times of the epochs whose training has ended, also of a run that has not."""
+    events = list(events)
+    train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
+    waits = _sums(events, "timed", "data_wait", "seconds")
+    return tuple(
+        EpochTimes(epoch, seconds, waits.get(epoch, 0.0), evaluation.get(epoch, 0.0))
+        for epoch, seconds in sorted(train.items())
     )
 
 

@@ -44,9 +44,15 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
                 f"the run on {count(result['ranks'], 'rank')} is of another workload; give runs of this one"
             )
     one, two = by_ranks[1], by_ranks[2]
-    service, call_s = _services(one)
-    system = System(cores=one["rank_results"][0]["cores"], ranks_per_node=2)
-    steps = min(50, one["epochs"][0]["steps"])
+    try:
+        service, call_s = _services(one)
+        system = System(cores=one["rank_results"][0]["cores"], ranks_per_node=2)
+        steps = min(50, one["epochs"][0]["steps"])
+        rates = min(one["samples_per_s"], two["samples_per_s"])
+    except (KeyError, IndexError, TypeError, ZeroDivisionError):
+        raise UserError("the runs have no reading times; repeat them with this version of io run") from None
+    if not rates > 0:
+        raise UserError("a run measured no samples per second: there is nothing to simulate")
     low, high = 0.0, 1.0  # of a read; the more of it is the device's alone, the slower are two ranks
     for _ in range(_HALVINGS):
         share = (low + high) / 2
@@ -56,8 +62,8 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
         else:
             high = share
     found = _divided(service, call_s, (low + high) / 2)
-    rates = [simulate(workload, found, system, ranks, steps).samples_per_s for ranks in (1, 2)]
-    return Fit(found, system, (one["samples_per_s"], two["samples_per_s"]), (rates[0], rates[1]))
+    alone, both = (simulate(workload, found, system, ranks, steps).samples_per_s for ranks in (1, 2))
+    return Fit(found, system, (one["samples_per_s"], two["samples_per_s"]), (alone, both))
 
 
 def _services(one: Mapping[str, Any]) -> tuple[Service, float]:

@@ -57,6 +57,7 @@ def _bench(options: argparse.Namespace) -> int:
     for data in options.data:
         manifest.require_folder(data)
         facts[data] = manifest.load(data).facts if (data / manifest.NAME).exists() else {}
+    options.data = list(dict.fromkeys(options.data))
     ways = [Way(*each) for each in product(options.data, loaders, batches, workers, dtypes or [""])]
 
     module = import_module(tool.module)

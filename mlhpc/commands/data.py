@@ -177,7 +177,7 @@ def _data_verify(options: argparse.Namespace) -> int:
 def _data_plan(options: argparse.Namespace) -> int:
     from mlhpc.common.data.manifest import File, describe
     from mlhpc.common.ranks.world import Solo
-    from mlhpc.plan import show
+    from mlhpc.preview.plan import show
 
     if min(options.nodes, options.ranks_per_node) < 1:
         raise UserError("--nodes and --ranks-per-node: at least 1")
@@ -188,6 +188,8 @@ def _data_plan(options: argparse.Namespace) -> int:
         files = list(describe(options.data, Solo()).files)
     elif None in simulated or min(simulated) < 1:
         raise UserError("give a data set, or --files and --file-bytes, both at least 1")
+    elif not options.files * options.file_bytes * options.nodes < 2**62:
+        raise UserError("--files, --file-bytes and --nodes: give sizes of less than 4 EiB in all")
     else:
         files = [File(f"train/{i:09d}", int(options.file_bytes)) for i in range(options.files)]
     show(files, options.nodes, options.ranks_per_node)

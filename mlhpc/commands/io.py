@@ -227,6 +227,8 @@ def _sweep(options: argparse.Namespace) -> int:
         key, equals, values = text.partition("=")
         if not equals or not all(values.split(",")):
             raise UserError(f"--vary {text}: give KEY=VALUE,VALUE, such as reader.threads=1,4")
+        if key in axes:
+            raise UserError(f"--vary {key} is given twice; give all its values at once")
         axes[key] = values.split(",")
     if not axes:
         raise UserError("nothing to vary; give --vary KEY=A,B, such as --vary reader.threads=1,4")
@@ -238,9 +240,10 @@ def _sweep(options: argparse.Namespace) -> int:
     sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
     points, again = advise(sweep)
     found = {"again": again}
+    write(options.out, sweep, points, found)  # what follows may fail
     if again and options.confirm:
         found["in_a_run"] = in_a_run(sweep, again.recommended.settings, options.confirm, options.preset)
-    write(options.out, sweep, points, found)
+        write(options.out, sweep, points, found)
     print_sweep(points, found, Console())
     return 0
 
@@ -252,7 +255,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
     from mlhpc.iobench.definition import load
     from mlhpc.iobench.report.check import read_result
-    from mlhpc.iobench.report.console import print_simulated
+    from mlhpc.iobench.report.console import FITS, print_simulated
     from mlhpc.iobench.simulate.measured import fit
     from mlhpc.iobench.simulate.simulation import simulate
 
@@ -274,7 +277,15 @@ def _simulate(options: argparse.Namespace) -> int:
     found = [simulate(workload, service, system, number, options.steps) for number in ranks]
     if options.json:
         simulated = [asdict(each) | {"binding": each.binding} for each in found]
-        print(json.dumps({"fit": asdict(fitted), "system": asdict(system), "simulated": simulated}))
+        print(
+            json.dumps(
+                {
+                    "fit": asdict(fitted) | {"error": fitted.error, "agrees": fitted.error < FITS},
+                    "system": asdict(system),
+                    "simulated": simulated,
+                }
+            )
+        )
     else:
         print_simulated(fitted, system, found, Console())
     return 0

@@ -1,4 +1,4 @@
-"""Commands on runs as they are: watch, diff, trace, export. And shell completion."""
+"""Commands that inspect runs: watch, diff, trace, export. And shell completion."""
 
 import argparse
 from pathlib import Path
@@ -37,15 +37,16 @@ def _watch(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from mlhpc.observe.watch import progress_of, watch
+    from mlhpc.observe.watch import SUCCESSES, progress_of, watch
 
     if options.json and not options.once:
         raise UserError("--json is for --once")
     if not options.interval > 0:
         raise UserError(f"--interval {options.interval:g}: give a number of seconds above 0")
     if options.json:
-        print_json("watch", asdict(progress_of(options.run)))
-        return 0
+        now = progress_of(options.run)
+        print_json("watch", asdict(now))
+        return 0 if now.status in ("running", *SUCCESSES) else 1
     return watch(options.run, options.interval, Console(), once=options.once)
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -10,11 +9,8 @@ from typing import Any, NoReturn, TypeAlias
 from mlhpc import __version__
 from mlhpc.benchmarks.registry import BUILT_IN
 from mlhpc.commands.examples import EXAMPLES
+from mlhpc.common.files.untrusted import finite
 from mlhpc.errors import UserError, did_you_mean
-
-
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help no wider than 80 columns, unless the terminal is; the example at its end keeps its lines."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,7 +43,11 @@ def add_command(
     """Add a command to ``commands``. ``run`` executes it and returns the exit status: a function, or
     ``"package.module:function"``, imported when the command runs."""
     parser = commands.add_parser(
-        name, help=summary, description=summary, formatter_class=HelpFormatter, allow_abbrev=False
+        name,
+        help=summary,
+        description=summary,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     if example := EXAMPLES.get(parser.prog.partition(" ")[2]):
         parser.epilog = f"example:\n  {example}"
@@ -69,15 +69,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def print_json(command: str, content: Mapping[str, Any]) -> None:
     """Print ``content`` in the frame of docs/json.md. NaN and infinity, which JSON lacks, become null."""
     frame = {"schema": JSON_SCHEMA, "mlhpc": __version__, "command": command, **content}
-    print(json.dumps(_finite(frame), indent=1, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(finite(frame), indent=1, allow_nan=False))
 
 
 def print_help(options: argparse.Namespace) -> int:

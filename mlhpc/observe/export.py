@@ -1,6 +1,7 @@
 """``mlhpc export``: a run's epochs and facts for other tools: CSV, TensorBoard."""
 
 import csv
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +28,11 @@ def export(folder: Path, to: str, out: Path) -> Path:
         out.mkdir(parents=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be made ({error.strerror}); choose another --out") from None
-    writer(run, run.result, out)
+    try:
+        writer(run, run.result, out)
+    except OSError as error:
+        shutil.rmtree(out, ignore_errors=True)
+        raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
     return out
 
 

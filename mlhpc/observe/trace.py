@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.files.atomic import write_bytes
+from mlhpc.common.files.untrusted import finite
 from mlhpc.common.timing.breakdown import read_events
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.run_directory import RunDirectory, read
@@ -18,7 +19,7 @@ from mlhpc.submission.logs.run_directory import RunDirectory, read
 Event = dict[str, Any]
 _KINDS = {"timed", "steps"}
 _STEPS, _WAITS = 1, 2
-"""Threads of a rank in the trace, beside its spans (0)."""
+"""Threads of a rank in the trace, after that of its spans (0)."""
 
 
 def write_trace(folder: Path, out: Path) -> Path:
@@ -32,11 +33,14 @@ def write_trace(folder: Path, out: Path) -> Path:
         raise UserError(f"{folder}: no events.rankN.jsonl, which a trace is made from")
     if out.exists():
         raise UserError(f"{out}: exists already; choose another --out, or remove it first")
-    events = [event for path in paths for event in trace_of_rank(_rank(path), read_events(path))]
+    try:
+        events = [event for path in paths for event in trace_of_rank(_rank(path), read_events(path))]
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     facts = {"benchmark": run.benchmark, "preset": run.preset or "", "folder": str(folder)}
     trace = {"traceEvents": [*events, *_counters(run)], "displayTimeUnit": "ms", "otherData": facts}
     try:
-        write_bytes(out, json.dumps(trace).encode())
+        write_bytes(out, json.dumps(finite(trace), allow_nan=False).encode())
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
     return out

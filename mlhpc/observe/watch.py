@@ -14,6 +14,8 @@ from mlhpc.submission.logs.ranks import running
 from mlhpc.submission.logs.run_directory import read
 from mlhpc.submission.report.summary import place, progress_facts
 
+SUCCESSES = ("success", "emulated")
+"""States of a run that ended as it should."""
 LINE_S = 60.0
 """Seconds between two lines where the output is not a terminal."""
 
@@ -32,12 +34,13 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Follow the run in ``folder`` until it ends: on a terminal in place, elsewhere with a line a minute and one
-    for each new epoch. Returns 0 when it met its target, or is still running after ``once``; 1 otherwise."""
+    for each new epoch. Returns 0 when it met its target or was emulated, or is still running after ``once``; 1
+    otherwise."""
     follower = Follower(folder)
     now = _with_life(follower.look(), folder)
     if once:
         console.print(_panel(now))
-        return 0 if now.status in ("running", "success") else 1
+        return 0 if now.status in ("running", *SUCCESSES) else 1
     if console.is_terminal:
         with Live(_panel(now), console=console, auto_refresh=False) as live:
             while now.status == "running":
@@ -46,7 +49,7 @@ def watch(
                 live.update(_panel(now), refresh=True)
     else:
         now = _lines(follower, now, interval_s, console, sleep)
-    return 0 if now.status == "success" else 1
+    return 0 if now.status in SUCCESSES else 1
 
 
 def _lines(

@@ -32,7 +32,8 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     ranks = options.ranks or here.size
     nodes = 1 if options.ranks else here.nodes
     run.require_startable(ranks, staged=paths.stage is not None)
-    local = divide_batch(run.hyperparameters.global_batch_size, ranks)
+    together = getattr(run.training, "spatial_size", 1)
+    local = divide_batch(run.hyperparameters.global_batch_size, ranks // together)
     if paths.resume:
         seed_of(paths.resume, run)
     findings = rules.findings(context_of(run, paths, options.evict))
@@ -44,12 +45,14 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
         "ranks": ranks,
         "nodes": nodes,
         "local_batch_size": local,
+        "ranks_per_sample": together,
         "steps_per_epoch": steps,
         "max_epochs": run.training.max_epochs,
         "max_steps": steps * run.training.max_epochs,
         "data": _data(paths.data),
         "staging": _staging(run, paths, nodes or 1),
-        "memory": _memory(run, local // run.backward_passes),
+        # The model is of whole samples.
+        "memory": _memory(run, local // run.backward_passes) if together == 1 else None,
         "findings": findings_content(list(findings)),
     }
 
@@ -90,9 +93,11 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
     facts = content(options)
     data, staging, memory = facts["data"], facts["staging"], facts["memory"]
     on = "" if facts["nodes"] is None else f" on {count(facts['nodes'], 'node')}"
+    group = "rank" if facts["ranks_per_sample"] == 1 else f"group of {facts['ranks_per_sample']} ranks"
+    share = f"{facts['local_batch_size']} samples per {group} and update"
     per_epoch = count(facts["steps_per_epoch"], "step")
     lines = {
-        "ranks": f"{count(facts['ranks'], 'rank')}{on}, {facts['local_batch_size']} samples per rank and update",
+        "ranks": f"{count(facts['ranks'], 'rank')}{on}, {share}",
         "steps": f"{per_epoch} per epoch, at most {facts['max_steps']} in {facts['max_epochs']} epochs",
         "data": f"{data['path']}: {_size_of(data)}",
         "staging": _staging_line(staging),

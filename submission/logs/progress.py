@@ -15,6 +15,8 @@ from typing import Any
 
 from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.files.regular import open_regular
+from mlhpc.common.files.untrusted import printable, read_text
 from mlhpc.common.timing.breakdown import is_event
 from mlhpc.errors import UserError
 
@@ -62,9 +64,12 @@ class _Tail:
     def read(self, size: int) -> list[Event]:
         if size <= self.offset:
             return []
-        with open(self.path, "rb") as file:
+        with os.fdopen(open_regular(self.path), "rb") as file:
             file.seek(self.offset)
             data = file.read(_MOST_BYTES)
+        if len(data) == _MOST_BYTES and b"\n" not in data:  # no event is that long
+            self.offset += len(data)
+            return []
         data = data[: data.rfind(b"\n") + 1]  # a line that is being written is left for the next look
         self.offset += len(data)
         events = []
@@ -159,7 +164,9 @@ class Follower:
                 self._status = "aborted"
         for event in events:
             if event["event"] == "note" and event["name"] == "finish" and self._status == "running":
-                self._status = str(event.get("status"))
+                status = printable(str(event.get("status")))
+                emulated = self._config is not None and self._config.emulation.enabled
+                self._status = "emulated" if emulated and status == "failed" else status
 
     def _progress(self, quiet_s: float) -> Progress:
         run, own = self._config, self._of_rank0
@@ -225,8 +232,8 @@ class Follower:
 
 def _config(path: Path) -> Run | None:
     try:
-        return loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return loads(read_text(path))
+    except (OSError, ValueError, RecursionError, UserError):
         return None
 
 
@@ -234,7 +241,7 @@ def _phase(event: Event) -> str:
     name = {"run": "between epochs", "eval": "evaluation", "train": "training"}.get(
         event["name"], event["name"]
     )
-    return str(name)
+    return printable(str(name))
 
 
 def _is_number(event: Event) -> bool:

@@ -20,8 +20,8 @@ def check(run, staged, world):
 
 
 def train(run, data, staged, seed, resume, world, log):
-    local_batch_size = divide_batch(run.hyperparameters.global_batch_size, world.size)
-    rate = run.hyperparameters.opt_base_learning_rate
+    batch_size = divide_batch(run.hyperparameters.global_batch_size, world.size)
+    rate, how = run.hyperparameters.opt_base_learning_rate, run.staging
     with log.span("init", sync=True):
         weights = np.zeros((run.data.sample_shape[0], CLASSES))
     with log.span("run", sync=True):
@@ -29,19 +29,17 @@ def train(run, data, staged, seed, resume, world, log):
             select = partial(take, train=run.data.train_samples, validation=run.data.eval_samples)
             dataset = open_dataset(data, "blobs", world, select=select, enforce_rules=lambda facts: None)
             if staged:
-                how = run.staging
-                report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
-                log.note("staging", **vars(report))
+                log.note(
+                    "staging", **vars(stage(dataset, staged, world, how.mode, how.workers, how.read_once))
+                )
         sizes = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
-        own = assign_samples(dataset, staged, run.staging.mode, world, **sizes)
-        steps = run.study.cut(steps_per_epoch(world.gather(own.train_pool), local_batch_size))
-
+        own = assign_samples(dataset, staged, how.mode, world, **sizes)
+        steps = run.study.cut(steps_per_epoch(world.gather(own.train_pool), batch_size))
+        record = partial(log_epoch, log, world, run.target, run.training.max_epochs)
         for epoch in range(1, run.training.max_epochs + 1):
             with log.span("epoch", epoch=epoch, step=(epoch - 1) * steps) as span:
                 with log.span("train", epoch=epoch):
-                    indices = train_batches(
-                        own.train_pool, own.pool_rank, local_batch_size, steps, seed, epoch
-                    )
+                    indices = train_batches(own.train_pool, own.pool_rank, batch_size, steps, seed, epoch)
                     batches = (read(own.train_files, batch) for batch in indices)
                     losses = []
                     for x, y in log.timed(batches, "data_wait", epoch=epoch):
@@ -60,21 +58,8 @@ def train(run, data, staged, seed, resume, world, log):
                     right = sum((np.argmax(x @ weights, axis=1) == y).sum() for x, y in results)
                     accuracy = float(world.sum(right)) / run.data.eval_samples
                 log.metric(run.target.metric, accuracy, epoch=epoch)
-            facts = {
-                "samples": len(losses) * local_batch_size * world.size,
-                "rate": rate,
-                "loss": np.mean(losses),
-            }
-            log_epoch(
-                log,
-                world,
-                run.target,
-                run.training.max_epochs,
-                epoch,
-                bytes_read=0,
-                quality=accuracy,
-                **facts,
-            )
+            facts = {"samples": len(losses) * batch_size * world.size, "rate": rate, "loss": np.mean(losses)}
+            record(epoch, bytes_read=0, quality=accuracy, **facts)
             if run.target.met_by(accuracy):
                 break
         log.finish("success" if run.target.met_by(accuracy) else "failed")

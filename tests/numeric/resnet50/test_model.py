@@ -267,7 +267,7 @@ def test_warm_up_restores_the_state_bit_for_bit(name):
 
 def test_missing_hardware_is_reported():
     if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="sees none"):
+        with pytest.raises(UserError, match="sees no accelerator"):
             pick_device("cuda", 0)
     with pytest.raises(UserError, match="needs a GPU"):
         make_scaler("mixed_float16", CPU)

@@ -56,7 +56,9 @@ def test_every_reference_of_the_built_in_benchmarks_resolves(benchmark):
         for framework in benchmark.frameworks.values()
         for name in ("check", "train")
     ]
-    references += [tool.function for tool in (benchmark.convert, benchmark.loader_bench) if tool]
+    references += [benchmark.convert.function] if benchmark.convert else []
+    if bench := benchmark.loader_bench:
+        references += [f"{bench.module}:{name}" for name in ("epoch", "files_of")]
     for reference in references:
         module, _, name = reference.partition(":")
         spec = find_spec(module)

@@ -13,7 +13,7 @@ from mlhpc import cli
 OPTIONS = {
     "run": [
         *("--preset", "--set", "--data", "--stage", "--out", "--config", "--ranks", "--seed"),
-        *("--evict", "--resume", "--dry-run", "--json"),
+        *("--evict", "--compute", "--resume", "--dry-run", "--json"),
     ],
     "campaign": [
         *("--preset", "--set", "--data", "--stage", "--out", "--ranks"),
@@ -38,6 +38,7 @@ OPTIONS = {
         "--step-ms",
         "--json",
     ],
+    "data plan": ["--files", "--file-bytes", "--nodes", "--ranks-per-node"],
     "data index": ["--workers"],
     "data verify": ["--workers"],
     "data show": ["--out"],
@@ -61,6 +62,11 @@ OPTIONS = {
     "io observe": ["--out", "--below"],
     "io similarity": [],
     "io list": [],
+    "io simulate": [
+        *("--set", "--runs", "--ranks", "--targets", "--metadata"),
+        *("--ranks-per-node", "--steps", "--json"),
+    ],
+    "io sweep": ["--set", "--vary", "--out", "--ranks", "--repeats", "--confirm", "--preset"],
     "list": ["--json"],
     "watch": ["--interval", "--once", "--json"],
     "diff": ["--json"],

@@ -98,7 +98,7 @@ def test_progress_of_a_run_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     now = Follower(started(tmp_path / "run", epochs=3)).look()
     assert (now.status, now.phase, now.epoch, now.epochs) == ("running", "training", 4, 16)
     assert (now.step, now.steps, now.ranks) == (40, 128, 2)
-    assert now.best == pytest.approx(1 / 3) and now.target == 0.3
+    assert now.best == pytest.approx(1 / 3) and now.target == 0.25
     assert now.samples_per_s and now.data_wait_share is not None and 0 <= now.data_wait_share <= 1
     assert now.left_s is not None
 
@@ -140,7 +140,9 @@ def test_watch_ends_with_the_run(tmp_path: Path) -> None:
     done = started(tmp_path / "done", epochs=4, ended=True)
     text = io.StringIO()
     assert watch(done, 1, Console(file=text), sleep=lambda seconds: None) == 0
-    assert text.getvalue().startswith("success, epoch 4 of 16") and "best 0.25, target 0.3" in text.getvalue()
+    assert (
+        text.getvalue().startswith("success, epoch 4 of 16") and "best 0.25, target 0.25" in text.getvalue()
+    )
 
 
 def test_watch_says_that_the_processes_of_a_run_are_gone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from mlhpc.run_result import last_line, summarize
 )
 def test_the_last_line_says_whether_staging_is_included(staging: Any, said: str) -> None:
     result = {
-        "benchmark": "deepcam", "preset": "smoke", "resumed": False, "staging": staging,
+        "benchmark": "deepcam", "preset": "smoke", "status": "failed", "resumed": False, "staging": staging,
         "target": {"label": "IoU", "value": 0.5, "best": 0.3, "reached": False}, "time_to_train_s": 1.85,
     }  # fmt: skip
     assert said in last_line(result, Path("out"))
@@ -85,7 +85,7 @@ def test_accelerators_that_a_run_does_not_use_are_not_logged(monkeypatch, device
     records: dict[str, Any] = {}
     log = SimpleNamespace(note=lambda name, **tags: None, hyperparameters=records.update)
     run = load.load("deepcam", "smoke", [f"training.device={device}"])
-    module._log_facts(run, None, 7, False, Solo(), log)
+    module._log_facts(run, None, None, 7, False, Solo(), log)
     assert records["accelerators_per_node"] == logged
 
 

@@ -360,6 +360,7 @@ def test_missing_dali_is_a_one_line_error(data_set, monkeypatch):
 def test_bench_measures_every_format_and_loader(data_set, tmp_path, capsys):
     """Through the command line; the samples of all are the same."""
     convert(data_set, tmp_path / "pco", Solo(), 1, "pco")
+    capsys.readouterr()
     words = [
         "data",
         "bench",

@@ -139,16 +139,13 @@ def test_ceilings_are_of_the_files_and_the_machine(tmp_path):
     assert found.threads == 2 and min(found.copy, found.cold, found.warm) > 0 and found.read_cpu_s > 0
 
 
-def test_figures_are_written_as_json(tmp_path, monkeypatch):
+def test_figures_as_json(monkeypatch):
     monkeypatch.setattr(bench_report, "_in_process", lambda epoch, way: epoch(way))
-    way, out = Way(Path("data"), "first", 3, 1), tmp_path / "bench.json"
+    way = Way(Path("data"), "first", 3, 1)
     measured, reasons = bench_report.run_all([way, Way(Path("data"), "missing", 3, 1)], epoch, rounds=1)
     agree = bench_report.agreements(measured, 0.0, lambda data: False)
-    bench_report.save(out, measured, reasons, agree, CEILINGS, 0.01, {"benchmark": "fake"})
-    found = json.loads(out.read_text())
+    found = json.loads(json.dumps(bench_report.content(measured, reasons, agree, CEILINGS, 0.01)))
     (row,) = found["ways"]
     assert (row["loader"], row["batch"], row["bytes_read_per_sample"]) == ("first", 3, 4000 / 12)
     assert row["same_samples"] == "bit for bit" and "bound_by" in row and found["ceilings"]["copy"] == 2e9
     assert [each["loader"] for each in found["failed"]] == ["missing"]
-    with pytest.raises(UserError, match="choose another --json"):
-        bench_report.save(tmp_path / "no" / "x", measured, reasons, agree, CEILINGS, None, {})

@@ -153,9 +153,4 @@ def test_the_official_tools_are_called_in_one_file_and_only_under_guard() -> Non
             module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
             if any(tool in f"{module}.{name}" for name in names for tool in tools):
                 users.add(path.relative_to(ROOT).as_posix())
-    # rcp.py only locates the package: it reads the reference points itself.
-    assert users == {
-        "submission/check/official.py",
-        "submission/check/official_guard.py",
-        "submission/score/rcp.py",
-    }
+    assert users == {"submission/check/official.py", "submission/check/official_guard.py"}
