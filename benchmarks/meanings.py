@@ -48,7 +48,7 @@ MEANINGS = {
     "submission.platform": "the system's name, in the log",
     "submission.status": "availability of the system, in the log",
 }
-"""By dotted name, or for hyperparameters by name; of LARS and SGD in ResNet-50 without the optimizer's prefix."""
+"""By dotted name; hyperparameters by their own name, without the prefix ``lars_`` or ``sgd_``."""
 
 UNITS = {
     "train_samples": "samples",
@@ -74,8 +74,19 @@ UNITS = {
     "grid": "voxels",
     "particles": "particles",
     "cola_steps": "steps",
+    "staging.workers": "files",
+    "emulation.step_s": "seconds",
+    "emulation.eval_step_s": "seconds",
+    "training.eval_steps": "updates",
+    "eval_offset_epochs": "epochs",
+    "scheduler_milestones": "updates",
+    "scheduler_t_max": "updates",
+    "batchnorm_group_size": "ranks",
+    "gradient_accumulation_frequency": "passes",
+    "gradient_accumulation_steps": "passes",
+    "simulation.side": "pixels",
 }
-"""By the last part of the dotted name; what is missing has no unit."""
+"""By the dotted name or its last part; what is missing has no unit."""
 
 
 def meaning(key: str) -> str:
@@ -85,7 +96,7 @@ def meaning(key: str) -> str:
 
 def unit(key: str) -> str:
     """The unit of the setting ``key`` (dotted); empty for a pure number, a name or a switch."""
-    return UNITS.get(_plain(key), "")
+    return UNITS.get(key) or UNITS.get(_plain(key), "")
 
 
 def _plain(key: str) -> str:

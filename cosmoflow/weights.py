@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.benchmarks.cosmoflow import CosmoFlow, Network
+from mlhpc.common.files import atomic
 from mlhpc.errors import UserError
 
 Array = npt.NDArray[np.float32]
@@ -50,12 +51,12 @@ def from_pytorch(state: Mapping[str, Array], network: Network) -> list[Array]:
 
 
 def save(path: Path, weights: Sequence[Array], network: Network) -> None:
-    """Write the neutral ``weights`` as a safetensors file."""
-    from safetensors.numpy import save_file
+    """Write the neutral ``weights`` as a safetensors file. Raises OSError."""
+    from safetensors.numpy import save as encode
 
     facts = {"benchmark": "cosmoflow", "layout": "channels last, kernels [..., in, out]"}
     tensors = {name: np.ascontiguousarray(w) for name, w in zip(names(network), weights, strict=True)}
-    save_file(tensors, path, metadata=facts)
+    atomic.write_bytes(path, encode(tensors, metadata=facts))
 
 
 def require_weights(run: CosmoFlow) -> None:
@@ -71,7 +72,7 @@ def require_weights(run: CosmoFlow) -> None:
     actual = {name: w.shape for name, w in zip(wanted, load(path, run.network), strict=True)}
     if odd := [name for name, shape in wanted.items() if actual[name] != shape]:
         raise UserError(
-            f"training.weights={path}: {odd[0]} is of shape {list(actual[odd[0]])}, and this network's of "
+            f"training.weights={path}: {odd[0]} has shape {list(actual[odd[0]])}, this network needs "
             f"{list(wanted[odd[0]])}; use weights of a run with the same network and sample_shape"
         )
 
@@ -98,9 +99,9 @@ def load(path: Path, network: Network) -> list[Array]:
 
     try:
         found = load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: types NumPy lacks
         raise UserError(
-            f"{path} is no safetensors file that can be read ({error}); export the weights again"
+            f"{path} cannot be read as a safetensors file ({error}); export the weights again"
         ) from None
     wanted = names(network)
     if sorted(found) != sorted(wanted):
@@ -108,4 +109,8 @@ def load(path: Path, network: Network) -> list[Array]:
         raise UserError(
             f"{path} holds weights of another network ({', '.join(odd[:3])}); use one of this preset"
         )
+    if odd := [
+        name for name in wanted if found[name].dtype != np.float32 or not np.isfinite(found[name]).all()
+    ]:
+        raise UserError(f"{path}: {odd[0]} is not finite float32; export the weights again")
     return [found[name] for name in wanted]

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from statistics import median
 
-from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Emulation, Run
 from mlhpc.common.ranks.environment import identify
 from mlhpc.common.timing.breakdown import read_events
@@ -20,13 +19,8 @@ def emulated(run: Run, compute: str, ranks: int) -> Run:
     the folder of a run that measured it, or a machine that ``mlhpc predict`` knows. ``ranks``: of ``--ranks``; a
     launcher's number counts before it.
 
-    Raises UserError when the benchmark's trainer cannot do this, or no time follows from ``compute``.
+    Raises UserError when no time follows from ``compute``.
     """
-    framework = registry.find(run.benchmark).frameworks[run.training.framework]
-    if not framework.emulates:
-        raise UserError(
-            f"{run.benchmark} in {run.training.framework} has no emulated steps; leave out --compute"
-        )
     # Ranks that share a sample (training.spatial) count as one.
     together = getattr(run.training, "spatial_size", 1)
     size = max(identify(os.environ).size, ranks, 1)
@@ -71,8 +65,8 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     batch = config.hyperparameters.global_batch_size // sharing
     if batch != local_batch_size:
         raise UserError(
-            f"{folder}: measured steps of {batch} samples per rank, this run has {local_batch_size}; give a run of "
-            "the same batch, or seconds"
+            f"{folder}: measured steps of {batch} samples per rank, not {local_batch_size}; give a run of the "
+            "same batch, or seconds"
         )
     try:
         events = read_events(folder / "events.rank0.jsonl")
@@ -101,6 +95,7 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
         )
     there = machine(name)
     nodes = -(-ranks // there.per_node)
-    batch = local_batch_size * nodes * there.per_node
+    together = getattr(run.training, "spatial_size", 1)
+    batch = local_batch_size * (nodes * there.per_node // together)
     hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
     return predict(there, run.model_copy(update={"hyperparameters": hyperparameters}), nodes).step.busy

@@ -1,6 +1,7 @@
 """``mlhpc run``: one training to target, and the folder that records it. Start reading at ``main``."""
 
 import argparse
+import hashlib
 import json
 import os
 import secrets
@@ -105,6 +106,12 @@ def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
         run = load.load(options.benchmark, options.preset, options.set)
     if options.compute is not None:
         run = emulated(run, options.compute, options.ranks)
+    framework = registry.find(run.benchmark).frameworks[run.training.framework]
+    if run.emulation.enabled and not framework.emulates:
+        raise UserError(
+            f"{run.benchmark} in {run.training.framework} has no emulated steps; leave out --compute and "
+            "emulation.step_s"
+        )
     rules.enforce(rules.RunContext(run, resumed=options.resume is not None))
     paths = RunPaths(
         data=options.data or Path("data") / f"{run.benchmark}-{run.preset}",
@@ -246,6 +253,11 @@ def _energy_counters(run: Run, world: World) -> energy.Counters:
     return energy.Counters() if on_cpus or world.local_rank else energy.counters()
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _log_facts(
     run: Run, resume: Path | None, extended: int | None, seed: int, evicted: bool, world: World, log: RunLog
 ) -> None:
@@ -263,6 +275,7 @@ def _log_facts(
     submission = run.submission
     on_cpus = getattr(run.training, "device", "") == "cpu"
     cut = getattr(run.training, "spatial", ())
+    weights = getattr(run.training, "weights", "")
     log.hyperparameters(
         {
             "cache_clear": evicted,
@@ -278,6 +291,7 @@ def _log_facts(
             **({"resumed": True} if resume else {}),
             **({"spatial_parallelism": list(cut)} if prod(cut) > 1 else {}),
             **({"extended_from_epochs": extended} if extended else {}),
+            **({"initial_weights": _sha256(Path(weights))} if weights else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),
             **({"emulated_step_s": run.emulation.step_s} if run.emulation.enabled else {}),
             "train_samples": run.data.train_samples,

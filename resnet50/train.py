@@ -92,9 +92,7 @@ def train(
         loader = _open_loader(run, dataset, staged, local_batch_size, seed, world, device)
         updates = loader.steps // accumulate
 
-        record = partial(
-            log_epoch, log, world, run.target, run.training.max_epochs, emulated=run.emulation.enabled
-        )
+        record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses, accuracy = (epoch - 1) * updates, loader.bytes_read, [], None
@@ -122,7 +120,8 @@ def train(
                         (right,) = world.sum([sum(float(right) for right in results)])
                         # Out of all images: a skipped one (loading.broken_images) counts as wrong.
                         accuracy = float(right) / run.data.eval_samples
-                    log.metric(run.target.metric, accuracy, epoch=epoch)
+                    if not emulated:
+                        log.metric(run.target.metric, accuracy, epoch=epoch)
 
             trained = len(losses) * local_batch_size * world.size
             record(epoch, samples=trained, bytes_read=bytes_read, rate=rate, loss=loss, quality=accuracy)

@@ -48,11 +48,11 @@ def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) 
     """For every way how its samples compare with those of the first way that has the same batch and type: bit
     for bit, by how much ``x`` differs on average, or "NO", where that is more than ``close``. Samples of a lossy
     data set may differ by anything, but not their ``y``."""
-    first: dict[tuple[int, str], Figures] = {}
+    first: dict[tuple[int, str], tuple[Way, Figures]] = {}
     found = {}
     for way, figures in measured.items():
-        reference = first.setdefault((way.batch, way.sample_dtype), figures[0])
-        limit = float("inf") if lossy(way.data) else close
+        other, reference = first.setdefault((way.batch, way.sample_dtype), (way, figures[0]))
+        limit = float("inf") if lossy(way.data) or lossy(other.data) else close
         verdicts = [_agreement(reference, each, limit) for each in figures]
         found[way] = next((verdict for verdict in verdicts if verdict.startswith("NO")), verdicts[-1])
     return found

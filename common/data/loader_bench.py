@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
+from mlhpc.common.data.codecs.dtypes import as_float32
 from mlhpc.common.files.pagecache import evict as evict_files
 
 # Values kept of each sample, to measure how much two loaders differ.
@@ -105,7 +106,7 @@ def measure(
         labels, checksum = isal_zlib.crc32(y, labels), isal_zlib.crc32(x, checksum)
         delivered += x.nbytes + y.nbytes
         flat = x.reshape(len(x), -1)
-        excerpt.append(flat[:, :: flat.shape[1] // _KEPT + 1].astype(np.float32))
+        excerpt.append(as_float32(flat[:, :: flat.shape[1] // _KEPT + 1]))
     return Figures(
         warm, cold, read, delivered / samples, cpu_s, memory, checksum, np.concatenate(excerpt), labels
     )
@@ -131,14 +132,18 @@ def _stat(process: Path) -> list[str]:
 def _cpu_seconds() -> float:
     """Of this process, and of its descendants in ticks of 10 ms."""
     others = [process for process in _processes() if process.name != str(os.getpid())]
-    ticks = sum(int(field) for process in others for field in _stat(process)[11:13])
+    ticks = 0
+    for process in others:
+        with contextlib.suppress(OSError):  # the process has ended
+            ticks += sum(int(field) for field in _stat(process)[11:13])
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _memory() -> int:
     """Bytes of memory of this process and its descendants; shared memory counts once (Pss, proc(5))."""
-    matches = [
-        re.search(r"^Pss: +(\d+) kB", (process / "smaps_rollup").read_text(), re.MULTILINE)
-        for process in _processes()
-    ]
-    return 1024 * sum(int(pss[1]) for pss in matches if pss)
+    total = 0
+    for process in _processes():
+        with contextlib.suppress(OSError):  # the process has ended
+            if pss := re.search(r"^Pss: +(\d+) kB", (process / "smaps_rollup").read_text(), re.MULTILINE):
+                total += 1024 * int(pss[1])
+    return total

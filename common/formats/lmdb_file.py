@@ -1,4 +1,4 @@
-"""Reading LMDB files without the LMDB library, which a damaged file can make crash or loop for ever.
+"""Reading LMDB files without the LMDB library, which a damaged file can make crash or loop forever.
 
 The format (liblmdb, mdb.c: MDB_page, MDB_node, MDB_db, MDB_meta; little-endian, 64-bit): pages of one size, of
 which the first two are meta pages, each with the root of a B+ tree of branch and leaf pages; the one of the newer
@@ -233,7 +233,9 @@ def _extents_in_leaf(page: npt.NDArray[np.uint8], number: int, nodes: _Int64s, l
         raise _unreadable(f"a value outside page {number}")
     first = np.zeros(len(nodes), np.int64)
     numbers = page[value[overflows, None] + np.arange(8)].view("<u8").ravel()
-    if (numbers >= layout.pages).any() or (numbers < 2).any():
+    if (numbers < 2).any():
+        raise _unreadable(f"a value in a meta page, in page {number}")
+    if (numbers >= layout.pages).any():
         raise _beyond(layout.pages * layout.page, int(numbers.max()), layout.page)
     first[overflows] = numbers
     start = number * layout.page

@@ -27,12 +27,19 @@ class Counters:
     problem: str = ""
 
     def joules(self) -> list[float]:
-        """One number per counter."""
-        return [read() for read in self.reads]
+        """One number per counter; none where one cannot be read: that ends no run."""
+        try:
+            return [read() for read in self.reads]
+        except Exception:  # each vendor's library raises classes of its own
+            return []
 
-    def spent(self, before: Sequence[float]) -> float:
-        """Joules since ``joules()`` returned ``before``. A counter that was reset counts from its reset."""
-        pairs = zip(before, self.joules(), strict=True)
+    def spent(self, before: Sequence[float]) -> float | None:
+        """Joules since ``joules()`` returned ``before``; None where the counters cannot be read any more. One that
+        was reset counts from its reset."""
+        after = self.joules()
+        if len(after) != len(before):
+            return None
+        pairs = zip(before, after, strict=True)
         return sum(late - early if late >= early else late for early, late in pairs)
 
 

@@ -144,7 +144,7 @@ def has_graphs(device: torch.device) -> bool:
 
 
 next_graph_step = torch.compiler.cudagraph_mark_step_begin
-"""Says that a step begins, whose graphs may overwrite the results of the last one's."""
+"""Marks the start of a step: from now on its graphs may overwrite the results of the previous one."""
 
 
 def wants_graphs(training: Any) -> bool:

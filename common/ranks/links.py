@@ -23,8 +23,12 @@ def connect(place: Place, secret: bytes, rank: int) -> socket.socket:
     host, port = place
     try:
         connection = socket.create_connection((host, port), timeout=CONNECT_S)
-        _settle(connection)
-        connection.sendall(_HELLO.pack(secret, rank))
+        try:
+            _settle(connection)
+            connection.sendall(_HELLO.pack(secret, rank))
+        except OSError:
+            connection.close()
+            raise
     except OSError as error:
         raise UserError(
             f"rank {rank} cannot connect to {host} port {port}: {error}; check that the nodes can reach each other"

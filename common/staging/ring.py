@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -80,7 +80,7 @@ def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
     # Ranks on rank 0's node may know only its loopback address: then another rank of the node knows a better one.
     address_of = dict(sorted(homes, key=lambda home: not home[1].startswith("127.")))
     local = all(address.startswith("127.") for address in address_of.values())
-    with socket.create_server(("127.0.0.1" if local else "", 0)) as listener:
+    with ExitStack() as connections, socket.create_server(("127.0.0.1" if local else "", 0)) as listener:
         places: list[Place] = world.gather((address_of[world.node], listener.getsockname()[1]))
 
         def neighbours() -> Ring | None:
@@ -88,16 +88,11 @@ def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
                 return None
             at = ranks.index(world.rank)
             before, after = ranks[at - 1], ranks[(at + 1) % len(ranks)]
-            successor = connect(places[after], secret, world.rank)
-            return Ring(at, len(ranks), accept(listener, secret, [before])[0], successor)
+            successor = connections.enter_context(connect(places[after], secret, world.rank))
+            predecessor = connections.enter_context(accept(listener, secret, [before])[0])
+            return Ring(at, len(ranks), predecessor, successor)
 
-        ring = on_each_rank(world, neighbours)
-    try:
-        yield ring
-    finally:
-        if ring:
-            ring.predecessor.close()
-            ring.successor.close()
+        yield on_each_rank(world, neighbours)
 
 
 class Exchange:

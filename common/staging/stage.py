@@ -112,6 +112,7 @@ def stage(
     """
     started = time.monotonic()
     group = staging_group(manifest.root, target, world, mode)
+    read_once = read_once and len(group.all) > 1
     files_of_group = files_of_node(manifest.files, world.node, world.nodes, mode)
     share = _share_of_rank(manifest.files, files_of_group, world.rank, group, mode, read_once)
     todo = Todo([], [])
@@ -136,7 +137,7 @@ def stage(
         on_all_ranks(world, lambda: write_record(manifest, target, files_of_group, group, mode))
         count = len(share.alone) + len(share.passed)
         with progress(count, "staging", "files", show=world.rank == 0) as advance:
-            if read_once and len(group.all) > 1:
+            if read_once:
                 done = copy_and_pass_on(world, share, todo, target, copy, report, advance)
             else:
                 done = on_all_ranks(world, lambda: report(copy(todo, lambda file: advance(1))))

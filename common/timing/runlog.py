@@ -42,7 +42,7 @@ class EnergyCounters(Protocol):
     @property
     def source(self) -> str: ...
     def joules(self) -> list[float]: ...
-    def spent(self, before: Sequence[float]) -> float: ...
+    def spent(self, before: Sequence[float]) -> float | None: ...
 
 
 class RunLog:
@@ -71,6 +71,7 @@ class RunLog:
         self._stopping = threading.Lock()
         self._stopped = False
         self._closing = threading.Lock()
+        self._writing = threading.Lock()
         try:
             # Unbuffered: a record that could not be written must not be written again on close.
             self._events = open(out / f"events.rank{world.rank}.jsonl", "ab", buffering=0)
@@ -152,10 +153,11 @@ class RunLog:
 
     def _note_energy(self, counters: EnergyCounters, before: list[float]) -> None:
         """Joules of all accelerators of the run's nodes since ``before``; no note if no rank has a counter."""
+        joules = counters.spent(before)
         own: dict[str, Any] = {
             "source": counters.source,
-            "counters": len(before),
-            "joules": counters.spent(before),
+            "counters": len(before) if joules is not None else 0,
+            "joules": joules,
         }
         read = [one for one in self._world.gather(own) if one["counters"]]
         if read:
@@ -201,7 +203,8 @@ class RunLog:
             if self._events.closed:
                 return
             if steps:
-                self._event("progress", phase, step=steps)
+                with suppress(UserError):  # this thread's; the next event of the training raises it
+                    self._event("progress", phase, step=steps)
         # On a terminal a bar shows the progress of training.
         if printed and not ("data_wait" in self._timers and sys.stderr.isatty()):
             self.say(f"{phase}: {seconds:.0f} s" + (f", step {steps}" if steps else ""))
@@ -271,7 +274,7 @@ class RunLog:
     def _event(self, event: str, name: str, at: float | None = None, **tags: Any) -> float:
         t = self.now() if at is None else at
         line = json.dumps({"t": round(t, 6), "event": event, "name": name, **tags}) + "\n"
-        with self._fatal_if_unwritable():
+        with self._writing, self._fatal_if_unwritable():
             write_all(self._events.fileno(), memoryview(line.encode()))
         return t
 

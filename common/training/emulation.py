@@ -19,7 +19,7 @@ class Emulation(Protocol):
 
 
 class WaitingStep(Generic[T]):
-    """``(x, y) -> answer(samples in x)`` after ``seconds``. With a ``world``, its ranks meet in every
+    """``(x, y) -> answer(samples in x)`` after ``seconds``. With a ``world``, its ranks synchronise in every
     ``passes``-th call, as they do in the all-reduce of an update."""
 
     def __init__(

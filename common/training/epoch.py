@@ -43,7 +43,7 @@ def log_epoch(
 
     ``samples`` are those of all ranks, ``bytes_read`` this rank's, ``rate`` is the learning rate of the last
     update, ``loss`` the mean over steps and ranks, ``quality`` the last evaluation's value, None without an
-    evaluation. Without effect on an ``emulated`` run, which computes neither.
+    evaluation. An ``emulated`` run has neither loss nor quality: only samples, bytes and rate are recorded.
     """
     log.metric("samples", samples, epoch=epoch)
     log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)

@@ -47,7 +47,7 @@ def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
         names = sorted(entry.name for entry in entries if entry.name.endswith(_SUFFIXES))
     if len(names) < (1 if expected is None else expected):
         raise UserError(
-            f"{directory}: {expected or 'some'} *.tfrecord files are needed, but it has {len(names)}"
+            f"{directory}: {expected or 'some'} *.tfrecord or encoded files are needed, but it has {len(names)}"
         )
     return [directory / name for name in names[:expected]]
 

@@ -123,9 +123,7 @@ def train(
         )
         batches = Batches(loader, group, device)
 
-        record = partial(
-            log_epoch, log, world, run.target, run.training.max_epochs, emulated=run.emulation.enabled
-        )
+        record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []
@@ -152,7 +150,8 @@ def train(
                     # All ranks of a group have its sums; the first one counts.
                     error_sum, count = world.sum(own if mesh.spatial_rank == 0 else (0, 0))
                     error = error_sum / count
-                log.metric(run.target.metric, error, epoch=epoch)
+                if not emulated:
+                    log.metric(run.target.metric, error, epoch=epoch)
                 if group:
                     _log_traffic(log, world, group.traffic, batches.traffic, epoch)
 

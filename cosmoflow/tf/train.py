@@ -107,9 +107,7 @@ def train(
         loader = open_loader(run, dataset, staged, local_batch_size, seed, world, gpu=device is not None)
 
         convert = partial(as_tensors, sample_dtype=run.loading.sample_dtype)
-        record = partial(
-            log_epoch, log, world, run.target, run.training.max_epochs, emulated=run.emulation.enabled
-        )
+        record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []
@@ -135,7 +133,8 @@ def train(
                     results = [steps.evaluate(x, y) for x, y in timed]
                     error_sum, count = world.sum(np.sum(results, axis=0) if results else (0, 0))
                     error = error_sum / count
-                log.metric(run.target.metric, error, epoch=epoch)
+                if not emulated:
+                    log.metric(run.target.metric, error, epoch=epoch)
 
             trained = loader.steps * hparams.global_batch_size
             record(epoch, samples=trained, bytes_read=bytes_read, rate=rate, loss=loss, quality=error)

@@ -68,7 +68,7 @@ class Lines:
 
 
 def kind_name(kind: int) -> str:
-    """How tables call a kind of line."""
+    """The name of a kind of line, as tables show it."""
     if kind < 2:
         return ("constant", "raw")[kind]
     return f"{'linear' if kind & 1 else 'logarithmic'} {1 << (kind >> 1)}"
@@ -89,7 +89,7 @@ def parse(frame: Frame) -> Lines:
     kinds: npt.NDArray[Any] = frame.array("kinds", "u1", rows * channels)
     log2 = kinds >> 1
     if ((kinds > RAW) & ((log2 < LEAST_LOG2) | (log2 > MOST_LOG2))).any():
-        raise frame.error("holds a kind of line that there is not", "kinds")
+        raise frame.error("holds an unknown kind of line", "kinds")
     segments, is_raw, is_coded = segments_of(kinds, columns), kinds == RAW, kinds > RAW
     pivots: npt.NDArray[Any] = frame.array("pivots", "<f4", int(segments.sum()))
     units: npt.NDArray[Any] = frame.array("units", "i1", int(segments.sum()))

@@ -105,7 +105,6 @@ def _names(option: str, text: str | None, known: tuple[str, ...]) -> list[str]:
     names = ["threads, cached" if word == "cached" else word for word in words]
     for name in names:
         if name not in known:
-            raise UserError(
-                f"{option} {name}: {did_you_mean(name, known) if known else 'there is no choice'}"
-            )
+            hint = did_you_mean(name, known) if known else "this benchmark has only one; leave it out"
+            raise UserError(f"{option} {name}: {hint}")
     return list(dict.fromkeys(names))

@@ -14,7 +14,7 @@ def log_rules(log: Log) -> Iterator[Finding]:
     """Findings on any log, of this suite or not."""
     for rule in (
         _one_run, _positive_time, _readable_times, _steady_clock, _one_seed, _unique_keys, _staging_pairs,
-        _staging_inside_run, _not_a_study, _not_emulated,
+        _staging_inside_run, _not_a_study, _not_emulated, _untrained_at_start,
     ):  # fmt: skip
         yield from rule(log)
 
@@ -115,6 +115,13 @@ def _not_emulated(log: Log) -> Iterator[Finding]:
         remedy = "leave it out: a run of --compute trains nothing"
         actual = f"an emulated run, whose steps waited {seconds} s"
         yield _finding("emulated", "error", log, "", "computed steps", actual, remedy)
+
+
+def _untrained_at_start(log: Log) -> Iterator[Finding]:
+    if (digest := log.value("initial_weights")) is not None and log.value("submission_division") == "closed":
+        actual = f"weights of a file (SHA-256 {str(digest)[:12]}…)"
+        remedy = "leave out training.weights, or run in the open division"
+        yield _finding("initial_weights", "error", log, "", "weights initialised at random", actual, remedy)
 
 
 def _has_seed(log: Log) -> Iterator[Finding]:

@@ -178,6 +178,8 @@ class Follower:
         started = next((e for e in self._open if e["name"] == "run"), None)
         ended = next((e.get("seconds") for e in own if (e["event"], e["name"]) == ("end", "run")), None)
         metric = run.target.metric if run else None
+        step = _whole(self._reported.get("step")) if phase and phase["name"] == "train" else None
+        updates = step // run.backward_passes if run and step is not None else step
         values = [e["value"] for e in own if e["event"] == "metric" and e["name"] == metric and _is_number(e)]
         facts = next((e for e in own if e["event"] == "note" and e["name"] == "facts"), {})
         left = None
@@ -192,7 +194,7 @@ class Follower:
             ranks=_whole(facts.get("ranks")),
             epoch=current if current is not None else done,
             epochs=run.training.max_epochs if run else None,
-            step=_whole(self._reported.get("step")),
+            step=updates,
             steps=run.data.train_samples // run.hyperparameters.global_batch_size if run else None,
             metric=run.target.label if run else None,
             best=(max if run.target.higher_is_better else min)(values) if run and values else None,
@@ -216,7 +218,8 @@ class Follower:
         if not (self._config and isinstance(step, int) and train.get("name") == "train"):
             return None
         seconds = self._reported.get("t", 0.0) - train.get("t", 0.0)
-        return step * self._config.hyperparameters.global_batch_size / seconds if seconds > 0 else None
+        samples = step * self._config.hyperparameters.global_batch_size / self._config.backward_passes
+        return samples / seconds if seconds > 0 else None
 
     def _wait_share(self) -> float | None:
         """Data wait over training, mean of the ranks, in the last epoch that rank 0 has trained."""

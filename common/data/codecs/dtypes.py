@@ -28,3 +28,10 @@ def cast(values: npt.NDArray[np.float32], sample_dtype: str) -> npt.NDArray[Any]
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet = (bits >> 16) | 0x40
     return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+
+
+def as_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """A copy of samples of any type, as delivered, in float32; exact."""
+    if values.dtype == NUMPY["bfloat16"]:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)

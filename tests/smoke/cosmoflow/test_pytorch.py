@@ -123,7 +123,7 @@ def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
     (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 100)
     for changed, said in [
         (["training.weights=none.safetensors"], "no such file"),
-        ([f"training.weights={tmp_path}/bad.safetensors"], "no safetensors file"),
+        ([f"training.weights={tmp_path}/bad.safetensors"], "cannot be read as a safetensors file"),
         ([f"training.weights={file}", "network.conv_filters=4"], "conv0/kernel is of shape"),
         ([f"training.weights={file}", "network.conv_layers=3"], "weights of another network"),
     ]:

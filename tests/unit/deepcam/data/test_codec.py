@@ -304,8 +304,8 @@ def resealed(**changed: bytes) -> frame.Frame:
     ("section", "content", "words"),
     [
         ("kinds", b"", "has 0 bytes, expected 12"),
-        ("kinds", bytes([2] * 12), "a kind of line that there is not"),
-        ("kinds", bytes([255] * 12), "a kind of line that there is not"),
+        ("kinds", bytes([2] * 12), "an unknown kind of line"),
+        ("kinds", bytes([255] * 12), "an unknown kind of line"),
         ("kinds", bytes([1] * 12), "'pivots' .*expected 0"),
         ("kinds", bytes([8] * 12), "'pivots' .*expected 144"),
         ("pivots", np.full(11, np.nan, "<f4").tobytes(), "'pivots'"),
