@@ -1,7 +1,7 @@
 """``mlhpc io sweep``: which settings of a workload read fastest on this storage, and whether that holds.
 
 Every combination runs ``repeats`` times, in turns, so that a storage that becomes slower does so for all. The
-fastest of many is partly the luckiest, so it is measured again beside the workload's own settings before it is
+fastest of many runs is partly luck, so it is measured again against the workload's own settings before it is
 recommended; and where the suite trains the workload, in ``mlhpc run`` with the same settings."""
 
 import itertools
