@@ -55,8 +55,8 @@ def run_steps(
     activity: Activity,
     after_step: Callable[[int], bool] = lambda step: False,
 ) -> EpochTimes:
-    """``steps`` steps. ``pipeline`` None: nothing is read. ``world``: its ranks synchronise after every step; None:
-    each goes at its own pace. ``after_step`` may write a checkpoint, and returns whether it did."""
+    """``steps`` steps. ``pipeline`` None: nothing is read. ``world``: its ranks wait for each other after every
+    step; None: each goes at its own pace. ``after_step`` may write a checkpoint, and returns whether it did."""
     times = EpochTimes(epoch, steps=np.zeros((steps, len(COLUMNS))))
     statistics = [thread.statistics for thread in pipeline.times] if pipeline else []
     calls = read = 0
