@@ -124,7 +124,7 @@ def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
     for changed, said in [
         (["training.weights=none.safetensors"], "no such file"),
         ([f"training.weights={tmp_path}/bad.safetensors"], "cannot be read as a safetensors file"),
-        ([f"training.weights={file}", "network.conv_filters=4"], "conv0/kernel is of shape"),
+        ([f"training.weights={file}", "network.conv_filters=4"], "conv0/kernel has shape"),
         ([f"training.weights={file}", "network.conv_layers=3"], "weights of another network"),
     ]:
         words = ["--data", tiny_data, "--out", tmp_path / "out", *settings(PYTORCH, *changed)]

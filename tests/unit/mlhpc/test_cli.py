@@ -142,7 +142,7 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "make", "resnet50", "--preset", "closed"], "ImageNet"),
         (["data", "bench", "cosmoflow", "nowhere"], "nowhere"),
         (["data", "bench", "cosmoflow", ".", "--loader", "thread"], "did you mean 'threads'"),
-        (["data", "bench", "resnet50", ".", "--sample-dtype", "float16"], "there is no choice"),
+        (["data", "bench", "resnet50", ".", "--sample-dtype", "float16"], "this benchmark has only one"),
         (["data", "bench", "deepcam", ".", "--workers", "two"], "--workers two: give a whole number"),
         (["data", "bench", "deepcam", "nowhere"], "nowhere"),
         (["data", "bench", "deepcam", "nowhere", "--batch", "0"], "--batch 0"),
