@@ -222,3 +222,30 @@ def test_diff_names_settings_environment_and_machine(tmp_path: Path, capsys) -> 
     assert cli.main(["diff", a, b]) == 1
     printed = capsys.readouterr().out
     assert all(f"{row['key']}" in printed and str(row["b"]) in printed for row in rows)
+
+
+def test_steps_of_a_run_that_accumulates_gradients_are_updates(tmp_path: Path) -> None:
+    folder = started(tmp_path / "run", epochs=1)
+    twice = ["hyperparameters.gradient_accumulation_frequency=2"]
+    (folder / "config.toml").write_text(load.dumps(load.load("deepcam", "smoke", twice)))
+    now = Follower(folder).look()
+    assert now.step == 20 and now.steps is not None and now.step <= now.steps
+
+
+def test_another_users_run_can_neither_hang_nor_move_the_terminal(tmp_path: Path) -> None:
+    folder = started(tmp_path / "run", epochs=1)
+    (folder / "config.toml").unlink()
+    os.mkfifo(folder / "config.toml")
+    begin = {"t": 60.0, "event": "begin", "name": "x\x1b[31m"}
+    with (folder / "events.rank0.jsonl").open("a") as file:
+        file.write(json.dumps(begin) + "\n")
+    text = io.StringIO()
+    watch(folder, 1, Console(file=text), once=True)
+    assert "\x1b" not in text.getvalue() and "x\\x1b[31m" in text.getvalue()
+
+
+def test_json_of_a_failed_run_has_the_exit_status_of_the_text(tmp_path: Path) -> None:
+    folder = started(tmp_path / "run", epochs=1, ended=True)
+    events = folder / "events.rank0.jsonl"
+    events.write_text(events.read_text().replace('"status": "success"', '"status": "failed"'))
+    assert [cli.main(["watch", str(folder), "--once", *more]) for more in ([], ["--json"])] == [1, 1]

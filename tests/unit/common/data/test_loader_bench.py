@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mlhpc.common.data import bench_report, ceilings, loader_bench
 from mlhpc.common.data.ceilings import Ceilings
+from mlhpc.common.data.codecs import dtypes
 from mlhpc.common.data.loader_bench import Way
 from mlhpc.errors import UserError
 
@@ -149,3 +150,22 @@ def test_figures_as_json(monkeypatch):
     assert (row["loader"], row["batch"], row["bytes_read_per_sample"]) == ("first", 3, 4000 / 12)
     assert row["same_samples"] == "bit for bit" and "bound_by" in row and found["ceilings"]["copy"] == 2e9
     assert [each["loader"] for each in found["failed"]] == ["missing"]
+
+
+@pytest.mark.parametrize("sets", [("lossy", "exact"), ("exact", "lossy")])
+def test_a_lossy_data_set_may_differ_whichever_is_named_first(monkeypatch, sets):
+    monkeypatch.setattr(bench_report, "_in_process", lambda epoch, way: epoch(way))
+    loaders = {"lossy": "coarse", "exact": "first"}
+    ways = [Way(Path(name), loaders[name], 3, 1) for name in sets]
+    measured, _ = bench_report.run_all(ways, epoch, rounds=1)
+    agree = bench_report.agreements(measured, 0.0, lambda data: data.name == "lossy")
+    assert agree[ways[0]] == "bit for bit" and agree[ways[1]].startswith("to 0.2")
+    unstated = bench_report.agreements(measured, 0.0, lambda data: False)
+    assert unstated[ways[1]].startswith("NO")
+
+
+def test_bfloat16_is_compared_by_value():
+    values = np.array([1.0, -2.5, 3e38], np.float32)
+    bits = dtypes.cast(values, "bfloat16")
+    assert dtypes.as_float32(bits).tolist() == pytest.approx(values.tolist(), rel=2**-8)
+    assert dtypes.as_float32(np.array([0.1], np.float16))[0] == np.float32(np.float16(0.1))

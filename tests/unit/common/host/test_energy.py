@@ -93,3 +93,22 @@ def test_a_run_without_counters_has_no_such_record(tmp_path):
     with RunLog(tmp_path, Solo(), energy.Counters()) as log, log.span("run"):
         pass
     assert '"energy"' not in (tmp_path / "events.rank0.jsonl").read_text()
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_counter_that_fails_during_a_run_leaves_no_figure_and_ends_nothing(tmp_path, fails_at):
+    readings = iter([1.0, 2.0])
+
+    def read():
+        if len(seen) + 1 == fails_at:
+            raise RuntimeError("GPU is lost")
+        seen.append(next(readings))
+        return seen[-1]
+
+    seen: list[float] = []
+    with RunLog(tmp_path, Solo(), energy.Counters("NVML", (read,))) as log:
+        with log.span("run"):
+            log.metric("eval_error", 0.1, epoch=1)
+        log.finish("success")
+    text = (tmp_path / "events.rank0.jsonl").read_text()
+    assert '"energy"' not in text and '"finish"' in text
