@@ -3,7 +3,12 @@
 import os
 import signal
 
+import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file as load_weights
+from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 from smoke.conftest import (
     mlhpc,
     mllog,
@@ -121,9 +126,14 @@ def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
     file = tmp_path / "w.safetensors"
     assert mlhpc("weights", one_rank, "--out", file).returncode == 0
     (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 100)
+    weights = load_weights(file)
+    save_file(weights | {"conv0/bias": weights["conv0/bias"] * np.nan}, tmp_path / "nan.safetensors")
+    save_torch({k: torch.from_numpy(w).bfloat16() for k, w in weights.items()}, tmp_path / "bf16.safetensors")
     for changed, said in [
         (["training.weights=none.safetensors"], "no such file"),
         ([f"training.weights={tmp_path}/bad.safetensors"], "cannot be read as a safetensors file"),
+        ([f"training.weights={tmp_path}/nan.safetensors"], "conv0/bias is not finite float32"),
+        ([f"training.weights={tmp_path}/bf16.safetensors"], "cannot be read as a safetensors file"),
         ([f"training.weights={file}", "network.conv_filters=4"], "conv0/kernel has shape"),
         ([f"training.weights={file}", "network.conv_layers=3"], "weights of another network"),
     ]:

@@ -78,6 +78,8 @@ def test_an_emulated_run_is_marked_and_never_scored(climate, tmp_path):
     emulate("deepcam", climate, out, "--compute", "0.001", *climate_settings("target.value=1e-6"))
     assert json.loads((out / "result.json").read_text(), parse_constant=pytest.fail)["status"] == "emulated"
     assert [r["value"] for r in mllog(out) if r["key"] == "emulated_step_s"] == [0.001]
+    assert not [r for r in mllog(out) if r["key"] == "eval_accuracy"]
+    assert "NaN" not in (out / "run.log").read_text() + (out / "events.rank0.jsonl").read_text()
     checked = mlhpc("check", out)
     assert checked.returncode == 1 and "log/emulated" in checked.stdout
     scored = mlhpc("score", out)

@@ -100,13 +100,21 @@ def test_a_dry_run_counts_steps_and_writes_nothing(tmp_path: Path, capsys, monke
     words = ["run", "cosmoflow", "--dry-run", "--set", "hyperparameters.global_batch_size=32"]
     assert cli.main([*words, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    samples = content["settings"]["data"]["train_samples"]
-    assert content["steps_per_epoch"] == samples // 32 and content["data"]["exists"] is False
+    assert content["settings"]["data"]["train_samples"] == 2048
+    assert content["steps_per_epoch"] == 64 and content["data"]["exists"] is False
     assert cli.main(words) == 0
     text = capsys.readouterr().out
-    assert f"{samples // 32} steps per epoch" in text and "does not exist" in text
+    assert "64 steps per epoch" in text and "does not exist" in text
     assert list(tmp_path.iterdir()) == []
     assert cli.main([*words, "--ranks", "3"]) == 2, "what would stop the run stops its dry run"
+
+
+def test_a_dry_run_of_cut_samples_counts_groups_of_ranks(capsys) -> None:
+    words = ["run", "cosmoflow", "--dry-run", "--json", "--ranks", "4"]
+    words += ["--set", "training.framework=pytorch", "--set", "training.spatial=[2,1,1]"]
+    assert cli.main([*words, "--set", "hyperparameters.global_batch_size=16"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["local_batch_size"], content["ranks_per_sample"], content["memory"]) == (8, 2, None)
 
 
 def test_the_document_has_every_key(campaign: Path, tmp_path: Path, capsys) -> None:

@@ -155,6 +155,7 @@ def test_bytes_damaged_on_the_way_are_found(source, tmp_path, monkeypatch):
 def test_nodes_that_share_one_folder_need_no_ring(source, tmp_path):
     outcomes = on_ranks(3, 1, lambda w: stage(source, tmp_path / "shared", w, "replicate", read_once=True))
     assert outcomes[0].source_bytes == outcomes[0].bytes == source.bytes
+    assert not outcomes[0].read_once  # nothing was passed on
 
 
 def test_nodes_with_unequal_numbers_of_ranks(source, tmp_path):
