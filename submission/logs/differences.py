@@ -1,6 +1,7 @@
 """What differs between runs besides their results: settings, environment, data, machine."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -28,6 +29,8 @@ _KINDS: dict[str, Kind] = {
 }
 """What each key of env.json describes; the others are of the environment."""
 _OF_EACH_RUN = frozenset({"date", "command"})
+_OF_EACH_LAUNCH = re.compile(r"(^|_)(RANK|PORT|ADDR|HOSTNAME)$")
+"""Variables that a launcher sets anew for every launch."""
 _MOST_RUNS = 8
 """Runs that a comparison page compares with its first one."""
 
@@ -130,7 +133,8 @@ def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
     for name, value in run.env.items():
         if name not in _OF_EACH_RUN:
             for key, leaf in _leaves({name: value}):
-                yield (_KINDS.get(name, "environment"), key), leaf
+                if not (name == "variables" and _OF_EACH_LAUNCH.search(key.rpartition(".")[2])):
+                    yield (_KINDS.get(name, "environment"), key), leaf
     if result := run.result:
         yield ("environment", "launcher"), result.launcher
         yield ("machine", "ranks"), result.ranks

@@ -18,6 +18,7 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
 from mlhpc.observe.trace import write_trace
 from mlhpc.observe.watch import progress_of, watch
+from mlhpc.submission.logs.differences import differences
 from mlhpc.submission.logs.progress import Follower
 
 # Of the Trace Event Format: what Perfetto's JSON importer needs of the phases that are used here.
@@ -222,6 +223,18 @@ def test_diff_names_settings_environment_and_machine(tmp_path: Path, capsys) -> 
     assert cli.main(["diff", a, b]) == 1
     printed = capsys.readouterr().out
     assert all(f"{row['key']}" in printed and str(row["b"]) in printed for row in rows)
+
+
+def test_diff_leaves_out_what_a_launcher_sets_for_every_launch(tmp_path: Path) -> None:
+    for name, port, timeout in (("a", "4711", "30"), ("b", "4712", "60")):
+        variables = {
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+            "HOROVOD_RANK": port,
+            "HOROVOD_GLOO_TIMEOUT": timeout,
+        }
+        make_run(tmp_path / name, env=lambda env, variables=variables: env.update(variables=variables))
+    found = [row.key for row in differences(tmp_path / "a", tmp_path / "b")]
+    assert found == ["variables.HOROVOD_GLOO_TIMEOUT"]
 
 
 def test_steps_of_a_run_that_accumulates_gradients_are_updates(tmp_path: Path) -> None:
