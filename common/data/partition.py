@@ -50,13 +50,6 @@ def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> l
     return kept
 
 
-def files_to_copy(
-    files: Sequence[File], node: int, nodes: int, local_rank: int, local_size: int, mode: Mode
-) -> list[File]:
-    """The files that one rank copies: its part, balanced in bytes, of those that its node holds."""
-    return files_of_rank(files_of_node(files, node, nodes, mode), local_rank, local_size)
-
-
 def files_of_ring(
     files: Sequence[File], ring: int, rings: int, nodes: int
 ) -> tuple[list[File], npt.NDArray[np.int64]]:

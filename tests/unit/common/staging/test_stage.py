@@ -22,15 +22,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlhpc.common.data.manifest import File, Manifest, index, listing, load, save, verify
-from mlhpc.common.data.partition import balance, files_of_node, files_to_copy
+from mlhpc.common.data.partition import balance, files_of_node
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import FileSystem, filesystem_of
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging import copier
 from mlhpc.common.staging import stage as module
 from mlhpc.common.staging.copier import BLOCK
+from mlhpc.common.staging.ring import Share
 from mlhpc.common.staging.stage import StagingReport, remove, remove_after_abort, stage
-from mlhpc.common.staging.target import names_job
+from mlhpc.common.staging.target import StagingGroup, names_job
 from mlhpc.errors import UserError
 
 SIZES = [3_000_000, 0, 1, 2_097_152, 2_097_153, 70_000, 70_000, 5]
@@ -78,6 +79,22 @@ def test_bins_differ_by_one_file_and_by_at_most_the_largest(sizes: list[int], bi
     assert sums.max() - sums.min() <= max(sizes, default=0)
 
 
+def groups_of(nodes: int, local_size: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(range(n * local_size, (n + 1) * local_size)) for n in range(nodes))
+
+
+def shares_of(
+    files: list[File],
+    node: int,
+    groups: tuple[tuple[int, ...], ...],
+    mode: module.Mode,
+    read_once: bool = False,
+) -> list[Share]:
+    group = StagingGroup(groups[node], False, False, groups)
+    held = files_of_node(files, node, len(groups), mode)
+    return [module._share_of_rank(files, held, rank, group, mode, read_once) for rank in group.members]
+
+
 def files_of(folders: dict[str, list[int]]) -> list[File]:
     return sorted(
         File(f"{name}/{i:04d}" if name else f"{i:04d}", size, i)
@@ -103,8 +120,9 @@ def test_every_file_goes_exactly_once_where_it_should(
     outside = {file for file in files if "/" not in file.path}
     everywhere: Counter[File] = Counter()
     held: dict[str, list[int]] = {}
+    groups = groups_of(nodes, local_size)
     for node in range(nodes):
-        shares = [files_to_copy(files, node, nodes, local, local_size, mode) for local in range(local_size)]
+        shares = [share.alone for share in shares_of(files, node, groups, mode)]
         on_node = Counter(file for share in shares for file in share)
         assert set(on_node.values()) <= {1}
         assert sorted(on_node) == files_of_node(files, node, nodes, mode)
@@ -119,10 +137,34 @@ def test_every_file_goes_exactly_once_where_it_should(
         assert all(max(counts) - min(counts) <= 1 for counts in held.values())
 
 
+@given(
+    st.lists(st.sampled_from([0, 1, 1000, 10**6]), max_size=30),
+    st.integers(2, 6),
+    st.integers(1, 4),
+    st.sampled_from(["replicate", "shard"]),
+)
+def test_read_once_reads_what_all_nodes_hold_on_one_of_them(
+    sizes: list[int], nodes: int, local_size: int, mode: module.Mode
+) -> None:
+    files = files_of({"": sizes, "train": sizes})
+    groups = groups_of(nodes, local_size)
+    read: Counter[File] = Counter()
+    for node in range(nodes):
+        shares = shares_of(files, node, groups, mode, read_once=True)
+        on_node = Counter(file for share in shares for file in (*share.alone, *share.passed))
+        assert set(on_node.values()) <= {1}
+        assert sorted(on_node) == files_of_node(files, node, nodes, mode)
+        for share in shares:
+            read.update(share.alone)
+            read.update(file for file, by in zip(share.passed, share.readers, strict=True) if by == node)
+    assert sorted(read.elements()) == sorted(files)  # each once, by all nodes together
+
+
 def test_a_hundred_thousand_files_are_planned_for_1024_nodes() -> None:
     rng = np.random.default_rng(0)
     files = [File(f"train/{i:07d}", int(size), i) for i, size in enumerate(rng.integers(3e6, 4e6, 100_000))]
-    shares = [files_to_copy(files, node, 1024, 0, 1, "shard") for node in (0, 511, 1023)]
+    groups = groups_of(1024, 1)
+    shares = [shares_of(files, node, groups, "shard")[0].alone for node in (0, 511, 1023)]
     counts = [len(share) for share in shares]
     assert set(counts) <= {97, 98}
     assert len({file for share in shares for file in share}) == sum(counts)
