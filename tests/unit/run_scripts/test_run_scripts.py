@@ -234,6 +234,20 @@ def test_the_last_rank_on_a_node_removes_the_stage_and_every_exit_status_is_kept
     assert list(tmp_path.iterdir()) == [], "neither the stage nor the lock is left"
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_script_reaches_the_rank(tmp_path, sent):
+    """proctrack/cgroup and --signal=USR1@30 signal the script alone; the rank says what ended it (exit 143, 138)."""
+    program = (
+        "import signal, sys; got = lambda number, frame: sys.exit(128 + number);"
+        "signal.signal(signal.SIGTERM, got); signal.signal(signal.SIGUSR1, got);"
+        "print('ready', flush=True); signal.pause()"
+    )
+    started = rank(tmp_path / "mlhpc-77", sys.executable, "-c", program)
+    assert started.stdout.readline() == "ready\n"
+    started.send_signal(sent)
+    assert started.wait(timeout=30) == 128 + sent
+
+
 def test_a_rank_closes_its_log_before_its_stage_is_removed(tmp_path):
     stage = tmp_path / "mlhpc-77"
     stage.mkdir()
