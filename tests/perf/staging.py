@@ -14,6 +14,7 @@ wrote to disk.
 
 import argparse
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -120,8 +121,8 @@ def main() -> None:
         rates: dict[str, list[float]] = {name: [] for name in ways}
         cpu: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(options.rounds):
-            order = list(ways)
-            for name in order[turn % len(order) :] + order[: turn % len(order)]:
+            # A way's rate depends on what its predecessor left in memory: each has another one in every round.
+            for name in random.Random(turn).sample(list(ways), len(ways)):
                 make_cold(paths)
                 target = Path(above) / "copy"
                 started, used = time.perf_counter(), sum(os.times()[:4])
