@@ -10,6 +10,7 @@ taken of the table instead of the voxels. ``lut-small`` numbers the groups by fa
 keys frequent, and compresses keys and tables by pcodec.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -75,7 +76,9 @@ class LookupTable:
     def decode(self, frame: Frame, out: npt.NDArray[Any], transform: Transform | None = None) -> None:
         """Fill ``out`` with the counts, or with ``transform`` of them, which is computed for the tables only.
         Raises UserError for a malformed frame."""
-        flat = out.reshape(-1, out.shape[-1])
+        flat = out.reshape(
+            math.prod(out.shape[:-1]), out.shape[-1]
+        )  # also of no voxels, where -1 is ambiguous
         assert np.shares_memory(flat, out) or not out.size
         for block in self._blocks(frame):
             table = block.table if transform is None else transform(block.table)
