@@ -30,7 +30,7 @@ _KINDS: dict[str, Kind] = {
 """What each key of env.json describes; the others are of the environment."""
 _OF_EACH_RUN = frozenset({"date", "command"})
 _OF_EACH_LAUNCH = re.compile(r"(^|_)(RANK|PORT|ADDR|HOSTNAME)$")
-"""Variables that a launcher sets anew for every launch."""
+"""Variables that differ between any two launches: ranks, ports, addresses."""
 _MOST_RUNS = 8
 """Runs that a comparison page compares with its first one."""
 
