@@ -2,9 +2,9 @@
 
     python tests/perf/watch.py [--ranks 1024] [--looks 30]
 
-Writes the events of a run with that many ranks, each of which adds an epoch's events between two looks (far more than
-a real run, whose epochs take longer than two seconds), and prints processor time per look and the share of a core
-at the default interval of two seconds. Run it on an idle machine.
+Writes the events of a run with that many ranks, each of which adds an epoch's events between two looks (far more
+than a real run, whose epochs take longer than two seconds), and prints processor time per look and the share of a
+core at the default interval of two seconds. Run it on an idle machine.
 """
 
 import argparse
