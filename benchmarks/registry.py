@@ -56,13 +56,15 @@ class Option:
 @dataclass(frozen=True)
 class DataTool:
     """A function that makes, converts or compares data, and the options that it has beyond the common ones.
-    ``codecs``: what ``mlhpc data convert --codec`` may name; the first is the default if ``default_codec``."""
+    ``codecs``: what ``mlhpc data convert --codec`` may name; the first is the default if ``default_codec``.
+    ``archives``: the function takes ``archive``, the number of samples to pack into a file."""
 
     function: str
     help: str = ""
     options: tuple[Option, ...] = ()
     codecs: tuple[str, ...] = ()
     default_codec: bool = True
+    archives: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ COSMOFLOW = Benchmark(
             Option("validation", "fraction of the raw universes held out (default: 1/9)", float),
         ),
         codecs=("gzip", "plain", "lut", "lut-small", "pco", "zstd", "blosc2"),
+        archives=True,
     ),
     show="mlhpc.cosmoflow.synthetic.show:show",
     loader_bench=LoaderBench(
@@ -187,7 +190,19 @@ DEEPCAM = Benchmark(
                 ("range", "value"),
             ),
         ),
-        codecs=("npy", "npy-float16", "delta", "delta-small", "delta-paper", "zfp", "pco", "zstd", "blosc2"),
+        codecs=(
+            "npy",
+            "npy-float16",
+            "plain",
+            "delta",
+            "delta-small",
+            "delta-paper",
+            "zfp",
+            "pco",
+            "zstd",
+            "blosc2",
+        ),
+        archives=True,
     ),
     show="mlhpc.deepcam.synthetic.show:show",
     loader_bench=LoaderBench(

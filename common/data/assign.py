@@ -1,13 +1,15 @@
 """Which files of a data set a rank reads: its part of the whole data set, or of the shard that was staged to its
 node."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlhpc.common.data import archives
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.partition import Mode, files_of_node
 from mlhpc.common.data.sharding import Pool
+from mlhpc.common.formats.archive import Sample
 from mlhpc.common.ranks.mesh import Mesh, mesh_of
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
@@ -15,10 +17,10 @@ from mlhpc.errors import UserError, count
 
 @dataclass(frozen=True)
 class RankSamples:
-    """The sample files of the pools that a rank reads from, sorted by path, and its rank in the pools."""
+    """The samples of the pools that a rank reads from, sorted by path, and its rank in the pools."""
 
-    train_files: list[Path]
-    eval_files: list[Path]
+    train_files: Sequence[Sample]
+    eval_files: Sequence[Sample]
     train_pool: Pool
     eval_pool: Pool
     pool_rank: int
@@ -35,7 +37,8 @@ def assign_samples(
     is_sample: Callable[[Path], bool] = lambda path: True,
     spatial_size: int = 1,
 ) -> RankSamples:
-    """The files of ``train/`` and ``validation/`` that this rank reads, one sample per file.
+    """The samples of ``train/`` and ``validation/`` that this rank reads, one per file or packed into archives
+    (``archives``).
 
     ``staged`` is the folder that the data set was staged to in ``mode``; None: all ranks read it in place.
     ``is_sample`` selects the files that count as samples. The ``spatial_size`` ranks of a spatial group share
@@ -46,17 +49,20 @@ def assign_samples(
     of a sample.
     """
     mode = mode if staged else "replicate"
-    for folder, needed in (("train", train_samples), ("validation", eval_samples)):
-        _require_samples(dataset, folder, needed, mode, is_sample)
+    packed = archives.samples_per_archive(dataset) is not None
     mesh, number = pool_of(world, mode, spatial_size)
     root = staged or dataset.root
-    local = [root / file.path for file in files_of_node(dataset.files, world.node, world.nodes, mode)]
-    train_files, eval_files = (
-        [path for path in local if path.is_relative_to(root / folder) and is_sample(path)]
-        for folder in ("train", "validation")
-    )
-    if mode == "replicate":
-        train_files, eval_files = train_files[:train_samples], eval_files[:eval_samples]
+    here = files_of_node(dataset.files, world.node, world.nodes, mode)
+
+    def samples_in(folder: str, needed: int) -> Sequence[Sample]:
+        if packed:
+            return archives.members(dataset, folder, here, root, needed)
+        _require_samples(dataset, folder, needed, mode, is_sample)
+        paths = [root / file.path for file in here if file.path.startswith(f"{folder}/")]
+        files = [path for path in paths if is_sample(path)]
+        return files[:needed] if mode == "replicate" else files
+
+    train_files, eval_files = samples_in("train", train_samples), samples_in("validation", eval_samples)
     return RankSamples(
         train_files,
         eval_files,

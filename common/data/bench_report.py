@@ -51,7 +51,7 @@ def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) 
     first: dict[tuple[int, str], tuple[Way, Figures]] = {}
     found = {}
     for way, figures in measured.items():
-        other, reference = first.setdefault((way.batch, way.sample_dtype), (way, figures[0]))
+        other, reference = first.setdefault((way.local_batch_size, way.sample_dtype), (way, figures[0]))
         limit = float("inf") if lossy(way.data) or lossy(other.data) else close
         verdicts = [_agreement(reference, each, limit) for each in figures]
         found[way] = next((verdict for verdict in verdicts if verdict.startswith("NO")), verdicts[-1])
@@ -77,7 +77,7 @@ def decoding(figures: Figures, ceilings: Ceilings) -> float | None:
 
 def verdict(way: Way, figures: Figures, ceilings: Ceilings, step_s: float) -> str:
     """What a training whose step takes ``step_s`` seconds waits for with this way to read."""
-    needed = way.batch / step_s
+    needed = way.local_batch_size / step_s
     if figures.cold >= needed:
         return "compute"
     if figures.warm >= needed:
@@ -95,7 +95,7 @@ def label(way: Way, ways: Sequence[Way]) -> str:
         "data": lambda each: each.data.name,
         "loader": lambda each: each.loader,
         "sample_dtype": lambda each: each.sample_dtype,
-        "batch": lambda each: f"batch {each.batch}",
+        "local_batch_size": lambda each: f"batch {each.local_batch_size}",
         "workers": lambda each: f"{each.workers} workers",
     }
     varied = [part(way) for name, part in parts.items() if len({getattr(each, name) for each in ways}) > 1]

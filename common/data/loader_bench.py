@@ -24,12 +24,12 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to read: the data set, ``loading.loader`` ("threads, cached" with ``loading.cache``), the samples
-    per batch, ``loading.workers``, and ``loading.sample_dtype`` (empty: the benchmark's default)."""
+    """One way to read: the data set, ``loading.loader`` ("threads, cached" with ``loading.cache``), the local
+    batch size, ``loading.workers``, and ``loading.sample_dtype`` (empty: the benchmark's default)."""
 
     data: Path
     loader: str
-    batch: int
+    local_batch_size: int
     workers: int
     sample_dtype: str = ""
 

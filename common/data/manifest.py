@@ -300,7 +300,8 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
     """The part of a data set that a run needs: the first samples of each named folder, sorted by path, and
     no other folders; files outside folders are kept. ``take(manifest, train=2048, validation=512)``.
 
-    Where a folder's files hold more than one sample each, all its files are taken.
+    Where a folder's files hold more than one sample each, all its files are taken; of archives, of which the fact
+    ``samples_per_archive`` says how many samples each has, only those that hold the first samples.
 
     Raises UserError naming the folder, what it has and what is needed, when it has fewer.
     """
@@ -313,9 +314,12 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
                 f"{manifest.root / folder}: {count(available, 'sample')}, but {needed} "
                 f"{'is' if needed == 1 else 'are'} needed; choose a smaller preset, or make or download more data"
             )
-        one_each = available == len(of_folder)
-        files += of_folder[:needed] if one_each else of_folder
-        selected[folder] = needed if one_each else available
+        each = 1 if available == len(of_folder) else manifest.facts.get("samples_per_archive")
+        if isinstance(each, int) and each > 0:
+            of_folder = of_folder[: -(-needed // each)]
+            available = min(available, len(of_folder) * each)
+        files += of_folder
+        selected[folder] = available
     return replace(manifest, files=tuple(sorted(files)), facts=manifest.facts | {"samples": selected})
 
 

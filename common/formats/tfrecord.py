@@ -23,6 +23,8 @@ from isal import igzip, isal_zlib
 
 from mlhpc.common.files import atomic
 from mlhpc.common.files.regular import open_regular
+from mlhpc.common.formats import archive
+from mlhpc.common.formats.archive import Sample
 from mlhpc.common.formats.protobuf import field, fields, head, read_varint, varint
 from mlhpc.errors import UserError
 
@@ -49,14 +51,18 @@ def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Pack
 
     Raises OSError as the file system does.
     """
+    with atomic.writing(path) as fd:
+        atomic.write_all(fd, memoryview(file_bytes(records, gzip, packer)))
+
+
+def file_bytes(records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") -> bytes | bytearray:
+    """The file that ``write_records`` writes."""
     framed = bytearray()
     for record in records:
         length = struct.pack("<Q", len(record))
         framed += length + _masked(google_crc32c.value(length)) + record
         framed += _masked(google_crc32c.value(bytes(record)))
-    data = compress(framed, packer) if gzip else framed
-    with atomic.writing(path) as fd:
-        atomic.write_all(fd, memoryview(data))
+    return compress(framed, packer) if gzip else framed
 
 
 def compress(data: bytes | bytearray, packer: Packer) -> bytes:
@@ -90,7 +96,7 @@ def write_record(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
 
 
 def read_records(
-    path: Path, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
+    path: Sample, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
 ) -> Iterator[memoryview]:
     """The records of a TFRecord file, plain or gzip (by its first bytes), each checksum verified.
 
@@ -100,7 +106,7 @@ def read_records(
     Raises UserError naming the file when it cannot be read, is of neither kind, too large, truncated or corrupt.
     """
     if raw is None:
-        raw = _read(path)
+        raw = archive.read(path) if isinstance(path, archive.Member) else _read(path)
     zipped = raw[:2] == GZIP_MAGIC
     data = memoryview(_inflate(raw, path, max_bytes) if zipped else raw)
     where = f"{path}: " + ("inside the gzip stream, " if zipped else "")
@@ -133,7 +139,7 @@ def read_records(
 
 
 def read_examples(
-    path: Path, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
+    path: Sample, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
 ) -> Iterator[tuple[memoryview, npt.NDArray[np.float32]]]:
     """``x`` and ``y`` of every example of a file: ``decode_example`` over ``read_records``.
 
@@ -311,7 +317,7 @@ def _masked(crc: int) -> bytes:
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def _inflate(raw: bytes | memoryview, path: Path, max_bytes: int) -> bytes:
+def _inflate(raw: bytes | memoryview, path: Sample, max_bytes: int) -> bytes:
     # The last 4 bytes of a gzip member are its length (RFC 1952): one allocation, a quarter faster. Where
     # they are not (several members, a truncated file) the general way decides.
     length = int.from_bytes(raw[-4:], "little")

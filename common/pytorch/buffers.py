@@ -1,38 +1,31 @@
 """Host memory for batches, and threads that fill it."""
 
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from math import prod
 from threading import Barrier
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from mlhpc.common.data import buffers
 from mlhpc.common.data.prefetch import reader_threads
 
 
 class Buffers:
-    """Memory for batches, page-locked if ``pinned``, reused once no tensor refers to it: the page faults of
-    fresh memory take at least half as long as reading a sample."""
+    """Memory for tensors of batches, page-locked if ``pinned``, reused once no tensor refers to it."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
-        self._free: dict[Any, list[npt.NDArray[np.uint8]]] = {}
+        self._memory = buffers.Buffers()
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor on the host."""
         if self._pinned:  # PyTorch caches pinned memory itself, and knows when a copy from it is done
             return torch.empty(shape, dtype=dtype, pin_memory=True)
-        size = int(np.prod(shape)) * dtype.itemsize
-        free = self._free.setdefault(size, [])
-        block = free.pop() if free else np.empty(size, np.uint8)
-        # The tensor, and all that share its memory, refer to this view: when it is freed, they are gone.
-        view = block[...]
-        weakref.finalize(view, free.append, block).atexit = False
-        return torch.from_numpy(view).view(dtype).view(shape)
+        size = prod(shape) * dtype.itemsize
+        return torch.from_numpy(self._memory.take((size,), np.uint8)).view(dtype).view(shape)
 
 
 @contextmanager

@@ -55,13 +55,15 @@ def convert(
     world: World,
     workers: int,
     *,
-    codec: str = "gzip",
+    codec: str | None = None,
     sample: int = 128,
     packer: Packer = "zlib",
     validation: float = 1 / 9,
+    archive: int | None = None,
 ) -> None:
     """Cut the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a manifest, in the
-    format ``codec`` (one of ``sample.NAMES``). Where ``source`` holds samples, these are converted (``recode``).
+    format ``codec`` (one of ``sample.NAMES``; None: gzip). Where ``source`` holds samples, these are converted
+    (``recode``); with ``archive``, so many are packed into a file, and without ``codec`` stay as they are.
 
     Files of ``gzip`` are compressed by ``packer`` (``tfrecord.compress``).
 
@@ -74,8 +76,13 @@ def convert(
     ``out`` cannot be written or holds samples of another kind.
     """
     if on_rank0(world, lambda: _holds_samples(source)):
-        recode(source, out, world, workers, codec, packer)
+        recode(source, out, world, workers, codec if codec or archive else "gzip", packer, archive)
         return
+    if archive:
+        raise UserError(
+            f"{source}: --archive packs samples; convert the universes first, then pack the samples"
+        )
+    codec = codec or "gzip"
     manifest.require(source, world, workers, lambda name: name.endswith(_SUFFIXES))
     universes = on_rank0(world, lambda: find_universes(source, validation))
     shapes = on_all_ranks(world, lambda: [_shape(u, sample) for u in universes[world.rank :: world.size]])

@@ -1,4 +1,4 @@
-"""Batches of samples, one a file: ``x`` and ``y`` float32.
+"""Batches of samples: ``x`` and ``y`` float32.
 
 Reader threads read, check and decode files into the arrays that the training step takes, a few
 batches ahead of it. As int16, ``x`` is the counts, and the step takes their logarithm on the device
@@ -8,10 +8,9 @@ lookup-table codec may be left to the device to decode, which divides them by fo
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,11 @@ import numpy.typing as npt
 
 from mlhpc.benchmarks.cosmoflow import Loading
 from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.buffers import Buffers
 from mlhpc.common.data.codecs import dtypes
 from mlhpc.common.data.prefetch import read_batches
 from mlhpc.common.data.sharding import eval_batches, train_batches
+from mlhpc.common.formats.archive import Sample
 from mlhpc.cosmoflow.data.augment import draw
 from mlhpc.cosmoflow.data.encoded import Encoded, EncodedSample, assemble
 from mlhpc.cosmoflow.data.sample import Reader
@@ -37,9 +38,9 @@ class Loader:
     ``[b, targets]``, by batch. With ``loading.decode`` "device", ``x`` is ``Encoded``.
 
     ``steps`` is the number that ``sharding.steps_per_epoch`` gave all ranks; ``augment`` turns training samples by
-    a random symmetry each. The arrays handed out are the caller's to keep. An iterator that is closed or dropped
-    stops its readers. An error in a file is raised from the iterator, as ``Reader.read`` raises it. ``codec``
-    is the one that the manifest names.
+    a random symmetry each. The arrays handed out are the caller's to keep; the memory of those that it drops is
+    used again. An iterator that is closed or dropped stops its readers. An error in a file is raised from the
+    iterator, as ``Reader.read`` raises it. ``codec`` is the one that the manifest names.
     """
 
     samples: RankSamples
@@ -54,6 +55,7 @@ class Loader:
     augment: bool = False
     codec: str | None = None
     bytes_read: int = 0  # on disk, of the batches handed out so far, training and evaluation
+    _memory: Buffers = field(default_factory=Buffers, repr=False)
 
     def train_epoch(self, epoch: int, *, first: int = 0, every: int = 1) -> Generator[AnyBatch, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``; of these every
@@ -75,8 +77,8 @@ class Loader:
         """The samples of every evaluation batch of this rank."""
         return [len(batch) for batch in self._eval_batches()]
 
-    def files_of(self, epoch: int, step: int) -> list[Path]:
-        """The files of one training batch of this rank; both count from 0."""
+    def files_of(self, epoch: int, step: int) -> list[Sample]:
+        """The samples of one training batch of this rank; both count from 0."""
         return [self.samples.train_files[i] for i in self._train_batches(epoch)[step]]
 
     def _eval_batches(self) -> list[range]:
@@ -88,7 +90,7 @@ class Loader:
             samples.train_pool, samples.pool_rank, self.local_batch_size, self.steps, self.seed, epoch
         )
 
-    def _read(self, batches: Iterable[list[tuple[Path, int]]]) -> Generator[AnyBatch, None, None]:
+    def _read(self, batches: Iterable[list[tuple[Sample, int]]]) -> Generator[AnyBatch, None, None]:
         open_batches = self._encoded if self.loading.decode == "device" else self._decoded
         with closing(open_batches(batches, Reader(self.codec, self.loading.sample_dtype))) as read:
             for batch, size in read:
@@ -96,12 +98,12 @@ class Loader:
                 yield batch
 
     def _decoded(
-        self, batches: Iterable[list[tuple[Path, int]]], reader: Reader
+        self, batches: Iterable[list[tuple[Sample, int]]], reader: Reader
     ) -> Generator[tuple[Batch, int], None, None]:
         dtype = dtypes.NUMPY[reader.sample_dtype]
 
         def allocate(samples: int) -> tuple[Batch, Iterator[tuple[Any, ...]]]:
-            x = np.empty((samples, *self.sample_shape), dtype)
+            x = self._memory.take((samples, *self.sample_shape), dtype)
             y = np.empty((samples, self.targets), np.float32)
             return (x, y), zip(x, y, strict=True)
 
@@ -112,12 +114,12 @@ class Loader:
         return read_batches(batches, allocate, reader.read, finish, workers=workers, prefetch=prefetch)
 
     def _encoded(
-        self, batches: Iterable[list[tuple[Path, int]]], reader: Reader
+        self, batches: Iterable[list[tuple[Sample, int]]], reader: Reader
     ) -> Generator[tuple[EncodedBatch, int], None, None]:
         shape = tuple(self.sample_shape)
 
         def allocate(samples: int) -> tuple[Batch, Iterator[tuple[Any, ...]]]:
-            keys = np.empty((samples, prod(shape[:-1])), np.uint16)
+            keys = self._memory.take((samples, prod(shape[:-1])), np.uint16)
             y = np.empty((samples, self.targets), np.float32)
             return (keys, y), zip(keys, y, strict=True)
 

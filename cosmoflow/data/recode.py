@@ -1,25 +1,35 @@
-"""Samples of one format to another, without loss: TFRecord, plain or GZIP, or encoded by a codec."""
+"""Samples of one format to another, without loss: TFRecord, plain or GZIP, or a codec's; or into archives."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from mlhpc.common.data import generate, manifest
+from mlhpc.common.data import archives, generate, manifest
+from mlhpc.common.data.codecs import frame
+from mlhpc.common.files import atomic
 from mlhpc.common.formats.tfrecord import Packer
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.cosmoflow.data.sample import facts_of, read_counts, suffix_of, write_sample
+from mlhpc.cosmoflow.data.sample import facts_of, format_of, read_counts, sample_bytes, suffix_of
 from mlhpc.errors import UserError, count
 
 FOLDERS = ("train", "validation")
 SETTINGS = ".conversion.json"
+_HOW = ("codec", "lossy", "gzip", "packer")  # the facts of a manifest on how samples are stored
 
 
-def recode(source: Path, out: Path, world: World, workers: int, codec: str, packer: Packer = "zlib") -> None:
-    """Write the samples of ``train/`` and ``validation/`` of ``source`` to ``out`` in the format ``codec``, with a
-    manifest. ``packer`` compresses files of ``gzip``. The ranks share the files, ``workers`` threads in each; what
-    is complete is kept.
+def recode(
+    source: Path,
+    out: Path,
+    world: World,
+    workers: int,
+    codec: str | None,
+    packer: Packer = "zlib",
+    archive: int | None = None,
+) -> None:
+    """Write the samples of ``train/`` and ``validation/`` of ``source`` to ``out`` in the format ``codec`` (None:
+    as they are), with a manifest; with ``archive``, so many of them to a file. ``packer`` compresses files of
+    ``gzip``. The ranks share the files, ``workers`` threads in each; what is complete is kept.
 
     Called by all ranks. Raises UserError, the same on all ranks, when ``source`` is no data set, lacks what its
     manifest lists or has a damaged file, and when ``out`` cannot be written or holds something else.
@@ -27,27 +37,35 @@ def recode(source: Path, out: Path, world: World, workers: int, codec: str, pack
     if out.resolve() == source.resolve():
         raise UserError(f"{out}: is the data set to convert; give another folder to write to")
     dataset = manifest.describe(source, world, "cosmoflow")
+    archives.require_unpacked(dataset)
     files = [file.path for folder in FOLDERS for file in dataset.folder(folder)]
     if not files:
         raise UserError(f"{source}: has no samples in {' or '.join(f'{name}/' for name in FOLDERS)}")
     manifest.require(source, world, workers, set(files).__contains__)
+    as_stored = codec is None
+    codec = codec or on_rank0(world, lambda: format_of(source / files[0]))
     made = {name: str(Path(name).with_suffix(suffix_of(codec))) for name in files}
     if len(set(made.values())) < len(made):
         raise UserError(f"{source}: two samples differ only in the suffix of their files; rename one of them")
     shape = dataset.facts.get("sample_shape") or on_rank0(world, lambda: _shape(source / files[0]))
-    settings: dict[str, object] = {**facts_of(codec, packer), "converted_from": source.resolve().name}
+    stored = {key: dataset.facts[key] for key in _HOW if key in dataset.facts}
+    settings: dict[str, object] = {
+        **(stored if as_stored else facts_of(codec, packer)),
+        **({archives.FACT: archive} if archive else {}),
+        "converted_from": source.resolve().name,
+    }
 
-    def prepare() -> set[str]:
-        generate.claim_folder(out, settings, SETTINGS)
-        return set(generate.missing(out, list(made.values())))
+    of = {new: name for name, new in made.items()}
 
-    missing = on_rank0(world, prepare)
-    todo = [name for name in files if made[name] in missing][world.rank :: world.size]
-    with progress(len(todo), "convert", "samples", show=world.rank == 0) as advance:
-        one = partial(_recode_sample, source, out, made, shape, codec, packer, advance)
-        generate.write_on_all_ranks(world, out, lambda: generate.in_threads(one, todo, workers))
+    def content(name: str) -> bytes | bytearray | memoryview:
+        if as_stored:
+            return frame.read(source / of[name])
+        return _recoded(source / of[name], shape, codec, packer)
 
-    kept = {key: value for key, value in dataset.facts.items() if key not in ("gzip", "packer", "staged")}
+    on_rank0(world, lambda: generate.claim_folder(out, settings, SETTINGS))
+    expected = _write(out, list(of), content, world, workers, archive)
+
+    kept = {key: value for key, value in dataset.facts.items() if key not in (*_HOW, "staged")}
     samples = {folder: len(dataset.folder(folder)) for folder in FOLDERS}
     facts = kept | {
         "benchmark": "cosmoflow",
@@ -55,38 +73,53 @@ def recode(source: Path, out: Path, world: World, workers: int, codec: str, pack
         "sample_shape": list(shape),
         "dtype": "int16",
     }
-    with progress(len(files) // world.size, "checksums", "files", show=world.rank == 0) as advance:
+    with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
         result = manifest.index(out, facts | settings, world, workers, lambda size: advance(1))
-    if len(result.files) != len(files):
+    if len(result.files) != expected:
         raise UserError(
-            f"{out}: {count(len(result.files), 'file')}, {len(files)} were converted; "
+            f"{out}: {count(len(result.files), 'file')}, {expected} were converted; "
             "files of another origin are among them: convert into an empty folder"
         )
     if world.rank == 0:
         before = sum(file.size for file in dataset.files if file.path in made)
-        print(
-            f"{out}: {count(len(files), 'sample')} by {codec}, {result.bytes / before:.2f} of {source}'s size"
-        )
+        size = f"{result.bytes / before:.2f} of {source}'s size"
+        print(f"{out}: {count(len(files), 'sample')} by {codec}{archives.described(archive)}, {size}")
 
 
-def _recode_sample(
-    source: Path,
+def _write(
     out: Path,
-    made: dict[str, str],
-    shape: list[int],
-    codec: str,
-    packer: Packer,
-    advance: Callable[[int], None],
-    name: str,
-) -> None:
-    x, y = read_counts(source / name)
+    names: list[str],
+    content: Callable[[str], bytes | bytearray | memoryview],
+    world: World,
+    workers: int,
+    archive: int | None,
+) -> int:
+    """Write the samples ``names`` that ``out`` lacks, each to its file or into archives; the number of files."""
+    if archive:
+        packed = archives.grouped(names, archive)
+        archives.write_missing(out, packed, content, world, workers)
+        return len(packed)
+    missing = set(on_rank0(world, lambda: generate.missing(out, names)))
+    todo = [name for name in names if name in missing][world.rank :: world.size]
+    with progress(len(todo), "convert", "samples", show=world.rank == 0) as advance:
+
+        def write_one(name: str) -> None:
+            with atomic.writing(out / name) as fd:
+                atomic.write_all(fd, memoryview(content(name)))
+            advance(1)
+
+        generate.write_on_all_ranks(world, out, lambda: generate.in_threads(write_one, todo, workers))
+    return len(names)
+
+
+def _recoded(path: Path, shape: list[int], codec: str, packer: Packer) -> bytes | bytearray:
+    x, y = read_counts(path)
     if x.size != _size(shape):
         raise UserError(
-            f"{source / name}: has {x.size} counts, a sample of shape {shape} has {_size(shape)}; "
+            f"{path}: has {x.size} counts, a sample of shape {shape} has {_size(shape)}; "
             "the data set's samples are not of one shape"
         )
-    write_sample(out / made[name], x.reshape(shape), y, codec, packer)
-    advance(1)
+    return sample_bytes(x.reshape(shape), y, codec, packer)
 
 
 def _size(shape: list[int]) -> int:

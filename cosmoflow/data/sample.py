@@ -3,7 +3,6 @@
 Which of them a file is, its first bytes say.
 """
 
-import os
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,10 @@ from mlhpc.common.data.codecs.codec import Codec, facts, find, require
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.common.data.manifest import NAME, Manifest
 from mlhpc.common.files import atomic
-from mlhpc.common.formats.tfrecord import Packer, encode_example, read_examples, write_records
+from mlhpc.common.files.regular import open_regular
+from mlhpc.common.formats import archive
+from mlhpc.common.formats.archive import Sample
+from mlhpc.common.formats.tfrecord import GZIP_MAGIC, Packer, encode_example, file_bytes, read_examples
 from mlhpc.cosmoflow.data.augment import apply_symmetry
 from mlhpc.cosmoflow.data.codec import CODECS, LookupTable
 from mlhpc.cosmoflow.data.encoded import EncodedSample
@@ -35,21 +37,21 @@ def suffix_of(codec: str) -> str:
     return _SUFFIXES[codec not in TFRECORD]
 
 
-def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
-    """The sample files of ``directory`` in order of name, which is what sample indices count.
+def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
+    """The samples of ``directory``, files or members of its archives, in order: what sample indices count.
 
     Raises ``UserError`` when there are none, or fewer than ``expected``; files beyond ``expected`` are left
     out, as the reference does.
     """
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; give the data set's directory with train/ in it")
-    with os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries if entry.name.endswith(_SUFFIXES))
-    if len(names) < (1 if expected is None else expected):
+    samples = archive.list_samples(directory, lambda name: name.endswith(_SUFFIXES))
+    if len(samples) < (1 if expected is None else expected):
         raise UserError(
-            f"{directory}: {expected or 'some'} *.tfrecord or encoded files are needed, but it has {len(names)}"
+            f"{directory}: {expected or 'some'} *.tfrecord, encoded or archived samples are needed, but it has "
+            f"{len(samples)}"
         )
-    return [directory / name for name in names[:expected]]
+    return samples[:expected]
 
 
 def facts_of(codec: str, packer: Packer = "zlib") -> dict[str, Any]:
@@ -60,11 +62,34 @@ def facts_of(codec: str, packer: Packer = "zlib") -> dict[str, Any]:
     return {"codec": codec, "lossy": False, "gzip": TFRECORD[codec], **packed}
 
 
+def format_of(path: Path) -> str:
+    """The format that a file is in, by its first bytes, one of ``NAMES``. Raises UserError."""
+    try:
+        with open(open_regular(path), "rb", buffering=0) as file:
+            head = file.read(frame.HEAD_BYTES)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the data set") from error
+    if found := frame.peek(head):
+        return find(found[0], CODECS, path).name
+    return "gzip" if head[:2] == GZIP_MAGIC else "plain"
+
+
 def require_facts(dataset: Manifest) -> None:
     """Raise UserError when a manifest names a codec that is not here, or calls it lossless though it is not: the
     rules of the closed division go by it."""
     if dataset.facts.get("codec", "gzip") not in tuple(TFRECORD):
         require(dataset.facts, CODECS, dataset.root / NAME)
+
+
+def sample_bytes(
+    x: npt.NDArray[np.int16], y: npt.NDArray[np.float32], codec: str, packer: Packer = "zlib"
+) -> bytes | bytearray:
+    """The file of a sample in the format ``codec``: the counts ``x [n, n, n, channels]`` and the targets ``y``.
+    ``packer`` compresses files of ``gzip``."""
+    if codec in TFRECORD:
+        return file_bytes([encode_example(x, y)], TFRECORD[codec], packer)
+    sections = {**CODECS[codec].encode(x), "label": np.ascontiguousarray(y, "<f4").tobytes()}
+    return frame.pack(codec, "<i2", x.shape, sections)
 
 
 def write_sample(
@@ -74,16 +99,12 @@ def write_sample(
     codec: str,
     packer: Packer = "zlib",
 ) -> None:
-    """Write the counts ``x [n, n, n, channels]`` and the targets ``y`` in the format ``codec``; the file appears
-    when it is complete. ``packer`` compresses files of ``gzip``. Raises OSError as the file system does."""
-    if codec in TFRECORD:
-        write_records(path, [encode_example(x, y)], TFRECORD[codec], packer)
-        return
-    sections = {**CODECS[codec].encode(x), "label": np.ascontiguousarray(y, "<f4").tobytes()}
-    atomic.write_bytes(path, frame.pack(codec, "<i2", x.shape, sections))
+    """Write ``sample_bytes``; the file appears when it is complete. Raises OSError as the file system does."""
+    with atomic.writing(path) as fd:
+        atomic.write_all(fd, memoryview(sample_bytes(x, y, codec, packer)))
 
 
-def read_counts(path: Path) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
+def read_counts(path: Sample) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
     """A sample of any format: the counts, of unknown shape [voxels · channels] where the format does not keep it,
     and the targets. Raises UserError as ``read_sample`` does."""
     raw = frame.read(path)
@@ -105,8 +126,8 @@ class Reader:
         self._codec = codec if isinstance(codec, str) and codec in CODECS else None
         self.sample_dtype = sample_dtype
 
-    def read(self, sample: tuple[Path, int], x: npt.NDArray[Any], y: npt.NDArray[np.float32]) -> int:
-        """Read ``sample``, a file and the symmetry that is applied to its voxels
+    def read(self, sample: tuple[Sample, int], x: npt.NDArray[Any], y: npt.NDArray[np.float32]) -> int:
+        """Read ``sample``, where it is and the symmetry that is applied to its voxels
         (``augment.apply_symmetry``), into ``x [n, n, n, channels]``, of ``sample_dtype``, and ``y [targets]``;
         return the size of the file in bytes.
 
@@ -136,7 +157,7 @@ class Reader:
 
     def read_encoded(
         self,
-        sample: tuple[Path, int],
+        sample: tuple[Sample, int],
         keys: npt.NDArray[np.uint16],
         y: npt.NDArray[np.float32],
         shape: tuple[int, ...],
@@ -174,13 +195,13 @@ class Reader:
         log_counts(np.ascontiguousarray(table), out, self.sample_dtype)
         return out
 
-    def _unpack(self, raw: memoryview, path: Path, shape: tuple[int, ...]) -> tuple[Frame, Codec]:
+    def _unpack(self, raw: memoryview, path: Sample, shape: tuple[int, ...]) -> tuple[Frame, Codec]:
         encoded = frame.unpack(raw, path)
         codec = self._codec_of(encoded, path)
         encoded.require(codec.name, np.int16, shape)
         return encoded, codec
 
-    def _codec_of(self, encoded: Frame, path: Path) -> Codec:
+    def _codec_of(self, encoded: Frame, path: Sample) -> Codec:
         codec = find(encoded.codec, CODECS, path)
         if codec.name != self._codec:
             stated = f"by {self._codec!r}" if self._codec else "by no codec"
@@ -191,7 +212,7 @@ class Reader:
         return codec
 
 
-def _counts(path: Path, voxels: memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.int16]:
+def _counts(path: Sample, voxels: memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.int16]:
     counts = np.frombuffer(voxels, "u1")
     if len(counts) != 2 * prod(shape):
         raise UserError(
@@ -201,7 +222,7 @@ def _counts(path: Path, voxels: memoryview, shape: tuple[int, ...]) -> npt.NDArr
     return counts.view("<i2").reshape(shape)
 
 
-def _take_targets(targets: npt.NDArray[Any], y: npt.NDArray[np.float32], path: Path) -> None:
+def _take_targets(targets: npt.NDArray[Any], y: npt.NDArray[np.float32], path: Sample) -> None:
     if targets.size != y.size:
         raise UserError(f"{path}: y has {targets.size} values, but the network has {y.size} targets")
     y[...] = targets
@@ -213,7 +234,7 @@ def _copy(voxels: npt.NDArray[Any], x: npt.NDArray[Any], symmetry: int) -> None:
     x.view(voxel)[...] = apply_symmetry(voxels.view(voxel), symmetry)
 
 
-def _example(path: Path, raw: memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
+def _example(path: Sample, raw: memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
     samples = list(read_examples(path, raw=raw))
     if len(samples) != 1:
         raise UserError(f"{path}: it has {len(samples)} records, but a sample file has one")

@@ -150,6 +150,12 @@ class Zfp:
             out[..., i] = library.zfp_decompress(frame, f"plane{i}", out.shape[:2], tolerance)
 
 
+def _take_plain(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
+    out[...] = frame.array(section, out.dtype, out.size)
+
+
+PLAIN = library.Compressed("plain", lambda field: field.tobytes(), _take_plain)
+"""The field as it is, in one file with its mask."""
 _BOUNDED: Mapping[str, Callable[[Bound], Codec]] = {
     "delta": partial(Delta, "delta"),
     "delta-small": partial(Delta, "delta-small"),
@@ -157,7 +163,7 @@ _BOUNDED: Mapping[str, Callable[[Bound], Codec]] = {
 }
 LINES = ("delta", "delta-small", "delta-paper")
 """The codecs whose samples a GPU can decode."""
-_OURS: tuple[Codec, ...] = (*map(Delta, LINES), Zfp())
+_OURS: tuple[Codec, ...] = (*map(Delta, LINES), Zfp(), PLAIN)
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
 """What decodes, by name."""
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from mlhpc.common.data import generate, manifest
+from mlhpc.common.data import archives, generate, manifest
+from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.codecs.codec import Codec, facts
 from mlhpc.common.files import atomic
 from mlhpc.common.formats import npy
@@ -36,15 +37,17 @@ def convert(
     out: Path,
     world: World,
     workers: int,
-    codec: str = "npy",
+    codec: str | None = None,
     max_error: float | None = None,
     error_of: Of | None = None,
+    archive: int | None = None,
 ) -> None:
-    """Write the data set at ``source`` to ``out`` in the format ``codec``, with its statistics and a manifest.
+    """Write the data set at ``source`` to ``out`` in the format ``codec``, with its statistics and a manifest;
+    with ``archive``, so many samples to a file, which without ``codec`` stay as they are.
 
-    "npy": fields keep their float32 values, masks become uint8. "npy-float16": fields are normalised and rounded
-    to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the statistics
-    become 0 and 1, and the manifest says so: that is another preprocessing than the reference's, for the
+    "npy" (the default): fields keep their float32 values, masks become uint8. "npy-float16": fields are normalised
+    and rounded to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the
+    statistics become 0 and 1, and the manifest says so: that is another preprocessing than the reference's, for the
     open division only. Else a codec of ``codec.CODECS``, with ``max_error`` and ``error_of`` where it is lossy.
 
     The samples are divided among the ranks, with ``workers`` threads in each; the resulting files do not depend on
@@ -58,22 +61,33 @@ def convert(
     """
     on_rank0(world, lambda: _require_folders(source, out))
     manifest.require(source, world, workers, _is_read)
-    samples = on_rank0(world, lambda: _samples(source))
+    before = on_rank0(world, lambda: _facts_of(source))
+    as_stored = archive is not None and codec is None
+    codec = str(before.get("codec", "hdf5")) if as_stored else codec or "npy"
+    if archive and codec not in CODECS:
+        raise UserError(
+            f"--archive: a sample of {codec} is not one file of this suite; give a --codec besides npy and "
+            "npy-float16, such as plain, which keeps the values as they are"
+        )
+    samples = on_rank0(world, lambda: _samples(source, before, as_stored))
     shape, statistics = on_rank0(world, lambda: _kind(source, samples[0][1]))
     float16 = codec == "npy-float16"
     dtype = np.dtype(np.float16 if float16 else np.float32)
     encoded = codec in CODECS
     if not encoded and (max_error is not None or error_of is not None):
         raise UserError(f"--max-error: {codec} has no bound")
-    using = encoder(codec, max_error, error_of, *statistics) if encoded else None
-    reader = Reader(
-        shape, statistics if float16 else None, on_rank0(world, lambda: _facts_of(source)).get("codec")
-    )
+    using = encoder(codec, max_error, error_of, *statistics) if encoded and not as_stored else None
+    reader = Reader(shape, statistics if float16 else None, before.get("codec"))
     mine = samples[world.rank :: world.size]
     normalised_by = (
         {name: values.tolist() for name, values in statistics._asdict().items()} if float16 else None
     )
     how: dict[str, object] = facts(using) if using else {"codec": codec, "lossy": float16}
+    if as_stored:
+        how = {
+            name: before[name] for name in ("codec", "lossy", "max_error", "max_error_of") if name in before
+        }
+    how |= {archives.FACT: archive} if archive else {}
     settings: dict[str, object] = {
         "sample_shape": shape, "dtype": dtype.name, "statistics": normalised_by, **how
     }  # fmt: skip
@@ -81,13 +95,22 @@ def convert(
     for folder in {folder for folder, _ in samples}:
         on_all_ranks(world, partial(_make_folder, out / folder))
 
-    with progress(len(mine), "convert", "samples", show=world.rank == 0) as advance:
-        one = (
-            partial(_encode_sample, out, reader, using, advance)
-            if using
-            else partial(_convert_sample, out, reader, dtype, advance)
-        )
-        on_all_ranks(world, lambda: generate.in_threads(one, mine, workers))
+    if archive:
+        of = {f"{folder}/{path.with_suffix('.mlc').name}": path for folder, path in samples}
+
+        def content(name: str) -> bytes | memoryview:
+            return _encoded(of[name], reader, using) if using else frame.read(of[name])
+
+        packed = archives.grouped(list(of), archive)
+        archives.write_missing(out, packed, content, world, workers)
+    else:
+        with progress(len(mine), "convert", "samples", show=world.rank == 0) as advance:
+            one = (
+                partial(_encode_sample, out, reader, using, advance)
+                if using
+                else partial(_convert_sample, out, reader, dtype, advance)
+            )
+            on_all_ranks(world, lambda: generate.in_threads(one, mine, workers))
 
     def write_statistics() -> None:
         if float16:
@@ -97,7 +120,7 @@ def convert(
             _copy(hdf5.find_statistics(source), out / "stats.h5")
 
     on_rank0(world, write_statistics)
-    known: dict[str, Any] = on_rank0(world, lambda: _facts_of(source)) | {
+    known: dict[str, Any] = before | {
         "benchmark": "deepcam",
         "samples": dict(Counter(folder for folder, _ in samples)),
         "sample_shape": list(shape),
@@ -109,7 +132,7 @@ def convert(
     known.pop("staged", None)
     if normalised_by:
         known["normalised_by"] = normalised_by
-    expected = (1 if encoded else 2) * len(samples) + 1
+    expected = (len(packed) if archive else (1 if encoded else 2) * len(samples)) + 1
     with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
         made = manifest.index(out, known, world, workers, lambda size: advance(1))
     if len(made.files) != expected:
@@ -118,7 +141,8 @@ def convert(
             "files of another origin are among them: convert into an empty folder"
         )
     if world.rank == 0:
-        print(f"{out}: {count(len(samples), 'sample')} by {codec}, {made.bytes / 2**20:.1f} MiB")
+        how_packed = archives.described(archive)
+        print(f"{out}: {count(len(samples), 'sample')} by {codec}{how_packed}, {made.bytes / 2**20:.1f} MiB")
 
 
 def _require_folders(source: Path, out: Path) -> None:
@@ -133,14 +157,19 @@ def _is_read(name: str) -> bool:
     return name == "stats.h5" or name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
 
 
-def _samples(source: Path) -> list[tuple[str, Path]]:
-    """Every sample to convert and the folder it is in."""
+def _samples(source: Path, known: dict[str, Any], as_stored: bool) -> list[tuple[str, Path]]:
+    """Every sample to convert and the folder it is in. Only ``as_stored`` may they have lost something."""
+    archives.require_unpacked(manifest.Manifest(source, (), known))
     folders = [folder for folder in FOLDERS if (source / folder).is_dir()]
     if not folders:
         raise UserError(f"{source}: has none of {', '.join(FOLDERS)}; give the folder of a DeepCAM data set")
-    samples = [(folder, path) for folder in folders for path in list_samples(source / folder)]
-    known = _facts_of(source)
-    if known.get("lossy", False) or known.get("dtype", "float32") != "float32":
+    samples = [
+        (folder, sample)
+        for folder in folders
+        for sample in list_samples(source / folder)
+        if isinstance(sample, Path)
+    ]
+    if not as_stored and (known.get("lossy", False) or known.get("dtype", "float32") != "float32"):
         raise UserError(
             f"{source}: is converted already, and lost something "
             f"({known.get('codec', known.get('dtype'))}); give the "
@@ -191,9 +220,7 @@ def _encode_sample(
     made = out / folder / path.with_suffix(".mlc").name
     modified_ns = path.stat().st_mtime_ns  # asked before it is read: a change meanwhile will show
     if not _is_kept(made, None, modified_ns):
-        x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
-        reader.read(path, x, y)
-        content = encode_sample(codec, x, y)
+        content = _encoded(path, reader, codec)
         try:
             with atomic.writing(made) as fd:
                 atomic.write_all(fd, memoryview(content))
@@ -203,6 +230,12 @@ def _encode_sample(
                 f"{made}: cannot be written: {error.strerror}; free some space or give another folder"
             ) from error
     advance(1)
+
+
+def _encoded(path: Path, reader: Reader, codec: Codec) -> bytes:
+    x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
+    reader.read(path, x, y)
+    return encode_sample(codec, x, y)
 
 
 def _is_kept(made: Path, size: int | None, modified_ns: int) -> bool:

@@ -7,20 +7,20 @@ the field is transferred as stored and normalised there.
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.common.formats.archive import Sample
 from mlhpc.common.pytorch.dali import load, new_pipeline, outputs_of
 from mlhpc.deepcam.data.hdf5 import Statistics
 from mlhpc.deepcam.data.sample import Batch, shift_and_scale
 
 
 def batches(
-    batches: Sequence[Sequence[Path]],
+    batches: Sequence[Sequence[Sample]],
     *,
-    read: Callable[[Sequence[Sequence[Path]]], Generator[Batch, None, None]],
+    read: Callable[[Sequence[Sequence[Sample]]], Generator[Batch, None, None]],
     shape: tuple[int, int, int],
     statistics: Statistics,
     workers: int,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.prefetch import read_batches
 from mlhpc.common.data.sharding import eval_batches, train_batches
 from mlhpc.common.files.filesystem import memory_left
+from mlhpc.common.formats.archive import Sample
 from mlhpc.common.pytorch.buffers import Buffers
 from mlhpc.common.pytorch.loading import as_array, dtype_of
 from mlhpc.deepcam.data.delta import Lines
@@ -26,8 +26,8 @@ from mlhpc.deepcam.data.sample import Batch, CachedReader, Reader, sample_bytes
 from mlhpc.errors import UserError, count
 
 TensorPair = tuple[torch.Tensor, torch.Tensor]
-Source = Callable[[Sequence[Sequence[Path]]], Generator[Batch, None, None]]
-"""Maps the files of each batch to the batches, in order."""
+Source = Callable[[Sequence[Sequence[Sample]]], Generator[Batch, None, None]]
+"""Maps the samples of each batch to the batches, in order."""
 
 
 @dataclass
@@ -77,11 +77,11 @@ class Loader:
             self._source([[self.samples.eval_files[i] for i in batch] for batch in batches])
         )
 
-    def files_of(self, epoch: int, step: int) -> list[Path]:
-        """The files of one training batch of this rank; both count from 0."""
+    def files_of(self, epoch: int, step: int) -> list[Sample]:
+        """The samples of one training batch of this rank; both count from 0."""
         return self._train_files(epoch)[step]
 
-    def _train_files(self, epoch: int) -> list[list[Path]]:
+    def _train_files(self, epoch: int) -> list[list[Sample]]:
         samples = self.samples
         batches = train_batches(
             samples.train_pool, samples.pool_rank, self.local_batch_size, self.steps, self.seed, epoch

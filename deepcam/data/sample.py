@@ -17,7 +17,8 @@ from mlhpc.common.data.codecs import dtypes, frame
 from mlhpc.common.data.codecs.codec import Codec, find, require
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.common.data.manifest import NAME, Manifest
-from mlhpc.common.formats import npy
+from mlhpc.common.formats import archive, npy
+from mlhpc.common.formats.archive import Member, Sample, file_of
 from mlhpc.common.formats.extent import Extent, opened, read_into
 from mlhpc.deepcam.data import delta, hdf5
 from mlhpc.deepcam.data.codec import CODECS, Delta, decode_mask
@@ -46,25 +47,25 @@ def is_sample(path: Path) -> bool:
     return path.name.startswith("data-") and path.suffix in _SUFFIXES
 
 
-def list_samples(directory: Path, expected: int | None = None) -> list[Path]:
-    """The sample files of ``directory`` sorted by name; sample indices refer to this list.
+def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
+    """The samples of ``directory`` sorted by name, files or members of its archives; indices refer to this list.
 
-    Raises ``UserError`` when there are none, fewer than ``expected``, or files of both layouts; files beyond
+    Raises ``UserError`` when there are none, fewer than ``expected``, or files of both layouts; those beyond
     ``expected`` are left out.
     """
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; give the data set's directory with train/ in it")
-    with os.scandir(directory) as entries:
-        paths = sorted(path for entry in entries if is_sample(path := directory / entry.name))
-    if len(paths) < (1 if expected is None else expected):
+    samples = archive.list_samples(directory, lambda name: is_sample(directory / name))
+    if len(samples) < (1 if expected is None else expected):
         raise UserError(
-            f"{directory}: {expected or 'some'} data-*.h5, .npy or .mlc files are needed, it has {len(paths)}"
+            f"{directory}: {expected or 'some'} data-*.h5, .npy, .mlc or archived samples are needed, it has "
+            f"{len(samples)}"
         )
-    if len(suffixes := sorted({path.suffix for path in paths})) > 1:
+    if len(suffixes := sorted({file_of(sample).suffix for sample in samples})) > 1:
         raise UserError(
             f"{directory}: has samples as {' and as '.join(suffixes)}; leave one of the two in it"
         )
-    return paths[:expected]
+    return samples[:expected]
 
 
 def require_layout(dataset: Manifest) -> None:
@@ -79,8 +80,11 @@ def require_layout(dataset: Manifest) -> None:
         )
 
 
-def sample_shape(path: Path) -> tuple[int, int, int]:
+def sample_shape(path: Sample) -> tuple[int, int, int]:
     """[rows, columns, channels] of a sample of any format. Raises UserError when the file is not a sample."""
+    if isinstance(path, Member):
+        rows, columns, channels = frame.unpack(archive.read(path), path).shape
+        return rows, columns, channels
     with opened(path) as fd:
         head = os.pread(fd, frame.HEAD_BYTES, 0)
         if head.startswith(_NPY_MAGIC) or path.suffix == ".npy":
@@ -117,9 +121,9 @@ class CachedReader:
 
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
-        self._cache: dict[Path, tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]] = {}
+        self._cache: dict[Sample, tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]] = {}
 
-    def read(self, path: Path, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
+    def read(self, path: Sample, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
         """Like ``Reader.read``; 0 bytes when the sample comes from memory."""
         if path in self._cache:
             x[...], y[...] = self._cache[path]
@@ -155,17 +159,19 @@ class Reader:
         self.normalisation = shift_and_scale(statistics, 1) if statistics else None
         self._codec = codec if isinstance(codec, str) and codec in CODECS else None
 
-    def read(self, path: Path, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
+    def read(self, path: Sample, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
         """Read a sample into ``x`` [rows, columns, channels], of ``sample_dtype``, and ``y`` [rows, columns], both
         contiguous. Return the size of its files in bytes.
 
         Raises ``UserError`` naming the file when it is missing, truncated or damaged, its arrays are not of
         this shape, a value is not finite, or a label is not a class.
         """
+        if isinstance(path, Member):
+            return self._read_encoded(frame.read(path), path, x, y)
         with opened(path) as fd:
             head = os.pread(fd, 8, 0)
             if head == frame.MAGIC:
-                return self._read_encoded(fd, path, x, y)
+                return self._read_encoded(_content(fd, path), path, x, y)
             # By the suffix only a damaged file: its message is then that of its format.
             if head.startswith(_NPY_MAGIC) or path.suffix == ".npy":
                 mask = npy.label_path(path)
@@ -189,19 +195,18 @@ class Reader:
                 _take_mask(classes, y, path, hdf5.LABELS, 0)
             return os.fstat(fd).st_size
 
-    def read_lines(self, path: Path, y: npt.NDArray[np.uint8]) -> tuple[Lines, int]:
+    def read_lines(self, path: Sample, y: npt.NDArray[np.uint8]) -> tuple[Lines, int]:
         """Read a sample of the differential codec without decoding its field: the lines, and the size of its file
         in bytes; ``y`` as in ``read``. Raises UserError as ``read`` does."""
-        with opened(path) as fd:
-            encoded, codec, size = self._unpack(fd, path, y)
+        encoded, codec, size = self._unpack(frame.read(path), path, y)
         assert isinstance(codec, Delta)
         return codec.finite_lines(encoded), size
 
-    def _unpack(self, fd: int, path: Path, y: npt.NDArray[np.uint8]) -> tuple[Frame, Codec, int]:
+    def _unpack(
+        self, content: memoryview, path: Sample, y: npt.NDArray[np.uint8]
+    ) -> tuple[Frame, Codec, int]:
         """An encoded sample, its codec and its size in bytes; its mask goes to ``y``."""
-        content = np.empty(os.fstat(fd).st_size, np.uint8)
-        read_into(fd, path, 0, content)
-        encoded = frame.unpack(content.data, path)
+        encoded = frame.unpack(content, path)
         codec = find(encoded.codec, CODECS, path)
         if codec.name != self._codec:
             stated = f"by {self._codec!r}" if self._codec else "by no codec"
@@ -214,8 +219,10 @@ class Reader:
         _take_mask(y, y, path, "the mask", 0)
         return encoded, codec, content.nbytes
 
-    def _read_encoded(self, fd: int, path: Path, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
-        encoded, codec, size = self._unpack(fd, path, y)
+    def _read_encoded(
+        self, content: memoryview, path: Sample, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]
+    ) -> int:
+        encoded, codec, size = self._unpack(content, path, y)
         if isinstance(codec, Delta):
             delta.decode(codec.finite_lines(encoded), x, self.normalisation, self.sample_dtype)
         else:
@@ -246,7 +253,7 @@ class Reader:
             self._finish(block, x[rows], path, name, rows.start)
 
     def _finish(
-        self, block: npt.NDArray[np.float32], out: npt.NDArray[Any], path: Path, name: str, first_row: int
+        self, block: npt.NDArray[np.float32], out: npt.NDArray[Any], path: Sample, name: str, first_row: int
     ) -> None:
         """Check and normalise rows of the field, in place, and round them to ``out`` if that is elsewhere."""
         # NaN propagates to both, infinity to one of them. Faster than testing every value.
@@ -290,6 +297,12 @@ class Reader:
         )
 
 
+def _content(fd: int, path: Path) -> memoryview:
+    content = np.empty(os.fstat(fd).st_size, np.uint8)
+    read_into(fd, path, 0, content)
+    return content.data
+
+
 def _convert(stored: npt.NDArray[Any], out: npt.NDArray[Any], sample_dtype: str = "float32") -> None:
     """Convert rows to ``out``, of ``sample_dtype``, rounding to nearest even."""
     halves = stored.dtype == np.float16 and stored.dtype.isnative
@@ -307,7 +320,7 @@ def _convert(stored: npt.NDArray[Any], out: npt.NDArray[Any], sample_dtype: str 
 
 
 def _take_mask(
-    stored: npt.NDArray[Any], y: npt.NDArray[np.uint8], path: Path, name: str, first_row: int
+    stored: npt.NDArray[Any], y: npt.NDArray[np.uint8], path: Sample, name: str, first_row: int
 ) -> None:
     if stored.max() >= CLASSES or stored.min() < 0:
         row, column = np.argwhere((stored >= CLASSES) | (stored < 0))[0]

@@ -1,17 +1,17 @@
 """Batches read by worker processes."""
 
 from collections.abc import Generator, Sequence
-from pathlib import Path
 
 import torch
 
+from mlhpc.common.formats.archive import Sample
 from mlhpc.common.pytorch import workers as processes
 from mlhpc.common.pytorch.loading import as_array, dtype_of
 from mlhpc.deepcam.data.sample import Batch, Reader
 
 
 def batches(
-    batches: Sequence[Sequence[Path]],
+    batches: Sequence[Sequence[Sample]],
     reader: Reader,
     *,
     workers: int,
@@ -29,7 +29,7 @@ def batches(
     return processes.batches(_read, reader, batches, batch_bytes, workers, prefetch, device, ranks_on_node)
 
 
-def _read(reader: Reader, paths: Sequence[Path]) -> Batch:
+def _read(reader: Reader, paths: Sequence[Sample]) -> Batch:
     x = processes.in_shared_memory((len(paths), *reader.shape), dtype_of(reader.sample_dtype))
     y = processes.in_shared_memory((len(paths), *reader.shape[:2]), torch.uint8)
     return x, y, sum(reader.read(path, as_array(x[k]), y[k].numpy()) for k, path in enumerate(paths))

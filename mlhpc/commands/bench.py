@@ -22,7 +22,7 @@ def add(actions: Commands) -> None:
     bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(sizes))
     bench.add_argument("data", type=Path, nargs="+", help="data sets: one in several formats, say")
     bench.add_argument("--samples", type=int, help=f"training samples to read (default: {samples})")
-    bench.add_argument("--batch", help=f"samples per batch, a list such as 1,4 (default: {batches})")
+    bench.add_argument("--batch", help=f"local batch size, a list such as 1,4 (default: {batches})")
     bench.add_argument("--workers", default=str(CORES), help="a list such as 1,2 (default: %(default)s)")
     bench.add_argument("--loader", help="a list such as threads,workers (default: all of the benchmark)")
     bench.add_argument("--sample-dtype", help="a list such as float32,float16 (default: the benchmark's)")

@@ -35,6 +35,13 @@ def add(commands: Commands) -> None:
     convert.add_argument("out", type=Path)
     codecs = "; ".join(f"{b.name}: {', '.join(b.convert.codecs)}" for b in registry.BUILT_IN if b.convert)
     convert.add_argument("--codec", metavar="NAME", help=f"what to convert to: {codecs} (docs/codecs.md)")
+    packing = " and ".join(b.name for b in registry.BUILT_IN if b.convert and b.convert.archives)
+    convert.add_argument(
+        "--archive",
+        metavar="SAMPLES",
+        type=int,
+        help=f"pack so many samples into a file, of {packing}; without --codec they stay as they are",
+    )
     convert.add_argument("--workers", type=int, default=CORES, help="threads per rank (default: %(default)s)")
     _add_options(convert, "convert")
     bench.add(actions)
@@ -144,6 +151,12 @@ def _data_convert(options: argparse.Namespace) -> int:
         raise UserError(f"{benchmark.name} has no other format to convert to")
     given = _given(options, benchmark, "convert")
     _take_codec(given, options.codec, benchmark.convert, benchmark.name)
+    if options.archive is not None:
+        if not benchmark.convert.archives:
+            raise UserError(f"--archive: {benchmark.name} has no archives; see docs/data.md")
+        if options.archive < 1:
+            raise UserError(f"--archive {options.archive}: give a number of samples of 1 or more")
+        given["archive"] = options.archive
     convert = registry.load_object(benchmark.convert.function)
     with launch.joined(benchmark.frameworks[benchmark.default_framework].collectives) as world:
         convert(source=options.source, out=options.out, world=world, workers=options.workers, **given)

@@ -28,15 +28,15 @@ def epoch(way: Way, samples: int) -> Figures:
 
     images, files = _chosen(way.data, samples)
     samples = min(samples, len(images))
-    if way.batch > samples:
-        raise UserError(f"--batch {way.batch}: give 1 to {samples}, the number of images to read")
+    if way.local_batch_size > samples:
+        raise UserError(f"--batch {way.local_batch_size}: give 1 to {samples}, the number of images to read")
     loader = Loader(
         RankSamples(images, images, Pool(samples, 1), Pool(samples, 1), 0),
         Loading.model_validate({"loader": way.loader, "prefetch": 4} | way.loading()),
         sample_shape=(SIDE, SIDE, 3),
-        local_batch_size=way.batch,
-        eval_batch_size=way.batch,
-        steps=samples // way.batch,
+        local_batch_size=way.local_batch_size,
+        eval_batch_size=way.local_batch_size,
+        steps=samples // way.local_batch_size,
         seed=1,
         device=DEVICE,
     )

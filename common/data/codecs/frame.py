@@ -27,13 +27,14 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
 from mlhpc.common.files.regular import open_regular
+from mlhpc.common.formats import archive
+from mlhpc.common.formats.archive import Sample
 from mlhpc.errors import UserError
 
 MAGIC = b"\x89MLC\r\n\x1a\n"
@@ -169,12 +170,14 @@ def peek(head: bytes) -> tuple[str, tuple[int, ...]] | None:
     return codec.rstrip(b"\0").decode("latin-1"), tuple(extents[:axes])
 
 
-def read(path: Path) -> memoryview:
-    """The bytes of a file of a data set. Raises UserError."""
+def read(sample: Sample) -> memoryview:
+    """The bytes of a sample of a data set. Raises UserError."""
+    if isinstance(sample, archive.Member):
+        return archive.read(sample)
     try:
-        with open(open_regular(path), "rb", buffering=0) as file:
+        with open(open_regular(sample), "rb", buffering=0) as file:
             return memoryview(file.readall())
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be read: {error.strerror or error}; check the data directory"
+            f"{sample}: cannot be read: {error.strerror or error}; check the data directory"
         ) from error

@@ -147,7 +147,7 @@ def test_figures_as_json(monkeypatch):
     agree = bench_report.agreements(measured, 0.0, lambda data: False)
     found = json.loads(json.dumps(bench_report.content(measured, reasons, agree, CEILINGS, 0.01)))
     (row,) = found["ways"]
-    assert (row["loader"], row["batch"], row["bytes_read_per_sample"]) == ("first", 3, 4000 / 12)
+    assert (row["loader"], row["local_batch_size"], row["bytes_read_per_sample"]) == ("first", 3, 4000 / 12)
     assert row["same_samples"] == "bit for bit" and "bound_by" in row and found["ceilings"]["copy"] == 2e9
     assert [each["loader"] for each in found["failed"]] == ["missing"]
 

@@ -1,0 +1,115 @@
+"""Data sets whose samples are packed, many to a file: which sample is in which archive, and writing them.
+
+The archives of a folder, in order of name, hold its samples in order of theirs: as many in each as the manifest
+says (``samples_per_archive``), in the last one the rest. So sample i of a data set is the same one packed or not,
+and a run reads the same batches from both.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from mlhpc.common.data import generate
+from mlhpc.common.data.manifest import NAME, File, Manifest
+from mlhpc.common.formats.archive import SUFFIX, Member, write
+from mlhpc.common.host.progress import progress
+from mlhpc.common.ranks.collectives import on_rank0
+from mlhpc.common.ranks.world import World
+from mlhpc.errors import UserError, count
+
+FACT = "samples_per_archive"
+"""The fact of a manifest that says how many samples an archive has; absent where samples are files."""
+
+
+def samples_per_archive(dataset: Manifest) -> int | None:
+    """How many samples an archive of ``dataset`` holds; None where samples are not packed. Raises UserError."""
+    if FACT not in dataset.facts:
+        return None
+    number = dataset.facts[FACT]
+    if type(number) is not int or number < 1:
+        raise UserError(f"{dataset.root / NAME}: {FACT} is {number!r:.80}, not 1 or more; convert it again")
+    return number
+
+
+def require_unpacked(dataset: Manifest) -> None:
+    """Raise UserError when the samples of ``dataset`` are packed: converters read files."""
+    if samples_per_archive(dataset):
+        raise UserError(
+            f"{dataset.root}: its samples are in archives; convert what it was made from, or unpack it: unzip "
+            f"every *{SUFFIX} where it lies, remove it, and run mlhpc data index"
+        )
+
+
+def described(each: int | None) -> str:
+    """For the last line of a conversion."""
+    return f", {each} to an archive" if each else ""
+
+
+def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, samples: int) -> list[Member]:
+    """The samples among the first ``samples`` of ``folder`` that are in ``files``, some of its archives, which are
+    under ``root``. In order. No archive is opened.
+
+    Raises UserError when the archives of the folder are not those that the manifest's numbers make.
+    """
+    each, archives = samples_per_archive(dataset), dataset.folder(folder)
+    available = dataset.samples(folder)
+    assert each is not None
+    if len(archives) != -(-available // each) or not all(file.path.endswith(SUFFIX) for file in archives):
+        raise UserError(
+            f"{dataset.root / folder}: {count(available, 'sample')}, {each} to an archive, are "
+            f"{count(-(-available // each), f'*{SUFFIX} file')}, but the manifest has {len(archives)}; "
+            f"convert the data set again"
+        )
+    if available < samples:
+        raise UserError(
+            f"{dataset.root / folder}: {count(available, 'sample')}, but this run has {samples}; make more, or "
+            "choose a smaller preset"
+        )
+    first = {file.path: number * each for number, file in enumerate(archives)}
+    found = []
+    for file in files:
+        if file.path in first:
+            path, start = root / file.path, first[file.path]
+            found += [Member(path, number) for number in range(min(each, samples - start))]
+    return found
+
+
+def grouped(names: Sequence[str], each: int) -> dict[str, list[str]]:
+    """The samples ``names`` (``folder/file``) of every archive to be written, ``each`` in one, by its name."""
+    archives = {}
+    for folder, group in groupby(sorted(names), key=lambda name: name.rpartition("/")[0]):
+        of_folder = list(group)
+        for start in range(0, len(of_folder), each):
+            archives[f"{folder}/samples-{start // each:06d}{SUFFIX}"] = of_folder[start : start + each]
+    return archives
+
+
+def write_missing(
+    out: Path,
+    archives: dict[str, list[str]],
+    content: Callable[[str], bytes | bytearray | memoryview],
+    world: World,
+    workers: int,
+) -> None:
+    """Write those of ``archives`` (``grouped``) that ``out`` lacks; ``content(name)`` gives the file of a sample.
+    The ranks share the archives, ``workers`` threads in each, which hold one sample each at a time.
+
+    Called by all ranks. Raises UserError, the same on all ranks: what ``content`` raises, or a full disk.
+    """
+    lacking = set(on_rank0(world, lambda: generate.missing(out, list(archives))))
+    todo = [name for name in archives if name in lacking][world.rank :: world.size]
+
+    def write_one(advance: Callable[[int], None], name: str) -> None:
+        def files() -> Iterator[tuple[str, bytes | bytearray | memoryview]]:
+            for sample in archives[name]:
+                yield os.path.basename(sample), content(sample)
+                advance(1)
+
+        write(out / name, files())
+
+    samples = sum(len(archives[name]) for name in todo)
+    with progress(samples, "convert", "samples", show=world.rank == 0) as advance:
+        work = partial(write_one, advance)
+        generate.write_on_all_ranks(world, out, lambda: generate.in_threads(work, todo, workers))

@@ -1,0 +1,143 @@
+"""Archives: many sample files in one ZIP file, stored as they are, each found by the index at the end of it.
+
+A member is compressed, or not, by its own format, so it is a range of bytes of the archive, and any ZIP tool lists
+and unpacks it. Whoever copies an archive verifies it by the checksum in the manifest, and every sample format has
+checksums of its own, so reading a member only verifies that it is where the index says.
+"""
+
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlhpc.common.files import atomic
+from mlhpc.common.formats.extent import opened, read_into
+from mlhpc.errors import UserError
+
+SUFFIX = ".zip"
+_REMEDY = "copy or convert it again"
+_HEADER = struct.Struct("<4s22xHH")  # signature; lengths of name and extra field (APPNOTE.TXT, section 4.3.7)
+_KEPT = 4096  # indexes kept in memory: with 64 members each, some 40 MB
+
+
+class Member(NamedTuple):
+    """A sample in an archive: the file of this number in it, from 0, in the order of its index."""
+
+    archive: Path
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.archive}: member {self.number}"
+
+
+Sample = Path | Member
+"""Where a sample is: a file of its own, or a member of an archive."""
+
+
+class _Entry(NamedTuple):
+    """A line of an index: the member's name, where its header begins, and the size of its content in bytes."""
+
+    name: bytes
+    header: int
+    size: int
+
+
+def file_of(sample: Sample) -> Path:
+    """The file that a sample is in."""
+    return sample.archive if isinstance(sample, Member) else sample
+
+
+def write(path: Path, members: Iterable[tuple[str, bytes | bytearray | memoryview]]) -> None:
+    """Write the files ``members``, names and contents, in this order; the archive appears when it is complete. The
+    same members give the same bytes. Raises OSError as the file system does."""
+    with (
+        atomic.writing(path) as fd,
+        open(fd, "r+b", closefd=False) as stream,
+        zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        for name, content in members:
+            archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980-01-01, the earliest there is
+
+
+def members(path: Path) -> list[Member]:
+    """The members of an archive in order. Raises UserError when it cannot be read, is no ZIP file, or has members
+    that are compressed by ZIP, encrypted, or beyond its end."""
+    return [Member(path, number) for number in range(len(_index(path, *_version(path))))]
+
+
+def list_samples(directory: Path, is_sample: Callable[[str], bool]) -> list[Sample]:
+    """The samples of a folder in order of name: the files whose name ``is_sample``, or, if there are archives,
+    their members. Raises UserError like ``members``."""
+    with os.scandir(directory) as entries:
+        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+    packed = [directory / name for name in names if name.endswith(SUFFIX)]
+    if packed:
+        return [member for path in packed for member in members(path)]
+    return [directory / name for name in names if is_sample(name)]
+
+
+def read(member: Member) -> memoryview:
+    """The content of a member, in memory of its own. Raises UserError like ``members``, and when the archive has
+    no such member, or another one in its place."""
+    path = member.archive
+    entries = _index(path, *_version(path))
+    if not 0 <= member.number < len(entries):
+        raise UserError(f"{path}: has {len(entries)} members, and none of number {member.number}; {_REMEDY}")
+    entry = entries[member.number]
+    with opened(path) as fd:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # its neighbours are not needed now
+        start = _start(fd, member, entry)
+        if start + entry.size > os.fstat(fd).st_size:
+            raise UserError(f"{member}: ends beyond the archive: truncated or damaged; {_REMEDY}")
+        content = np.empty(entry.size, np.uint8)
+        read_into(fd, path, start, content)
+    return content.data
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Size and time: another archive of this name has others."""
+    with opened(path) as fd:
+        status = os.fstat(fd)
+        return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(_KEPT)
+def _index(path: Path, size: int, mtime_ns: int) -> tuple[_Entry, ...]:
+    try:
+        with opened(path) as fd, open(fd, "rb", closefd=False) as stream, zipfile.ZipFile(stream) as archive:
+            found = archive.infolist()
+        names = [each.orig_filename.encode("utf-8" if each.flag_bits & 0x800 else "cp437") for each in found]
+    except UserError:
+        raise
+    except Exception as error:  # zipfile raises nearly anything for a damaged index
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise UserError(f"{path}: not a readable ZIP archive ({reason}); {_REMEDY}") from error
+    for number, each in enumerate(found):
+        what = f"{path}: member {number}"
+        if (
+            each.compress_type != zipfile.ZIP_STORED
+            or each.flag_bits & 1
+            or each.compress_size != each.file_size
+        ):
+            raise UserError(f"{what}: compressed or encrypted by ZIP; make archives with mlhpc data convert")
+        if not 0 <= each.header_offset <= each.header_offset + each.file_size <= size:
+            raise UserError(f"{what}: ends beyond the archive: truncated or damaged; {_REMEDY}")
+    return tuple(
+        _Entry(name, each.header_offset, each.file_size) for name, each in zip(names, found, strict=True)
+    )
+
+
+def _start(fd: int, member: Member, entry: _Entry) -> int:
+    """Where the content of a member begins, by the header before it, which any writer may make longer."""
+    length = zipfile.sizeFileHeader + len(entry.name)
+    head = os.pread(fd, length, entry.header)
+    if len(head) == length:
+        signature, name, extra = _HEADER.unpack_from(head)
+        if signature == zipfile.stringFileHeader and name == len(entry.name) and head.endswith(entry.name):
+            return entry.header + length + int(extra)
+    raise UserError(f"{member}: is not where the index has it, at byte {entry.header}; {_REMEDY}")
