@@ -1,8 +1,7 @@
 """Archives: many sample files in one ZIP file, stored as they are, each found by the index at the end of it.
 
 A member is compressed, or not, by its own format, so it is a range of bytes of the archive, and any ZIP tool lists
-and unpacks it. Whoever copies an archive verifies it by the checksum in the manifest, and every sample format has
-checksums of its own, so reading a member only verifies that it is where the index says.
+and unpacks it. What is read is verified by the CRC-32 in the index.
 """
 
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from isal import isal_zlib
 
 from mlhpc.common.files import atomic
 from mlhpc.common.formats.extent import opened, read_into
@@ -21,7 +21,8 @@ from mlhpc.errors import UserError
 
 SUFFIX = ".zip"
 _REMEDY = "copy or convert it again"
-_HEADER = struct.Struct("<4s22xHH")  # signature; lengths of name and extra field (APPNOTE.TXT, section 4.3.7)
+# The header of a member ends with the lengths of its name and extra field, which follow (APPNOTE.TXT, 4.3.7).
+_HEADER, _SIGNATURE = struct.Struct("<26xHH"), b"PK\x03\x04"
 _KEPT = 4096  # indexes kept in memory: with 64 members each, some 40 MB
 
 
@@ -40,11 +41,11 @@ Sample = Path | Member
 
 
 class _Entry(NamedTuple):
-    """A line of an index: the member's name, where its header begins, and the size of its content in bytes."""
+    """A line of an index: where the member's header begins, and size in bytes and CRC-32 of its content."""
 
-    name: bytes
     header: int
     size: int
+    crc32: int
 
 
 def file_of(sample: Sample) -> Path:
@@ -83,7 +84,7 @@ def list_samples(directory: Path, is_sample: Callable[[str], bool]) -> list[Samp
 
 def read(member: Member) -> memoryview:
     """The content of a member, in memory of its own. Raises UserError like ``members``, and when the archive has
-    no such member, or another one in its place."""
+    no such member or its content is damaged."""
     path = member.archive
     entries = _index(path, *_version(path))
     if not 0 <= member.number < len(entries):
@@ -96,6 +97,8 @@ def read(member: Member) -> memoryview:
             raise UserError(f"{member}: ends beyond the archive: truncated or damaged; {_REMEDY}")
         content = np.empty(entry.size, np.uint8)
         read_into(fd, path, start, content)
+    if (crc := isal_zlib.crc32(content)) != entry.crc32:
+        raise UserError(f"{member}: checksum {crc:08x}, expected {entry.crc32:08x}; {_REMEDY}")
     return content.data
 
 
@@ -111,7 +114,6 @@ def _index(path: Path, size: int, mtime_ns: int) -> tuple[_Entry, ...]:
     try:
         with opened(path) as fd, open(fd, "rb", closefd=False) as stream, zipfile.ZipFile(stream) as archive:
             found = archive.infolist()
-        names = [each.orig_filename.encode("utf-8" if each.flag_bits & 0x800 else "cp437") for each in found]
     except UserError:
         raise
     except Exception as error:  # zipfile raises nearly anything for a damaged index
@@ -127,17 +129,13 @@ def _index(path: Path, size: int, mtime_ns: int) -> tuple[_Entry, ...]:
             raise UserError(f"{what}: compressed or encrypted by ZIP; make archives with mlhpc data convert")
         if not 0 <= each.header_offset <= each.header_offset + each.file_size <= size:
             raise UserError(f"{what}: ends beyond the archive: truncated or damaged; {_REMEDY}")
-    return tuple(
-        _Entry(name, each.header_offset, each.file_size) for name, each in zip(names, found, strict=True)
-    )
+    return tuple(_Entry(each.header_offset, each.file_size, each.CRC) for each in found)
 
 
 def _start(fd: int, member: Member, entry: _Entry) -> int:
     """Where the content of a member begins, by the header before it, which any writer may make longer."""
-    length = zipfile.sizeFileHeader + len(entry.name)
-    head = os.pread(fd, length, entry.header)
-    if len(head) == length:
-        signature, name, extra = _HEADER.unpack_from(head)
-        if signature == zipfile.stringFileHeader and name == len(entry.name) and head.endswith(entry.name):
-            return entry.header + length + int(extra)
-    raise UserError(f"{member}: is not where the index has it, at byte {entry.header}; {_REMEDY}")
+    head = os.pread(fd, _HEADER.size, entry.header)
+    if len(head) < _HEADER.size or not head.startswith(_SIGNATURE):
+        raise UserError(f"{member}: is not where the index has it, at byte {entry.header}; {_REMEDY}")
+    name, extra = _HEADER.unpack(head)
+    return entry.header + _HEADER.size + int(name) + int(extra)

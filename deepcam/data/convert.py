@@ -47,8 +47,8 @@ def convert(
 
     "npy" (the default): fields keep their float32 values, masks become uint8. "npy-float16": fields are normalised
     and rounded to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the
-    statistics become 0 and 1, and the manifest says so: that is another preprocessing than the reference's, for the
-    open division only. Else a codec of ``codec.CODECS``, with ``max_error`` and ``error_of`` where it is lossy.
+    statistics become 0 and 1, and the manifest says so: that is another preprocessing than the reference's, for
+    the open division only. Else a codec of ``codec.CODECS``, with ``max_error`` and ``error_of`` if it is lossy.
 
     The samples are divided among the ranks, with ``workers`` threads in each; the resulting files do not depend on
     their number. Complete files are kept, so that an interrupted conversion can be resumed; source files with

@@ -15,7 +15,7 @@ from fuzz.mutate import damaged_bytes, damaged_value
 from mlhpc.common.data import manifest
 from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.codecs.codec import find
-from mlhpc.common.formats import npy, tfrecord
+from mlhpc.common.formats import archive, npy, tfrecord
 from mlhpc.common.timing.breakdown import breakdown, read_events
 from mlhpc.common.training import checkpoint
 from mlhpc.cosmoflow.data import codec as cosmoflow
@@ -37,6 +37,7 @@ def _files() -> dict[str, bytes]:
         for gzip in (False, True):
             tfrecord.write_records(folder / f"gzip-{gzip}", [record], gzip)
         npy.write(folder / "npy", FIELDS)
+        archive.write(folder / "archive.zip", ARCHIVED)
         saved = checkpoint.Checkpoint(1, 7, "preset = 'smoke'\n", [FIELDS, COUNTS], [[COUNTS]])
         checkpoint.save(folder, saved)
         with h5py.File(folder / "h5", "w") as file:
@@ -183,7 +184,23 @@ def read_codec(data: bytes, scratch: Path) -> None:
     deepcam.decode_mask(read, np.empty((8, 12), np.uint8))
 
 
+ARCHIVED = [("a.mlc", b"first" * 40), ("b.mlc", b""), ("c.mlc", bytes(range(256)))]
+
+
+def archive_bytes(rng: Random) -> bytes:
+    return _damaged("archive.zip", rng)
+
+
+def read_archive(data: bytes, scratch: Path) -> None:
+    """Every member has a checksum: what is read is what was written, though maybe as another member."""
+    path = scratch / "archive.zip"
+    path.write_bytes(data)
+    for member in archive.members(path):
+        assert bytes(archive.read(member)) in {content for _, content in ARCHIVED}
+
+
 READERS = (
+    ("archive", archive_bytes, read_archive, (UserError,)),
     ("codec", codec_bytes, read_codec, (UserError,)),
     ("manifest", manifest_bytes, read_manifest, (UserError,)),
     ("tfrecord", tfrecord_bytes, read_tfrecord, (UserError,)),
