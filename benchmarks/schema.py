@@ -122,6 +122,20 @@ class Staging(FrozenModel):
         description="what several nodes hold is read from the shared file system by one of them, which passes it "
         "on over the network",
     )
+    overlap: bool = Field(
+        False,
+        description="training starts at once, and reads from the source what is not copied yet; at the end of the "
+        "first epoch it waits for the rest",
+    )
+
+    @model_validator(mode="after")
+    def _overlap(self) -> Self:
+        if self.overlap and self.read_once:
+            raise ValueError(
+                "overlap=true copies while training communicates, so nodes cannot pass files on to each other; "
+                "set staging.overlap or staging.read_once to false"
+            )
+        return self
 
 
 class Loading(FrozenModel):
@@ -217,6 +231,8 @@ class Run(FrozenModel):
                 f"{accumulated}; use a multiple of {ranks * passes} as hyperparameters.global_batch_size, or "
                 "another number of ranks"
             )
+        if self.staging.overlap and not staged:
+            raise UserError("staging.overlap needs staged data; give --stage, or set staging.overlap=false")
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:

@@ -1,8 +1,7 @@
 """DeepCAM, trained to target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
 
 import math
-from contextlib import closing, nullcontext
-from dataclasses import asdict
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,11 +26,11 @@ from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scaler, make_steps, warm_up
 from mlhpc.common.ranks.world import World, mean
-from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
 from mlhpc.common.training.dataset import format_of
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
+from mlhpc.common.training.staging import staging
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.data.dataset import open_data, open_loader
 from mlhpc.deepcam.data.loader import zeros_batch
@@ -98,15 +97,11 @@ def train(
         events = None if emulated else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
-    with log.span("run", sync=True):
+    with log.span("run", sync=True), ExitStack() as beside:
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset, statistics = open_data(run, data, world)
-            if staged:
-                how = run.staging
-                report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
-        log.data_format(**format_of(dataset))
-        if staged:
-            log.note("staging", **asdict(report))
+            finish_staging = beside.enter_context(staging(dataset, staged, run.staging, world, log))
+        log.data_format(**format_of(dataset, staged, run.staging.mode, world))
         loader = open_loader(run, dataset, statistics, staged, local_batch_size, seed, world, device.type)
         updates = loader.steps // accumulate
 
@@ -132,6 +127,7 @@ def train(
                         local_losses = torch.stack(losses).double().cpu().numpy()  # waits for the device
                         (loss,) = mean(world, local_losses.mean(), weight=1)
                         span["step"] = before + stop
+                        finish_staging()
                     bytes_read += loader.bytes_read - bytes_before
                     require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                     if run.study.steps:

@@ -86,7 +86,7 @@ def train(
             elif staged:
                 how = run.staging
                 report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
-        log.data_format(**format_of(dataset))
+        log.data_format(**format_of(dataset, staged, run.staging.mode, world))
         if staged:
             log.note("staging", **asdict(report), packed=run.staging.pack)
         loader = _open_loader(run, dataset, staged, local_batch_size, seed, world, device)

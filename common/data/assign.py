@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlhpc.common.data import archives
+from mlhpc.common.data.arriving import Arriving
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.partition import Mode, files_of_node
 from mlhpc.common.data.sharding import Pool
@@ -36,13 +37,15 @@ def assign_samples(
     eval_samples: int,
     is_sample: Callable[[Path], bool] = lambda path: True,
     spatial_size: int = 1,
+    has_arrived: Callable[[Path], bool] | None = None,
 ) -> RankSamples:
     """The samples of ``train/`` and ``validation/`` that this rank reads, one per file or packed into archives
     (``archives``).
 
     ``staged`` is the folder that the data set was staged to in ``mode``; None: all ranks read it in place.
     ``is_sample`` selects the files that count as samples. The ``spatial_size`` ranks of a spatial group share
-    their samples. Called by all ranks.
+    their samples. ``has_arrived``, while staging goes on: whether a sample's file is in ``staged`` already; else
+    it is read from the data set. Called by all ranks.
 
     Raises UserError when the number of files is not that of the run's samples, when nodes that hold shards have
     unequal numbers of ranks, when spatial groups do not fill a pool, or when sharding would separate the files
@@ -63,6 +66,10 @@ def assign_samples(
         return files[:needed] if mode == "replicate" else files
 
     train_files, eval_files = samples_in("train", train_samples), samples_in("validation", eval_samples)
+    if staged and has_arrived:
+        train_files, eval_files = (
+            Arriving(files, staged, dataset.root, has_arrived) for files in (train_files, eval_files)
+        )
     return RankSamples(
         train_files,
         eval_files,

@@ -10,6 +10,14 @@ import numpy.typing as npt
 from mlhpc.common.data.manifest import File
 
 Mode = Literal["replicate", "shard"]
+ShuffleScope = Literal["sample", "node"]
+
+
+def shuffle_scope(mode: Mode, nodes: int) -> ShuffleScope:
+    """What the samples of an epoch are shuffled among: "sample", the whole data set, sample by sample; "node", the
+    samples of each node, which stay there for the whole run. The rules of MLPerf Training ("Training Data Order")
+    allow any sharding while the order is random overall and each datum appears once."""
+    return "node" if mode == "shard" and nodes > 1 else "sample"
 
 
 def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:

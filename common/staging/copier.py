@@ -44,9 +44,10 @@ def copy_all(
     target: Path,
     workers: int,
     in_place: Callable[[File], None],
+    failures: list[BaseException] | None = None,
 ) -> Copied:
     """Copy ``files`` from ``source`` to ``target``, at most ``workers`` at a time. Calls ``in_place``, from any
-    thread, with each that is complete and verified.
+    thread, with each that is complete and verified. Stops when something is added to ``failures``, and raises it.
 
     ``present`` files are in the target already, with the right size: their checksums are verified there, and
     those that differ are copied again. At the first failure all stop. Raises UserError.
@@ -54,7 +55,7 @@ def copy_all(
     make_folders(target, {os.path.dirname(file.path) for file in (*files, *present)})
     # Threads take files from one iterator; half a million futures would cost half a gigabyte.
     queue: Iterator[tuple[File, bool]] = iter([*((f, False) for f in files), *((f, True) for f in present)])
-    failures: list[BaseException] = []
+    failures = [] if failures is None else failures
     copied: list[File] = []
     streams = Streams(max(1, workers))
 

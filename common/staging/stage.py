@@ -20,14 +20,21 @@ removes these files and no others.
 import contextlib
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
-from mlhpc.common.data.partition import Mode, files_of_node, files_of_rank, files_of_ring
+from mlhpc.common.data.partition import (
+    Mode,
+    ShuffleScope,
+    files_of_node,
+    files_of_rank,
+    files_of_ring,
+    shuffle_scope,
+)
 from mlhpc.common.files import locks
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
@@ -60,7 +67,8 @@ class StagingReport:
     ``shared`` of them, in use by another run at that time. ``seconds`` is the time of the slowest rank,
     ``rank_seconds`` that of each. ``verified``: every file, copied or kept, was checked against its checksum.
     ``source_bytes`` were read from the source; ``read_once``: whether nodes passed files on to each other.
-    ``shuffle_scope``: whether the samples of a batch come from the whole data set or, on each node, from its part.
+    ``shuffle_scope``: that of ``partition.shuffle_scope``. ``overlapped``: training read meanwhile, and at the end
+    of its first epoch waited ``waited_s`` seconds for the slowest rank's copying.
     """
 
     files: int
@@ -76,7 +84,9 @@ class StagingReport:
     shared: int = 0
     source_bytes: int = 0
     read_once: bool = False
-    shuffle_scope: Literal["global", "node"] = "global"
+    shuffle_scope: ShuffleScope = "sample"
+    overlapped: bool = False
+    waited_s: float = 0.0
 
     @property
     def megabytes_per_second(self) -> float:
@@ -111,6 +121,43 @@ def stage(
     stay for the next try.
     """
     started = time.monotonic()
+    with prepared(manifest, target, world, mode, read_once) as ready:
+        count = len(ready.share.alone) + len(ready.share.passed)
+        with progress(count, "staging", "files", show=world.rank == 0) as advance:
+
+            def copy(todo: Todo, in_place: Callable[[File], None]) -> Copied:
+                return copy_all(todo.missing, todo.present, manifest.root, target, workers, in_place)
+
+            def report(copied: Copied, received: Sequence[File] = ()) -> RankReport:
+                return ready.report(copied, started, received)
+
+            if ready.read_once:
+                done = copy_and_pass_on(world, ready.share, ready.todo, target, copy, report, advance)
+            else:
+                done = on_all_ranks(world, lambda: report(copy(ready.todo, lambda file: advance(1))))
+    return report_of(done, manifest, target, world, mode, ready.read_once)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What this rank has to copy, into a target that is locked, has room and has its record."""
+
+    share: Share
+    todo: Todo
+    in_use: bool
+    read_once: bool
+
+    def report(self, copied: Copied, started: float, received: Sequence[File] = ()) -> RankReport:
+        """What the rank has done since ``started``, on the monotonic clock."""
+        size = copied.bytes + sum(file.size for file in received)
+        shared, seconds = copied.kept if self.in_use else 0, time.monotonic() - started
+        return RankReport(copied.files + len(received), size, copied.bytes, copied.kept, shared, seconds)
+
+
+@contextlib.contextmanager
+def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_once: bool) -> Iterator[Ready]:
+    """Make the target ready to be copied to; it is locked while the block runs. Called by all ranks. Raises
+    UserError as ``stage`` does."""
     group = staging_group(manifest.root, target, world, mode)
     read_once = read_once and len(group.all) > 1
     files_of_group = files_of_node(manifest.files, world.node, world.nodes, mode)
@@ -122,26 +169,12 @@ def stage(
         size = sum(file.size + _FILE_OVERHEAD for file in todo.missing)
         return Need(size, group.members[0], target, filesystem_of(target) if group.leads else None)
 
-    def copy(todo: Todo, in_place: Callable[[File], None]) -> Copied:
-        return copy_all(todo.missing, todo.present, manifest.root, target, workers, in_place)
-
-    def report(copied: Copied, received: Sequence[File] = ()) -> RankReport:
-        size = copied.bytes + sum(file.size for file in received)
-        shared, seconds = copied.kept if in_use else 0, time.monotonic() - started
-        return RankReport(copied.files + len(received), size, copied.bytes, copied.kept, shared, seconds)
-
     with exclusive(target, world, group) as in_use:
-        prepared = on_all_ranks(world, lambda: prepare(manifest, target, files_of_group, group, in_use))
-        staged_before = prepared[group.members[0]]
+        known = on_all_ranks(world, lambda: prepare(manifest, target, files_of_group, group, in_use))
+        staged_before = known[group.members[0]]
         check_room(on_all_ranks(world, survey))
         on_all_ranks(world, lambda: write_record(manifest, target, files_of_group, group, mode))
-        count = len(share.alone) + len(share.passed)
-        with progress(count, "staging", "files", show=world.rank == 0) as advance:
-            if read_once:
-                done = copy_and_pass_on(world, share, todo, target, copy, report, advance)
-            else:
-                done = on_all_ranks(world, lambda: report(copy(todo, lambda file: advance(1))))
-    return report_of(done, manifest, target, world, mode, read_once)
+        yield Ready(share, todo, in_use, read_once)
 
 
 def _share_of_rank(
@@ -192,7 +225,7 @@ def report_of(
         rank_seconds=seconds,
         source_bytes=sum(rank.source_bytes for rank in done),
         read_once=read_once,
-        shuffle_scope="node" if mode == "shard" and world.nodes > 1 else "global",
+        shuffle_scope=shuffle_scope(mode, world.nodes),
     )
 
 

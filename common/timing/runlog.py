@@ -245,11 +245,14 @@ class RunLog:
 
     def data_format(self, **facts: Any) -> None:
         """How the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and what
-        else its manifest says of that. In the log it is the record ``data_codec``."""
+        else its manifest says of that; and its ``shuffle_scope``. In the log these are the records ``data_codec``
+        and ``shuffle_scope``."""
         at = self._event("note", "data", **facts)
         if facts.get("codec"):
-            more = {key: value for key, value in facts.items() if key != "codec"}
+            more = {key: value for key, value in facts.items() if key not in ("codec", "shuffle_scope")}
             self._record("event", "data_codec", facts["codec"], more, at)
+        if facts.get("shuffle_scope"):
+            self._record("event", "shuffle_scope", facts["shuffle_scope"], {}, at)
 
     def say(self, line: str) -> None:
         """A line for the user, from rank 0, unless ``mlhpc --quiet`` was asked for."""

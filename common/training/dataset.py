@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.data import archives
 from mlhpc.common.data.codecs import native
 from mlhpc.common.data.manifest import Manifest, describe
+from mlhpc.common.data.partition import Mode, shuffle_scope
 from mlhpc.common.ranks.collectives import on_each_rank
 from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.world import World
@@ -35,14 +37,16 @@ def open_dataset(
     return on_each_rank(world, take)  # what is wrong is the same on all, and printed by one
 
 
-def format_of(dataset: Manifest) -> dict[str, Any]:
-    """How a data set is stored, for the log: by which codec, whether that is lossy and by how much, and what
-    decodes it on this machine."""
-    names = ("codec", "lossy", "max_error", "max_error_of")
+def format_of(dataset: Manifest, staged: Path | None, mode: Mode, world: World) -> dict[str, Any]:
+    """How a data set is stored and shuffled, for the log: by which codec, whether that is lossy and by how much,
+    what decodes it on this machine, how many samples a file has if they were packed before the run, and among what
+    they are shuffled, ``staged`` in ``mode`` or, for None, read in place."""
+    names = ("codec", "lossy", "max_error", "max_error_of", archives.FACT)
     return (
         {"codec": None, "lossy": False}
         | {name: dataset.facts[name] for name in names if name in dataset.facts}
         | {"decoder": native.decoder()}
+        | {"shuffle_scope": shuffle_scope(mode if staged else "replicate", world.nodes)}
     )
 
 

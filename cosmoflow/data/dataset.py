@@ -55,6 +55,7 @@ def open_loader(
         train_samples=run.data.train_samples,
         eval_samples=run.data.eval_samples,
         spatial_size=spatial_size,
+        has_arrived=Path.exists if run.staging.overlap else None,
     )
     return Loader(
         samples,

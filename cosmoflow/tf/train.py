@@ -1,8 +1,7 @@
 """CosmoFlow, trained to target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
 
 import math
-from contextlib import nullcontext
-from dataclasses import asdict
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.progress import track
 from mlhpc.common.ranks.world import World, mean
-from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
 from mlhpc.common.training.dataset import format_of
 from mlhpc.common.training.emulation import WaitingStep
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
+from mlhpc.common.training.staging import staging
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.schedule import rate_at
@@ -95,15 +94,11 @@ def train(
         steps = steps.watched(events)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
-    with log.span("run", sync=True):
+    with log.span("run", sync=True), ExitStack() as beside:
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset = open_data(run, data, world)
-            if staged:
-                how = run.staging
-                report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
-        log.data_format(**format_of(dataset))
-        if staged:
-            log.note("staging", **asdict(report))
+            finish_staging = beside.enter_context(staging(dataset, staged, run.staging, world, log))
+        log.data_format(**format_of(dataset, staged, run.staging.mode, world))
         loader = open_loader(run, dataset, staged, local_batch_size, seed, world, gpu=device is not None)
 
         convert = partial(as_tensors, sample_dtype=run.loading.sample_dtype)
@@ -123,6 +118,7 @@ def train(
                     local_losses = tf.stack(losses).numpy()  # waits for the device
                     (loss,) = mean(world, local_losses.mean(), weight=1)
                     span["step"] = before + loader.steps
+                    finish_staging()
                 bytes_read = loader.bytes_read - bytes_before
                 require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                 if run.study.steps:

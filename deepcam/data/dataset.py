@@ -14,7 +14,7 @@ from mlhpc.common.training.dataset import cores_per_rank, open_dataset
 from mlhpc.deepcam.data.codec import LINES
 from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
 from mlhpc.deepcam.data.loader import Loader
-from mlhpc.deepcam.data.sample import is_sample, require_layout
+from mlhpc.deepcam.data.sample import has_arrived, is_sample, require_layout
 from mlhpc.errors import UserError
 
 
@@ -32,6 +32,11 @@ def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statist
         raise UserError(
             f"{data}: loading.decode=device decodes {', '.join(LINES)}, and this data set is "
             f"{dataset.facts.get('codec', 'hdf5')}; convert it with --codec delta, or set loading.decode=host"
+        )
+    if run.staging.overlap and run.loading.cache:
+        raise UserError(
+            "loading.cache keeps samples by file, and with staging.overlap one may come from two files; set one "
+            "of them to false"
         )
     return dataset, on_rank0(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
 
@@ -56,6 +61,7 @@ def open_loader(
         train_samples=run.data.train_samples,
         eval_samples=run.data.eval_samples,
         is_sample=is_sample,
+        has_arrived=has_arrived if run.staging.overlap else None,
     )
     accumulate = run.hyperparameters.gradient_accumulation_frequency
     updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate))

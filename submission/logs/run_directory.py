@@ -105,26 +105,32 @@ class Staging(_Read):
     source_bytes: Count | None = None
     read_once: bool = False
     shuffle_scope: Name | None = None
+    overlapped: bool = False
+    waited_s: Seconds = 0.0
     rank_seconds: tuple[Seconds, ...] = ()
 
 
 class DataFormat(_Read):
     """How the data set was stored. ``codec`` None: as published. ``max_error``: the bound of a lossy codec, a
-    share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or "numpy"."""
+    share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or "numpy".
+    ``samples_per_archive`` None: not packed. ``shuffle_scope``: "sample" or "node"."""
 
     codec: Name | None = None
     lossy: bool = False
     max_error: float | None = None
     max_error_of: Name | None = None
     decoder: Name | None = None
+    samples_per_archive: Count | None = None
+    shuffle_scope: Name | None = None
 
     def __str__(self) -> str:
+        packed = f", {self.samples_per_archive} samples to an archive" if self.samples_per_archive else ""
         if self.codec is None:
-            return "as published"
+            return f"as published{packed}"
         if not self.lossy:
-            return f"{self.codec}, lossless"
+            return f"{self.codec}, lossless{packed}"
         bound = f", error at most {self.max_error:g} of the {self.max_error_of}" if self.max_error else ""
-        return f"{self.codec}, lossy{bound}"
+        return f"{self.codec}, lossy{bound}{packed}"
 
 
 class Energy(_Read):

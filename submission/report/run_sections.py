@@ -119,9 +119,8 @@ def staging(run: RunDirectory) -> Section | None:
         cold = "The data set was dropped from the page cache before the run."
         warm = "The data set was not dropped from the page cache: memory may have held it."
         evicted = _yes_no(run.result.source_evicted, cold, warm)
-        return Section(
-            "Staging", f"Nothing was staged: training read the data set in place. {evicted}", half=True
-        )
+        in_place = f"Nothing was staged: training read the data set in place. {evicted}"
+        return Section("Staging", in_place, (Facts(_format_facts(run.result)),), half=True)
     facts = {
         "files": f"{staging.files:,}".replace(",", " "),
         "bytes": size(staging.bytes),
@@ -129,10 +128,9 @@ def staging(run: RunDirectory) -> Section | None:
         "rate": size(staging.bytes / staging.seconds, "/s") if staging.seconds else "not known",
         "slowest rank": _slowest(staging),
         "mode": f"{staging.mode or 'not known'}{', packed on the way' if staging.packed else ''}",
+        "first epoch": _overlap(staging),
         "read from the source": _source_bytes(staging),
-        "shuffled over": {"global": "the whole data set", "node": "a node's part of it"}.get(
-            staging.shuffle_scope or "", "not known"
-        ),
+        **_format_facts(run.result),
         "target file system": staging.target_filesystem or "not known",
         "target is RAM": _yes_no(staging.target_is_ram, "yes: staged files take memory from training", "no"),
         "source": _yes_no(
@@ -143,9 +141,33 @@ def staging(run: RunDirectory) -> Section | None:
         "checksums": _yes_no(staging.verified, "every file verified", "the data set has none"),
         "already in place": count(staging.kept, "file"),
     }
-    return Section(
-        "Staging", "Inside the clock, until the slowest rank has finished.", (Facts(facts),), half=True
-    )
+    about = "Inside the clock, until the slowest rank has finished."
+    if staging.overlapped:
+        about = "Inside the clock, beside the first epoch: what it cost is in the first-epoch excess."
+    return Section("Staging", about, (Facts(facts),), half=True)
+
+
+_SCOPES = {
+    "sample": "the whole data set, sample by sample",
+    "node": "the samples of each node, which stay there",
+    "global": "the whole data set",  # what "sample" was called at first
+}
+
+
+def _format_facts(result: Result) -> dict[str, str]:
+    """What the samples are shuffled among, and whether they lie in archives."""
+    data = result.data
+    scope = (data and data.shuffle_scope) or (result.staging and result.staging.shuffle_scope) or ""
+    facts = {"shuffled over": _SCOPES.get(scope, "not known")}
+    if data and data.samples_per_archive:
+        facts["archives"] = f"of {count(data.samples_per_archive, 'sample')}, packed before the clock started"
+    return facts
+
+
+def _overlap(staging: Staging) -> str:
+    if not staging.overlapped:
+        return "read the staged files"
+    return f"read what was staged by then, the rest from the source; waited {duration(staging.waited_s)} at its end"
 
 
 def _source_bytes(staging: Staging) -> str:

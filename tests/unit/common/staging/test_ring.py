@@ -66,7 +66,7 @@ def test_every_node_gets_everything_and_the_source_is_read_once(source, tmp_path
     assert all(isinstance(report, StagingReport) for report in reports), reports
     assert reports[0].source_bytes == source.bytes
     assert (reports[0].files, reports[0].bytes) == (nodes * len(source.files), nodes * source.bytes)
-    assert reports[0].read_once and reports[0].verified and reports[0].shuffle_scope == "global"
+    assert reports[0].read_once and reports[0].verified and reports[0].shuffle_scope == "sample"
     for node in range(nodes):
         assert staged(tmp_path / f"node{node}") == staged(source.root)
         assert verify(tmp_path / f"node{node}", workers=1) == []

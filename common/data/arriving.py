@@ -1,0 +1,36 @@
+"""Samples that are being staged while training reads them already."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import overload
+
+from mlhpc.common.formats.archive import Member, Sample, file_of
+
+
+class Arriving(Sequence[Sample]):
+    """``samples`` under ``staged``, each where its file is when it is asked for: there if it ``has_arrived``,
+    otherwise in ``source``."""
+
+    def __init__(
+        self, samples: Sequence[Sample], staged: Path, source: Path, has_arrived: Callable[[Path], bool]
+    ) -> None:
+        self._samples, self._staged, self._source = samples, staged, source
+        self._has_arrived = has_arrived
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        sample = self._samples[index]
+        path = file_of(sample)
+        if self._has_arrived(path):
+            return sample
+        there = self._source / path.relative_to(self._staged)
+        return Member(there, sample.number) if isinstance(sample, Member) else there

@@ -1,0 +1,51 @@
+"""Staging that goes on while training reads its first epoch."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.data.partition import Mode
+from mlhpc.common.ranks.collectives import on_all_ranks
+from mlhpc.common.ranks.world import World
+from mlhpc.common.staging.copier import copy_all
+from mlhpc.common.staging.stage import RankReport, StagingReport, prepared, report_of
+from mlhpc.errors import UserError
+
+
+@contextlib.contextmanager
+def stage_beside(
+    manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 8
+) -> Iterator[Callable[[], StagingReport]]:
+    """``stage`` while the block runs: it may read files of the target as soon as they are there.
+
+    Yields a function that waits until all ranks have copied everything, and returns the report; all ranks call it
+    once, at the same time. It raises what ``stage`` does while it copies, and this what ``stage`` does before. If
+    the block raises, or does not call it, the copying is abandoned.
+    """
+    started, failures = time.monotonic(), list[BaseException]()
+    with ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="staging") as thread:
+        ready = held.enter_context(prepared(manifest, target, world, mode, False))
+
+        def work() -> RankReport:
+            missing, present = ready.todo
+            copied = copy_all(missing, present, manifest.root, target, workers, lambda file: None, failures)
+            return ready.report(copied, started)
+
+        copying = thread.submit(work)
+
+        def finish() -> StagingReport:
+            asked = time.monotonic()
+            done = on_all_ranks(world, lambda: (copying.result(), time.monotonic() - asked))
+            held.close()
+            report = report_of([rank for rank, _ in done], manifest, target, world, mode)
+            return replace(report, overlapped=True, waited_s=max(waited for _, waited in done))
+
+        try:
+            yield finish
+        finally:
+            failures.append(UserError(f"{target}: staging was abandoned, since the run ended"))
