@@ -10,7 +10,7 @@ from mlhpc.common.pages.blocks import Cell, Details, Facts, Section, Table, numb
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, verdict
 from mlhpc.submission.logs.ranks import RankTimes
-from mlhpc.submission.logs.run_directory import Epoch, RunDirectory, Staging
+from mlhpc.submission.logs.run_directory import Epoch, Result, RunDirectory, Staging
 from mlhpc.submission.report import run_charts
 from mlhpc.submission.report.summary import data_rates, digits, duration, packages_of, size
 
@@ -157,7 +157,9 @@ _SCOPES = {
 def _format_facts(result: Result) -> dict[str, str]:
     """What the samples are shuffled among, and whether they lie in archives."""
     data = result.data
-    scope = (data and data.shuffle_scope) or (result.staging and result.staging.shuffle_scope) or ""
+    scope = (
+        (data and data.shuffle_scope) or (result.staging.shuffle_scope if result.staging else "sample") or ""
+    )
     facts = {"shuffled over": _SCOPES.get(scope, "not known")}
     if data and data.samples_per_archive:
         facts["archives"] = f"of {count(data.samples_per_archive, 'sample')}, packed before the clock started"
@@ -167,7 +169,8 @@ def _format_facts(result: Result) -> dict[str, str]:
 def _overlap(staging: Staging) -> str:
     if not staging.overlapped:
         return "read the staged files"
-    return f"read what was staged by then, the rest from the source; waited {duration(staging.waited_s)} at its end"
+    waited = f"waited {duration(staging.waited_s)} at its end"
+    return f"read what was staged by then, the rest from the source; {waited}"
 
 
 def _source_bytes(staging: Staging) -> str:

@@ -200,7 +200,7 @@ def read_archive(data: bytes, scratch: Path) -> None:
 
 
 READERS = (
-    ("archive", archive_bytes, read_archive, (UserError,)),
+    ("sample_archive", archive_bytes, read_archive, (UserError,)),
     ("codec", codec_bytes, read_codec, (UserError,)),
     ("manifest", manifest_bytes, read_manifest, (UserError,)),
     ("tfrecord", tfrecord_bytes, read_tfrecord, (UserError,)),

@@ -30,7 +30,12 @@ def test_a_run_from_a_converted_set_has_the_same_losses(
     assert done.returncode == 1, done.stderr
     assert trace(tmp_path / "out") == trace(one_rank)
     read = result(tmp_path / "out")
-    assert read["data"] == {"codec": codec, "lossy": False, "decoder": "compiled"}
+    assert read["data"] == {
+        "codec": codec,
+        "lossy": False,
+        "decoder": "compiled",
+        "shuffle_scope": "sample",
+    }
     assert read["staging"]["bytes"] == after.bytes
     (record,) = [line for line in mllog(tmp_path / "out") if line["key"] == "data_codec"]
     assert (record["value"], record["metadata"]["lossy"]) == (codec, False)

@@ -30,7 +30,12 @@ def test_a_lossless_set_has_the_same_losses(
     assert done.returncode == 0, done.stderr
     out = run(tmp_path / "data", tmp_path, f"loading.loader={loader}")
     assert trace(out) == trace(published)
-    assert result(out)["data"] == {"codec": codec, "lossy": False, "decoder": "compiled"}
+    assert result(out)["data"] == {
+        "codec": codec,
+        "lossy": False,
+        "decoder": "compiled",
+        "shuffle_scope": "sample",
+    }
 
 
 def test_a_lossy_set_trains_and_is_said_to_be_one(climate: Path, tmp_path: Path) -> None:
@@ -38,7 +43,7 @@ def test_a_lossy_set_trains_and_is_said_to_be_one(climate: Path, tmp_path: Path)
     done = mlhpc("data", "convert", "deepcam", climate, made, "--codec", "delta", "--max-error", "1e-4")
     assert done.returncode == 0, done.stderr
     out = run(made, tmp_path)
-    facts = {"max_error": 1e-4, "max_error_of": "range", "decoder": "compiled"}
+    facts = {"max_error": 1e-4, "max_error_of": "range", "decoder": "compiled", "shuffle_scope": "sample"}
     assert result(out)["data"] == {"codec": "delta", "lossy": True, **facts}
     report = mlhpc("report", out)
     told = "data by delta, lossy, error at most 0.0001 of the range"
