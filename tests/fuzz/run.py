@@ -2,10 +2,10 @@
 
     python tests/fuzz/run.py [--minutes M] [--inputs N] [--seed S] [--keep DIR] [READER ...]
 
-Runs every reader (or those named) on N random inputs, or for M minutes of processor time, whichever comes first. A
-reader may refuse an input with a UserError or the errors that it documents; anything else is a failure, and the input
-is kept in DIR (default: fuzz-failures). Exit status 1 when there was one. The inputs of one seed are the same in every
-run.
+Runs every reader (or those named) on N random inputs, or for M minutes of processor time, whichever comes first.
+A reader may refuse an input with a UserError or the errors that it documents; anything else is a failure, and the
+input is kept in DIR (default: fuzz-failures). Exit status 1 when there was one. A seed gives the same inputs in
+every run.
 """
 
 import argparse
