@@ -1,10 +1,7 @@
 """Loaders over a small DeepCAM data set."""
 
 import torch
-from helpers.deepcam_files import (
-    CHANNELS,
-    SHAPE,
-)
+from helpers.deepcam_files import CHANNELS, SHAPE
 
 from mlhpc.benchmarks.deepcam import Loading
 from mlhpc.common.data.assign import RankSamples

@@ -1,9 +1,7 @@
 """Fixtures shared by the tests of this folder."""
 
 import pytest
-from helpers.deepcam_files import (
-    make_data_set,
-)
+from helpers.deepcam_files import make_data_set
 
 
 @pytest.fixture(scope="module")

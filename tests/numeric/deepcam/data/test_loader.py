@@ -9,11 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.deepcam_files import (
-    COLUMNS,
-    ROWS,
-    as_the_reference_reads,
-)
+from helpers.deepcam_files import COLUMNS, ROWS, as_the_reference_reads
 from helpers.deepcam_loader import LOADERS, open_loader, same
 
 from mlhpc.benchmarks import load

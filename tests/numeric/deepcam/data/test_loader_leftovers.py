@@ -13,12 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.deepcam_files import (
-    COLUMNS,
-    ROWS,
-    fields,
-    write_sample,
-)
+from helpers.deepcam_files import COLUMNS, ROWS, fields, write_sample
 from helpers.deepcam_loader import LOADERS, open_loader
 
 from mlhpc.common.files.filesystem import FileSystem
