@@ -73,13 +73,7 @@ def recode(
         "sample_shape": list(shape),
         "dtype": "int16",
     }
-    with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
-        result = manifest.index(out, facts | settings, world, workers, lambda size: advance(1))
-    if len(result.files) != expected:
-        raise UserError(
-            f"{out}: {count(len(result.files), 'file')}, {expected} were converted; "
-            "files of another origin are among them: convert into an empty folder"
-        )
+    result = generate.write_manifest_of_converted(out, facts | settings, expected, world, workers)
     if world.rank == 0:
         before = sum(file.size for file in dataset.files if file.path in made)
         size = f"{result.bytes / before:.2f} of {source}'s size"
