@@ -338,7 +338,7 @@ def _inflate(raw: bytes | memoryview, path: Sample, max_bytes: int) -> bytes:
         raise UserError(f"{path}: corrupt gzip file: {error}; {_REMEDY}") from error
 
 
-def _members(raw: bytes | memoryview, path: Path, max_bytes: int) -> Iterator[bytes]:
+def _members(raw: bytes | memoryview, path: Sample, max_bytes: int) -> Iterator[bytes]:
     """The content of each gzip member of ``raw``, together at most ``max_bytes``."""
     left = max_bytes
     while raw:

@@ -5,6 +5,7 @@ integers, so that every value has the bits of ``delta.decode_line``. Triton's in
 runs it without a GPU.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -86,9 +87,15 @@ def decode_line(  # type: ignore[no-untyped-def]
         tl.store(target, value.to(out.dtype.element_ty), mask=inside)
 
 
-def decode(lines: Lines, out: torch.Tensor, normalise: Normalisation | None = None) -> None:
+def decode(
+    lines: Lines,
+    out: torch.Tensor,
+    normalise: Normalisation | None = None,
+    move: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> None:
     """Fill ``out`` [rows, columns, channels] on a GPU, of any strides: a view of channels-first memory gives that
-    layout. float32, float16 or bfloat16."""
+    layout. float32, float16 or bfloat16. ``move`` brings the sections there (``devices.mover``: from page-locked
+    memory, during the step before); None: an ordinary copy."""
     rows, columns, channels = lines.shape
     assert tuple(out.shape) == lines.shape
     device = out.device
@@ -97,8 +104,12 @@ def decode(lines: Lines, out: torch.Tensor, normalise: Normalisation | None = No
         # One element at least: a pointer to nothing is no pointer.
         whole = np.ascontiguousarray(array).reshape(-1)
         whole = whole if whole.size else np.zeros(1, whole.dtype)
-        tensor = torch.from_numpy(np.array(whole) if not whole.flags.writeable else whole)
-        return tensor.to(device, non_blocking=True)
+        if move is None:
+            return torch.from_numpy(np.array(whole) if not whole.flags.writeable else whole).to(device)
+        kind = torch.from_numpy(np.empty(0, whole.dtype)).dtype
+        host = torch.empty(whole.size, dtype=kind, pin_memory=device.type != "cpu")
+        host.numpy()[:] = whole
+        return move(host)
 
     arrays = (lines.kinds, lines.first, lines.coded, lines.pivots, lines.units, lines.codes, lines.raw)
     shift, scale = normalise or (np.zeros(1, np.float32), np.ones(1, np.float32))

@@ -19,6 +19,7 @@ from mlhpc.common.data.sharding import eval_batches, train_batches
 from mlhpc.common.files.filesystem import memory_left
 from mlhpc.common.formats.archive import Sample
 from mlhpc.common.pytorch.buffers import Buffers
+from mlhpc.common.pytorch.devices import mover
 from mlhpc.common.pytorch.loading import as_array, dtype_of
 from mlhpc.deepcam.data.delta import Lines
 from mlhpc.deepcam.data.hdf5 import Statistics
@@ -145,7 +146,7 @@ class Loader:
         from mlhpc.deepcam.data import delta_triton
 
         memory, (rows, columns, channels) = Buffers(pinned=self.device != "cpu"), self.sample_shape
-        dtype = dtype_of(reader.sample_dtype)
+        dtype, move = dtype_of(reader.sample_dtype), mover(torch.device(self.device))
 
         def allocate(samples: int) -> tuple[torch.Tensor, Iterator[tuple[Any, ...]]]:
             y = memory.take((samples, rows, columns), torch.uint8)
@@ -154,7 +155,7 @@ class Loader:
         def finish(y: torch.Tensor, samples: list[tuple[Lines, int]]) -> Batch:
             x = torch.empty((len(samples), rows, columns, channels), dtype=dtype, device=self.device)
             for row, (lines, _) in zip(x, samples, strict=True):
-                delta_triton.decode(lines, row, reader.normalisation)
+                delta_triton.decode(lines, row, reader.normalisation, move)
             return x, y, sum(size for _, size in samples)
 
         return partial(
