@@ -42,6 +42,15 @@ def require_unpacked(dataset: Manifest) -> None:
         )
 
 
+def require_none(root: Path, files: Sequence[Path]) -> None:
+    """Raise UserError when an archive is among the sample files of a data set whose manifest knows of none."""
+    if packed := next((path for path in files if path.suffix == SUFFIX), None):
+        raise UserError(
+            f"{packed}: an archive, but no manifest in {root} says how many samples such a file has; copy the "
+            f"{NAME} that was written with it"
+        )
+
+
 def described(each: int | None) -> str:
     """For the last line of a conversion."""
     return f", {each} to an archive" if each else ""

@@ -62,6 +62,7 @@ def assign_samples(
             return archives.members(dataset, folder, here, root, needed)
         _require_samples(dataset, folder, needed, mode, is_sample)
         paths = [root / file.path for file in here if file.path.startswith(f"{folder}/")]
+        archives.require_none(dataset.root, paths)
         files = [path for path in paths if is_sample(path)]
         return files[:needed] if mode == "replicate" else files
 

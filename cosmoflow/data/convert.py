@@ -79,8 +79,10 @@ def convert(
         recode(source, out, world, workers, codec if codec or archive else "gzip", packer, archive)
         return
     if archive:
+        on_rank0(world, lambda: manifest.require_folder(source))
         raise UserError(
-            f"{source}: --archive packs samples; convert the universes first, then pack the samples"
+            f"{source}: has no samples in {' or '.join(f'{name}/' for name in FOLDERS)}, which --archive packs; "
+            "convert universes without it first"
         )
     codec = codec or "gzip"
     manifest.require(source, world, workers, lambda name: name.endswith(_SUFFIXES))

@@ -164,12 +164,16 @@ def _data_convert(options: argparse.Namespace) -> int:
 
 
 def _data_index(options: argparse.Namespace) -> int:
-    from mlhpc.common.data import manifest
+    from mlhpc.common.data import archives, manifest
+    from mlhpc.common.formats.archive import SUFFIX
     from mlhpc.common.ranks import launch
 
     before = manifest.load(options.data).facts if (options.data / manifest.NAME).exists() else {}
     # Files may have been added or removed since the counts of the old manifest were taken.
-    facts = {key: value for key, value in before.items() if key not in ("samples", "staged")}
+    # In archives they are not files; and archives may have been unpacked.
+    packed = archives.FACT in before and any(options.data.glob(f"*/*{SUFFIX}"))
+    outdated = () if packed else ("samples", archives.FACT)
+    facts = {key: value for key, value in before.items() if key not in (*outdated, "staged")}
     with launch.joined("horovod") as world:
         dataset = manifest.index(options.data, facts, world, options.workers)
         if world.rank == 0:

@@ -25,7 +25,7 @@ OPTIONS = {
     ],
     "data make": ["--preset", "--set", "--out", "--workers", "--raw"],
     "data convert": [
-        *("--codec", "--workers", "--sample", "--plain", "--packer", "--validation"),
+        *("--codec", "--archive", "--workers", "--sample", "--plain", "--packer", "--validation"),
         *("--float16", "--max-error", "--error-of", "--to"),
     ],
     "data bench": [

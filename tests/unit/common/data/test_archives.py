@@ -83,3 +83,14 @@ def test_a_manifest_that_is_not_true_of_the_archives_is_one_line(facts: dict) ->
 
     (error,) = on_ranks(1, 1, work)
     assert isinstance(error, UserError) and "/packed" in str(error) and "convert" in str(error)
+
+
+def test_archives_without_their_manifest_are_one_line() -> None:
+    bare = replace(PACKED, facts={})
+
+    def work(world: ThreadWorld) -> RankSamples:
+        return assign_samples(bare, None, "replicate", world, train_samples=9, eval_samples=3)
+
+    (error,) = on_ranks(1, 1, work)
+    assert isinstance(error, UserError)
+    assert "samples-000000.zip: an archive, but no manifest in /packed says how many samples" in str(error)

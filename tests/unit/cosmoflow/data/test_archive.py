@@ -95,3 +95,22 @@ def test_the_command_packs_and_refuses_a_size_that_is_none(tmp_path: Path, capsy
     arguments = ["data", "convert", "cosmoflow", f"{tmp_path}/source", f"{tmp_path}/no", "--archive", "0"]
     assert main(arguments) == 2
     assert "--archive 0: give a number of samples of 1 or more" in capsys.readouterr().err
+
+
+def test_an_archived_set_that_is_indexed_again_has_its_samples(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "packed", Solo(), 1, archive=3)
+    before = manifest.load(tmp_path / "packed")
+    assert main(["data", "index", f"{tmp_path}/packed"]) == 0
+    assert manifest.load(tmp_path / "packed") == before
+
+
+def test_an_archived_set_can_be_unpacked_by_hand(source: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    convert(source, packed, Solo(), 1, archive=3)
+    for path in sorted(packed.glob("*/*.zip")):
+        zipfile.ZipFile(path).extractall(path.parent)
+        path.unlink()
+    assert main(["data", "index", f"{packed}"]) == 0
+    unpacked, before = manifest.load(packed), manifest.load(source)
+    assert unpacked.files == before.files and "samples_per_archive" not in unpacked.facts
+    assert unpacked.samples("train") == before.samples("train")
