@@ -240,14 +240,17 @@ class RunLog:
 
     def data_format(self, **facts: Any) -> None:
         """How the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and what
-        else its manifest says of that; and its ``shuffle_scope``. In the log these are the records ``data_codec``
-        and ``shuffle_scope``."""
+        else its manifest says of that; its ``shuffle_scope``; and ``samples_per_archive``, if they were packed
+        before the run. In the log these are the records ``data_codec``, ``shuffle_scope`` and
+        ``samples_per_archive``."""
         at = self._event("note", "data", **facts)
         if facts.get("codec"):
-            more = {key: value for key, value in facts.items() if key not in ("codec", "shuffle_scope")}
+            rest = ("codec", "shuffle_scope", "samples_per_archive")
+            more = {key: value for key, value in facts.items() if key not in rest}
             self._record("event", "data_codec", facts["codec"], more, at)
-        if facts.get("shuffle_scope"):
-            self._record("event", "shuffle_scope", facts["shuffle_scope"], {}, at)
+        for key in ("shuffle_scope", "samples_per_archive"):
+            if facts.get(key):
+                self._record("event", key, facts[key], {}, at)
 
     def say(self, line: str) -> None:
         """A line for the user, from rank 0, unless ``mlhpc --quiet`` was asked for."""

@@ -15,7 +15,6 @@ from mlhpc.deepcam.data.codec import LINES
 from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
 from mlhpc.deepcam.data.loader import Loader
 from mlhpc.deepcam.data.sample import has_arrived, is_sample, require_layout
-from mlhpc.errors import UserError
 
 
 def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
@@ -30,11 +29,6 @@ def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statist
     require_layout(dataset)
     if run.loading.decode == "device":
         require_codec(dataset, LINES, without="hdf5")
-    if run.staging.overlap and run.loading.cache:
-        raise UserError(
-            "loading.cache keeps samples by file, and with staging.overlap one may come from two files; set one "
-            "of them to false"
-        )
     return dataset, on_rank0(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
 
 

@@ -43,6 +43,7 @@ def test_the_losses_are_those_of_reading_in_place(climate, packed, losses, tmp_p
     assert record["data"].get("samples_per_archive") == (4 if archived else None)
     assert not (tmp_path / "stage").exists()
     keys = [line["key"] for line in mllog(out)]
+    assert ("samples_per_archive" in keys) == archived
     assert keys.index("run_start") < keys.index("staging_start") < keys.index("staging_stop")
     assert keys.count("shuffle_scope") == keys.count("staging_stop") == 1
     assert mlhpc("report", out).returncode == 0

@@ -25,6 +25,8 @@ from mlhpc.errors import UserError
             "training.cuda_graphs would capture the exchange of batch-norm statistics",
         ),
         ("deepcam", ["loading.cache=true", "loading.loader=dali"], "set loading.loader=threads"),
+        ("deepcam", ["loading.cache=true", "staging.overlap=true"], "one may come from two files; set one"),
+        ("cosmoflow", ["staging.read_once=true", "staging.overlap=true"], "nodes cannot pass files on"),
         (
             "resnet50",
             ["loading.broken_images=skip", "loading.loader=dali"],
