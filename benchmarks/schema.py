@@ -166,8 +166,11 @@ class HorovodTraining(Training):
 
     def exchange(self) -> dict[str, float]:
         names = ("fusion_threshold_mib", "cycle_time_ms", "hierarchical_allreduce")
-        own = {f"horovod_{name}": getattr(self, name) for name in names}
-        return super().exchange() | {name: value for name, value in own.items() if value not in (None, False)}
+        chosen = {name: getattr(self, name) for name in names}
+        own = {f"horovod_{name}": value for name, value in chosen.items() if value is not None}
+        if not self.hierarchical_allreduce:
+            del own["horovod_hierarchical_allreduce"]
+        return super().exchange() | own
 
     def variables(self) -> dict[str, str]:
         own = {}

@@ -241,6 +241,7 @@ def set_variables(settings: Mapping[str, str] | None = None) -> None:
     os.environ |= settings or {}
     # TensorFlow's notes on its build would bury our messages.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # so would those of PyTorch's profiler
     # On older CPUs, where TensorFlow does not use oneDNN by default, its 3-D pooling sends the gradient
     # to every voxel within 1e-5 of the largest.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")

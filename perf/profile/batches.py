@@ -7,7 +7,7 @@ import altair as alt
 from rich.console import Console
 
 from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, table
-from mlhpc.common.pages.charts import SERIES, Figure, data, figure
+from mlhpc.common.pages.charts import INK, SERIES, Figure, data, figure
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import tooltips
 from mlhpc.perf.profile.tables import NOTE, Shown, print_table
@@ -15,6 +15,9 @@ from mlhpc.perf.profile.tables import NOTE, Shown, print_table
 PARTS = ("compute", "memory", "communication", "input wait", "other wait")
 """Compute: layers with products. Memory: what only moves numbers: the other layers, the optimizer, copies. A
 layer's products may be bound by memory too, which the roofline says."""
+
+HEADS = {"communication": "exchange", "input wait": "input", "other wait": "other"}
+"""Short, so that the table fits a terminal."""
 
 PAPER = {
     "cosmoflow": {1: 1.0, 2: 1 - 0.29},
@@ -79,10 +82,10 @@ def by_batch(shown: Sequence[Shown]) -> Table:
         shown,
         {
             "batch": lambda each: str(each.profile.batch),
-            **{f"{part}, ms": _part(part) for part in PARTS},
-            "ms a sample": lambda each: _ms(each.profile.wall / each.profile.batch),
+            **{HEADS.get(part, part): _part(part) for part in PARTS},
+            "all": lambda each: _ms(each.profile.wall / each.profile.batch),
             "relative": lambda each: number(each.profile.wall / each.profile.batch / least, "{:.2f}".format),
-            "paper 000": printed,
+            "paper": printed,
         },
     )
 
@@ -103,7 +106,7 @@ def bars(shown: Sequence[Shown]) -> Figure:
             )
     used = [part for part in PARTS if any(row["ms"] for row in rows if row["part"] == part)]
     colours = [SERIES[PARTS.index(part)][0] for part in used]
-    chart = (
+    columns = (
         alt.Chart(data([row for row in rows if row["part"] in used]))
         .mark_bar()
         .encode(
@@ -121,7 +124,24 @@ def bars(shown: Sequence[Shown]) -> Figure:
     last = shown[-1].profile
     ms = f"{1e3 * last.wall / last.batch:.3g} ms at {last.batch}"
     alt_text = f"Time of a sample by part at {len(shown)} batches; {ms}"
-    return figure(chart, alt_text, title="Time of a sample by part", height=280)
+    points = _paper_points(shown)
+    chart = alt.layer(columns, points) if points else columns
+    note = "Diamonds: paper 000, relative to the smallest batch here." if points else ""
+    return figure(chart, alt_text, title="Time of a sample by part", note=note, height=280)
+
+
+def _paper_points(shown: Sequence[Shown]) -> alt.Chart | None:
+    """The paper's ratios times what was measured at the smallest batch; None where it has none of the others."""
+    paper = PAPER.get(shown[0].run.benchmark, {})
+    first = shown[0].profile
+    base = paper.get(first.batch)
+    sizes = [each.profile.batch for each in shown[1:] if each.profile.batch in paper]
+    if not base or not sizes:
+        return None
+    measured = 1e3 * first.wall / first.batch
+    rows = [{"batch": str(size), "ms": paper[size] / base * measured} for size in sizes]
+    marks = alt.Chart(data(rows)).mark_point(shape="diamond", filled=True, size=90, color=INK[0])
+    return marks.encode(x=alt.X("batch:N", sort=None), y=alt.Y("ms:Q"))
 
 
 def _part(part: str) -> Any:
@@ -140,5 +160,6 @@ def _about(shown: Sequence[Shown]) -> str:
     first = shown[0]
     return (
         f"preset {first.run.preset}, {first.run.training.framework}, {first.run.training.precision}, "
-        f"{first.profile.device}, {first.ranks_text}, mean of {first.profile.steps} steps each"
+        f"{first.profile.device}, {first.ranks_text}, mean of {first.profile.steps} steps each: ms a "
+        "sample and rank; paper: 000's time relative to its smallest batch"
     )
