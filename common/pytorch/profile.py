@@ -14,7 +14,7 @@ from torch.profiler import profile, record_function
 
 from mlhpc.common.pytorch.devices import RUNTIME_CALLS, activities, name_of, wait_for
 from mlhpc.common.pytorch.exchange import BucketTimes
-from mlhpc.common.timing.profile import Exchange, Feed, Part, Profile, Request, Work
+from mlhpc.common.timing.profile import Exchange, Feed, Part, Profile, Request, Work, plain_seconds
 
 _MODULE = "module: "
 _BACKWARD = "autograd::engine::evaluate_function"
@@ -43,6 +43,7 @@ def profile_steps(
     model = model.module if isinstance(model, DistributedDataParallel) else model
     step(*feed.next())
     wait_for(device)
+    plain = plain_seconds(lambda: step(*feed.next()), lambda _: wait_for(device), steps)
     if buckets:
         buckets.start()
     feed.start()
@@ -60,7 +61,9 @@ def profile_steps(
     exchange = buckets.exchange(steps) if buckets else None
     work = tuple(_exposed(_work(profiler.events() or (), steps, gpu), exchange))
     reading = feed.reading(steps)
-    return Profile(name_of(device), request.batch, steps, wall, tuple(modules), work, exchange, reading)
+    return Profile(
+        name_of(device), request.batch, steps, wall, tuple(modules), work, exchange, reading, plain
+    )
 
 
 def _exposed(work: Iterator[Work], exchange: Exchange | None) -> Iterator[Work]:

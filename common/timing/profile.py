@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 Part = Literal["forward", "backward", "optimizer", "communication", "input", "other"]
@@ -89,7 +90,7 @@ class Request:
 class Profile:
     """``work`` of one step and its ``wall`` seconds, means over ``steps``. ``modules``: those with weights, in the
     order in which the network calls them. ``device``: what was measured on. ``exchange``: None for one rank.
-    ``reading``: None for samples in memory."""
+    ``reading``: None for samples in memory. ``plain``: the median seconds of as many steps without a profiler."""
 
     device: str
     batch: int
@@ -99,6 +100,7 @@ class Profile:
     work: tuple[Work, ...]
     exchange: Exchange | None = None
     reading: Reading | None = None
+    plain: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -114,6 +116,16 @@ class Profile:
     def wait(self) -> float:
         """Seconds a step in which nothing ran: a GPU that waits for the host, or the host between operations."""
         return max(0.0, self.wall - self.busy - self.input_wait)
+
+
+def plain_seconds(step: Callable[[], Any], wait: Callable[[Any], object], steps: int) -> float:
+    """The median seconds of ``steps`` calls of ``step``, each with ``wait`` on what it returns."""
+    seconds = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        wait(step())
+        seconds.append(time.perf_counter() - begin)
+    return median(seconds)
 
 
 class Feed:

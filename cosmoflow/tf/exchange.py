@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from mlhpc.common.ranks.horovod_timeline import FusedMessage, fused_messages
 from mlhpc.common.ranks.horovod_world import average_gradients, timeline
 from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.horovod_timeline import FusedMessage, fused_messages
 from mlhpc.common.timing.profile import Exchange, by_size
 
 Tensor = Any  # tf.Tensor, which has no types of its own

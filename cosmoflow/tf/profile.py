@@ -20,7 +20,7 @@ from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
 
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.ranks.world import World
-from mlhpc.common.timing.profile import Feed, Part, Profile, Request, Work
+from mlhpc.common.timing.profile import Feed, Part, Profile, Request, Work, plain_seconds
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.tf.batches import as_tensors
@@ -58,6 +58,7 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
     step = make_train_step(model, optimizer, average, run.loading.sample_dtype)
     feed = _feed(run, request, world, device)
     step(*feed.next()).numpy()
+    plain = plain_seconds(lambda: step(*feed.next()), lambda loss: loss.numpy(), request.steps)
     space, wall = _traced(step, feed, request, exchange)
     layers = [layer.name for layer in model.layers]
     modules = [layer.name for layer in model.layers if layer.weights]
@@ -70,7 +71,7 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
         work.append(Work("communication", "", "all-reduce", exchanged.exposed, 1))
     reading = feed.reading(request.steps)
     return Profile(
-        str(name), request.batch, request.steps, wall, tuple(modules), tuple(work), exchanged, reading
+        str(name), request.batch, request.steps, wall, tuple(modules), tuple(work), exchanged, reading, plain
     )
 
 

@@ -15,10 +15,11 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.pages.html import write
-from mlhpc.common.ranks import horovod_timeline, launch
+from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.environment import set_variables
 from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.world import World
+from mlhpc.common.timing import horovod_timeline
 from mlhpc.common.timing.profile import Profile, Request
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.roofline import Ceilings
@@ -98,7 +99,8 @@ def _check(options: argparse.Namespace) -> None:
 def _requested(options: argparse.Namespace) -> Run:
     settings = list(options.set)
     if options.data:  # an epoch is cut to the steps, and refused where it has too few
-        settings += ["division=open", "study.warmup_steps=1", f"study.steps={options.steps}"]
+        before = 1 + options.steps  # without the profiler
+        settings += ["division=open", f"study.warmup_steps={before}", f"study.steps={options.steps}"]
     return load(options.benchmark, options.preset, settings)
 
 
@@ -151,6 +153,7 @@ def _record(shown: tables.Shown) -> dict[str, Any]:
         "batch": profile.batch,
         "steps": profile.steps,
         "step_s": profile.wall,
+        "step_without_profiler_s": profile.plain,
         "parts_s": shown.parts,
         "per_sample_s": batches.per_sample(shown),
         "exchange": shown.run.training.exchange(),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mlhpc.common.ranks.horovod_timeline import fused_messages
+from mlhpc.common.timing.horovod_timeline import fused_messages
 
 
 def named(pid, tensor):
