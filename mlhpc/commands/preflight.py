@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -106,7 +105,7 @@ def _rules(options: argparse.Namespace) -> int:
     return print_violations(found, f"{options.benchmark} {options.preset}", Console())
 
 
-def _violations(options: argparse.Namespace) -> Sequence[Finding] | None:
+def _violations(options: argparse.Namespace) -> list[Finding] | None:
     from mlhpc.rules import violations
 
     return violations(
