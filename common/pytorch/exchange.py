@@ -54,7 +54,11 @@ class BucketTimes:
         exposed = sum(max(b.end for b in each) - each[-1].begin for each in rounds) / steps
         return Exchange(messages, exposed if self.on_host else None)
 
-    def _all_reduce(self, _: None, bucket: dist.GradBucket) -> Future[Tensor]:
+    def _all_reduce(
+        self,
+        _: None,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> Future[Tensor]:
         buffer = bucket.buffer()
         times = _Bucket(buffer.nbytes, time.perf_counter())
         self.buckets.append(times)

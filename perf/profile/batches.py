@@ -141,7 +141,8 @@ def _paper_points(shown: Sequence[Shown]) -> alt.Chart | None:
     measured = 1e3 * first.wall / first.batch
     rows = [{"batch": str(size), "ms": paper[size] / base * measured} for size in sizes]
     marks = alt.Chart(data(rows)).mark_point(shape="diamond", filled=True, size=90, color=INK[0])
-    return marks.encode(x=alt.X("batch:N", sort=None), y=alt.Y("ms:Q"))
+    points: alt.Chart = marks.encode(x=alt.X("batch:N", sort=None), y=alt.Y("ms:Q"))
+    return points
 
 
 def _part(part: str) -> Any:
