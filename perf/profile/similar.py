@@ -59,7 +59,7 @@ def predict_step(
     for time in by_layer(unit, network, precision):
         wanted = Point(time.product_flops + time.other_flops, time.bytes, 0.0)
         if time.bytes:
-            seconds += _seconds(points[time.kind, time.direction], wanted, ceilings)
+            seconds += _seconds(points.get((time.kind, time.direction), ()), wanted, ceilings)
     return seconds + _rest(stand_ins, network, precision, batch)
 
 
@@ -76,13 +76,15 @@ def _layers(each: StandIn) -> list[LayerTime]:
 
 def _seconds(known: Sequence[Point], wanted: Point, ceilings: Ceilings) -> float:
     """The roofline's seconds over the efficiency of the nearest, weighted by closeness in the logarithms of FLOPs
-    and bytes."""
+    and bytes; the roofline's alone where none is known."""
 
     def distance(point: Point) -> float:
         return math.hypot(
             math.log((1 + point.flops) / (1 + wanted.flops)), math.log(point.bytes / wanted.bytes)
         )
 
+    if not known:
+        return wanted.bound(ceilings)
     nearest = sorted(known, key=distance)[:NEAREST]
     weights = [1 / (0.05 + distance(point)) for point in nearest]
     logs = [math.log(point.bound(ceilings) / point.seconds) for point in nearest]
