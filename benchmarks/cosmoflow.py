@@ -94,7 +94,7 @@ class Hyperparameters(schema.Hyperparameters):
         return self
 
 
-class Training(schema.Training):
+class Training(schema.HorovodTraining, schema.DdpTraining):
     cpu_kernels: bool = Field(
         True,
         description="on a CPU, this suite's own convolutions instead of the framework's; same function",

@@ -96,7 +96,7 @@ class Hyperparameters(schema.Hyperparameters):
         return {key: value for key, value in facts.items() if key not in unused}
 
 
-class Training(schema.Training):
+class Training(schema.DdpTraining):
     cpu_kernels: bool = Field(
         True, description="on a CPU, this suite's own convolutions instead of the framework's; same function"
     )

@@ -85,6 +85,9 @@ UNITS = {
     "gradient_accumulation_frequency": "passes",
     "gradient_accumulation_steps": "passes",
     "simulation.side": "pixels",
+    "bucket_cap_mib": "MiB",
+    "fusion_threshold_mib": "MiB",
+    "cycle_time_ms": "ms",
 }
 """By the dotted name or its last part; what is missing has no unit."""
 

@@ -23,9 +23,9 @@ class Framework:
     ``trainer``: the module with ``check(run, staged, world)``, which raises UserError if a run cannot start,
     and ``train(run, data, staged, seed, resume, world, log)``, which trains to target. ``collectives``: what
     connects several ranks ("none": there can be only one). ``packages``: the distributions that it runs on, the
-    one it is named after first. ``profiler``: ``profile(run, batch, steps, trace)``, which measures training steps
-    on samples in memory and returns a ``common.timing.profile.Profile``; empty for none. ``emulates``: the trainer
-    honours ``run.emulation``.
+    one it is named after first. ``profiler``: ``profile(run, request, world)``, called by all ranks, which
+    measures training steps and returns a ``common.timing.profile.Profile``; empty for none. ``emulates``: the
+    trainer honours ``run.emulation``.
     """
 
     trainer: str
@@ -128,7 +128,13 @@ COSMOFLOW = Benchmark(
             "mlhpc.cosmoflow.tf.profile:profile",
             emulates=True,
         ),
-        "pytorch": Framework("mlhpc.cosmoflow.pytorch.train", "torch", ("torch",), emulates=True),
+        "pytorch": Framework(
+            "mlhpc.cosmoflow.pytorch.train",
+            "torch",
+            ("torch",),
+            "mlhpc.cosmoflow.pytorch.profile:profile",
+            emulates=True,
+        ),
     },
     make_data=DataTool(
         "mlhpc.cosmoflow.synthetic.simulate:make",

@@ -82,7 +82,7 @@ class Hyperparameters(schema.Hyperparameters):
         return {key: facts[key] for key in facts if not key.startswith(other) and key not in unused}
 
 
-class Training(schema.Training):
+class Training(schema.DdpTraining):
     preprocessing: Literal["mlperf", "torchvision"] = Field(
         "mlperf",
         description="mlperf: crop, resizing and mean subtraction of the MLPerf reference; torchvision: random "

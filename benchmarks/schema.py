@@ -109,6 +109,79 @@ class Training(FrozenModel):
         of = str(marks.get("framework", "")) if isinstance(marks, dict) else ""
         return of if of and self.framework and of != self.framework else ""
 
+    def exchange(self) -> dict[str, float]:
+        """The settings of the gradients' exchange that are set, for the log: names and values."""
+        return {}
+
+    def variables(self) -> dict[str, str]:
+        """Environment variables through which a library takes settings, to be set before it starts."""
+        return {}
+
+
+class DdpTraining(Training):
+    """With gradients averaged over ranks by PyTorch's DistributedDataParallel."""
+
+    bucket_cap_mib: float | None = Field(
+        None,
+        gt=0,
+        le=1024 * 1024,
+        allow_inf_nan=False,
+        description="gradients that DistributedDataParallel sends in one all-reduce, at most; none: PyTorch's 25, "
+        "of which the first holds 1",
+        json_schema_extra=only_in("pytorch"),
+    )
+
+    def exchange(self) -> dict[str, float]:
+        own = {} if self.bucket_cap_mib is None else {"ddp_bucket_cap_mib": self.bucket_cap_mib}
+        return super().exchange() | own
+
+
+class HorovodTraining(Training):
+    """With gradients averaged over ranks by Horovod. A setting given here replaces the site's environment variable
+    of the same purpose (horovod/common/operations.cc, 0.28.1)."""
+
+    fusion_threshold_mib: float | None = Field(
+        None,
+        ge=0,
+        le=1024 * 1024,
+        allow_inf_nan=False,
+        description="gradients that Horovod fuses into one all-reduce, at most; 0: none; none: as the environment "
+        "says, or Horovod's 128",
+        json_schema_extra=only_in("tensorflow"),
+    )
+    cycle_time_ms: float | None = Field(
+        None,
+        ge=0,
+        le=60_000,
+        allow_inf_nan=False,
+        description="time between two rounds in which Horovod looks for gradients to send; none: as the "
+        "environment says, or Horovod's 1",
+        json_schema_extra=only_in("tensorflow"),
+    )
+    hierarchical_allreduce: bool = Field(
+        False,
+        description="reduce inside each node first, by NCCL, then between nodes; no effect on one node",
+        json_schema_extra=only_in("tensorflow"),
+    )
+
+    def exchange(self) -> dict[str, float]:
+        names = ("fusion_threshold_mib", "cycle_time_ms", "hierarchical_allreduce")
+        chosen = {name: getattr(self, name) for name in names}
+        own = {f"horovod_{name}": value for name, value in chosen.items() if value is not None}
+        if not self.hierarchical_allreduce:
+            del own["horovod_hierarchical_allreduce"]
+        return super().exchange() | own
+
+    def variables(self) -> dict[str, str]:
+        own = {}
+        if self.fusion_threshold_mib is not None:
+            own["HOROVOD_FUSION_THRESHOLD"] = str(round(self.fusion_threshold_mib * 2**20))  # bytes
+        if self.cycle_time_ms is not None:
+            own["HOROVOD_CYCLE_TIME"] = str(self.cycle_time_ms)
+        if self.hierarchical_allreduce:
+            own["HOROVOD_HIERARCHICAL_ALLREDUCE"] = "1"
+        return super().variables() | own
+
 
 class Staging(FrozenModel):
     """How the data set is copied to node-local storage when ``--stage`` gives a folder for it."""

@@ -1,43 +1,59 @@
-"""DeepCAM's training step under the profiler, on samples of zeros in memory: no input path."""
+"""DeepCAM's training step under the profiler, on samples of zeros in memory or of a data set."""
 
-from functools import partial
-from pathlib import Path
+from itertools import repeat
 
 import torch
 
 from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.pytorch.devices import oom_as_user_error, pick_device, place
+from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.profile import modules_in_order, profile_steps
-from mlhpc.common.pytorch.step import make_scaler, make_train_step
-from mlhpc.common.timing.profile import Profile
+from mlhpc.common.pytorch.step import make_scaler, make_train_step, wrap_ddp
+from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.profile import Feed, Profile, Request
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
+from mlhpc.deepcam.data.dataset import open_data, open_loader
 from mlhpc.deepcam.data.loader import zeros_batch
+from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optim.optimizer import make_optimizer
 
 
 @oom_as_user_error()
-def profile(run: DeepCam, batch: int, steps: int, trace: Path | None) -> Profile:
-    """``steps`` steps of ``batch`` samples on one rank, as ``train`` makes them, not compiled."""
+def profile(run: DeepCam, request: Request, world: World) -> Profile:
+    """The requested steps as ``train`` makes them, not compiled. Called by all ranks."""
     training, channels = run.training, run.data.sample_shape[-1]
-    device = pick_device(training.device, 0)
+    device = pick_device(training.device, world.local_rank)
     model = build_model(run.network, channels)
     if device.type == "cpu":
         keep_memory()
         if training.cpu_kernels:
             use_cpu_kernels(model)
+    if world.size > 1:
+        group_batchnorm(model, world, run.hyperparameters.batchnorm_group_size)
     place(model, device, channels_last=training.channels_last)
     with torch.device("meta"):
         order = modules_in_order(build_model(run.network, channels), torch.empty(2, channels, 64, 64))
+    wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
     step = make_train_step(
-        model,
+        wrapped,
         weighted_cross_entropy,
         make_optimizer(run.hyperparameters, model.parameters()),
         make_scaler(training.precision, device),
         training.precision,
         layout=torch.channels_last if training.channels_last else torch.contiguous_format,
     )
-    work = partial(step, *zeros_batch(batch, run.data.sample_shape))
-    return profile_steps(model, work, device, batch=batch, steps=steps, modules=order, trace=trace)
+    feed = _feed(run, request, world, device)
+    return profile_steps(wrapped, step, feed, device, request, modules=order)
+
+
+def _feed(run: DeepCam, request: Request, world: World, device: torch.device) -> Feed:
+    if request.data is None:
+        zeros = zeros_batch(request.batch, run.data.sample_shape)
+        return Feed(lambda _: repeat(zeros))
+    dataset, statistics = open_data(run, request.data, world)
+    prepare(run.loading.loader, "mlhpc.deepcam.data.workers")
+    loader = open_loader(run, dataset, statistics, None, request.batch, 1, world, device.type)
+    return Feed(loader.train_epoch, lambda: loader.bytes_read)

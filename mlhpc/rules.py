@@ -118,6 +118,10 @@ def document() -> str:
         "start; warnings are printed. HPC rules are the MLPerf HPC training rules 3.0, training rules the",
         "MLPerf training rules that they build on (mlcommons/training_policies).",
         "",
+        "A setting in neither table of a benchmark belongs to the system and is free, such as how samples are",
+        "read (`loading`) and how gradients are sent (`training.bucket_cap_mib`, `training.fusion_threshold_mib`,",
+        "`training.cycle_time_ms`, `training.hierarchical_allreduce`).",
+        "",
         "| rule | when | requirement | source |",
         "|---|---|---|---|",
     ]

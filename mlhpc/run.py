@@ -28,7 +28,7 @@ from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
-from mlhpc.common.ranks.environment import identify, threads_per_rank
+from mlhpc.common.ranks.environment import set_variables
 from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import remove, remove_after_abort
@@ -60,7 +60,7 @@ def main(options: argparse.Namespace) -> int:
     run, paths = requested(options)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
-    _set_environment()
+    set_variables(run.training.variables())
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
         trainer = _import_trainer(run.benchmark, framework)
@@ -120,19 +120,6 @@ def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
         resume=options.resume,
     )
     return run, paths
-
-
-def _set_environment() -> None:
-    """Set variables that the frameworks read when they are loaded, unless the user has set them."""
-    os.environ.setdefault(
-        "TF_CPP_MIN_LOG_LEVEL", "2"
-    )  # TensorFlow's notes on its build would bury our messages
-    # On older CPUs, where TensorFlow does not use oneDNN by default, its 3-D pooling sends the gradient
-    # to every voxel within 1e-5 of the largest.
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-    threads = str(threads_per_rank(identify(os.environ)))
-    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
-        os.environ.setdefault(name, threads)
 
 
 def prepare(run: Run, paths: RunPaths, seed: int | None, evict: bool, world: World) -> tuple[Path, int, bool]:
@@ -283,6 +270,7 @@ def _log_facts(
             **({"spatial_parallelism": list(cut)} if prod(cut) > 1 else {}),
             **({"extended_from_epochs": extended} if extended else {}),
             **({"initial_weights": _sha256(Path(weights))} if weights else {}),
+            **run.training.exchange(),
             **({"study_steps": run.study.steps} if run.study.steps else {}),
             **({"emulated_step_s": run.emulation.step_s} if run.emulation.enabled else {}),
             "train_samples": run.data.train_samples,

@@ -56,6 +56,11 @@ _FIGURES: dict[str, dict[str, _Field]] = {
         "convolution_2d": _Field("a share", False, 1e-4, 1.0),
         "convolution_3d": _Field("a share", False, 1e-4, 1.0),
     },
+    "preparation": {
+        "cosmoflow": _Field("bytes/s", False, 1e4, 1e12),
+        "deepcam": _Field("bytes/s", False, 1e4, 1e12),
+        "resnet50": _Field("bytes/s", False, 1e4, 1e12),
+    },
     "storage": {
         "local": _Field("bytes", False, 1e8, 1e16),
         "local_read": _Field("bytes/s", False, 1e5, 1e13),
@@ -72,6 +77,7 @@ _PLAIN: dict[str, dict[str, type]] = {
     "links": {},
     "network": {"nics": int},
     "efficiency": {},
+    "preparation": {},
     "storage": {},
 }
 _REQUIRED = {("", "title"), ("accelerator", "model"), ("accelerator", "family"), ("accelerator", "per_node")}

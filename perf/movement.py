@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.parts import parts
+from mlhpc.perf.samples import SampleBytes
 from mlhpc.perf.scaling import Triple
 from mlhpc.perf.units import written
 
@@ -122,3 +123,22 @@ def costs(machine: Machine, *, moved: float, sample: float, gradients: float, lo
 def required_bandwidth(flops: float, bytes_moved: float, peak: float) -> float:
     """Bytes/s that feed ``peak`` FLOP/s at ``flops`` per ``bytes_moved`` (paper 000, section VII)."""
     return peak * bytes_moved / flops
+
+
+def input_seconds(
+    machine: Machine, benchmark: str, size: SampleBytes, local: int, tier: Tier
+) -> dict[str, float]:
+    """Seconds that each stage of the input path takes for a step of ``local`` samples an accelerator, as far as
+    the machine file has rates; stages overlap. Every accelerator of a group reads the whole sample (paper 001,
+    section 4.2.1). What the host does to a sample (inflate, decode, normalise: paper 000, section V-D and figure
+    8) takes all cores of the node."""
+    samples = local * machine.per_node
+    times = {}
+    if tier.read:
+        times[f"read from {tier.name}"] = samples * size.stored / tier.read
+    if link := machine.get("links.host"):
+        times["moved to the accelerator"] = local * size.received / link
+    if rate := machine.get(f"preparation.{benchmark}"):
+        cores = int(machine.facts.get("host.cores", 1))
+        times["prepared on the host"] = samples * size.received / (cores * rate)
+    return times

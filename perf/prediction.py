@@ -25,7 +25,7 @@ from mlhpc.perf.calibration import (
 from mlhpc.perf.collectives import AllReduce, all_reduce
 from mlhpc.perf.epochs import epochs_to_target
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.movement import Tier, staging_seconds, tier_of
+from mlhpc.perf.movement import Tier, input_seconds, staging_seconds, tier_of
 from mlhpc.perf.networks.layer import Network
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.parts import parts
@@ -38,14 +38,23 @@ from mlhpc.perf.units import written
 @dataclass(frozen=True)
 class Step:
     """One training step, in seconds. ``compute``: products and memory traffic, calibrated; ``launch``: what layers
-    cost whatever the batch; ``reduce``: all-reduce; ``halo``: exchange within a sample; ``input``: what the input
-    path takes for a step, of which ``wait`` is not hidden."""
+    cost whatever the batch; ``reduce``: all-reduce; ``halo``: exchange within a sample; ``inputs``: what each
+    stage of the input path takes for a step, of which the slowest counts; what is not hidden of it is ``wait``."""
 
     compute: float
     launch: float
     reduce: AllReduce
     halo: float
-    input: float
+    inputs: dict[str, float]
+
+    @property
+    def input(self) -> float:
+        return max(self.inputs.values(), default=0.0)
+
+    @property
+    def slowest_input(self) -> str:
+        """The stage of the input path that takes longest; empty where no rate is known."""
+        return max(self.inputs, key=lambda stage: self.inputs[stage], default="")
 
     @property
     def busy(self) -> float:
@@ -130,7 +139,9 @@ class Prediction:
         """What limits a training step, in words."""
         if self.step.wait > 0 and self.input_rate is not None:
             fed, wanted = self.batch / self.step.seconds, self.batch / self.step.busy
-            return f"the input path limits: {_rate(fed)} of {_rate(wanted)} samples/s, read from {self.tier.name}"
+            return (
+                f"the input path limits: {_rate(fed)} of {_rate(wanted)} samples/s, {self.step.slowest_input}"
+            )
         share = self.step.named[self.bound] / self.step.seconds
         return f"{self.bound} limits: {share:.0%} of a step"
 
@@ -223,18 +234,8 @@ class Model:
             launch,
             reduce,
             halo_seconds(machine, self.run, nodes, together, local),
-            self.input(local, tier),
+            input_seconds(machine, self.run.benchmark, self.bytes, local, tier),
         )
-
-    def input(self, local: int, tier: Tier) -> float:
-        """Seconds that the input path takes for a step of a node; 0 where no rate is known. Every accelerator of a
-        group reads the whole sample (paper 001, section 4.2.1)."""
-        times = [0.0]
-        if tier.read:
-            times.append(local * self.machine.per_node * self.bytes.stored / tier.read)
-        if link := self.machine.get("links.host"):
-            times.append(local * self.bytes.received / link)
-        return max(times)
 
     def staging(self, nodes: int, together: int, tier: Tier, notes: list[str]) -> Triple:
         if tier.name == "shared file system" or not self.staged:

@@ -1,37 +1,51 @@
-"""ResNet-50's training step under the profiler, on images of zeros in memory: no input path."""
+"""ResNet-50's training step under the profiler, on images of zeros in memory or of a data set."""
 
 from functools import partial
-from pathlib import Path
+from itertools import repeat
 
 import torch
 
 from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.common.pytorch.devices import oom_as_user_error, pick_device, place
+from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.profile import modules_in_order, profile_steps
-from mlhpc.common.pytorch.step import make_scaler, make_train_step
-from mlhpc.common.timing.profile import Profile
+from mlhpc.common.pytorch.step import make_scaler, make_train_step, wrap_ddp
+from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.profile import Feed, Profile, Request
 from mlhpc.resnet50.data.loader import zeros_batch
+from mlhpc.resnet50.data.opening import open_data, open_loader
 from mlhpc.resnet50.metric import cross_entropy
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optim.optimizer import make_optimizer
 
 
 @oom_as_user_error()
-def profile(run: ResNet50, batch: int, steps: int, trace: Path | None) -> Profile:
-    """``steps`` steps of ``batch`` images on one rank, as ``train`` makes them, not compiled."""
+def profile(run: ResNet50, request: Request, world: World) -> Profile:
+    """The requested steps as ``train`` makes them, not compiled. Called by all ranks."""
     training, side = run.training, run.data.sample_shape[0]
-    device = pick_device(training.device, 0)
+    device = pick_device(training.device, world.local_rank)
     model = build_model(run.network)
     place(model, device, channels_last=training.channels_last)
     with torch.device("meta"):
         order = modules_in_order(build_model(run.network), torch.empty(2, 3, side, side))
+    wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
     step = make_train_step(
-        model,
+        wrapped,
         partial(cross_entropy, label_smoothing=training.label_smoothing),
         make_optimizer(run.hyperparameters, model, training.sgd),
         make_scaler(training.precision, device),
         training.precision,
         layout=torch.channels_last if training.channels_last else torch.contiguous_format,
     )
-    work = partial(step, *zeros_batch(batch, run.data.sample_shape))
-    return profile_steps(model, work, device, batch=batch, steps=steps, modules=order, trace=trace)
+    feed = _feed(run, request, world, device)
+    return profile_steps(wrapped, step, feed, device, request, modules=order)
+
+
+def _feed(run: ResNet50, request: Request, world: World, device: torch.device) -> Feed:
+    if request.data is None:
+        zeros = zeros_batch(request.batch, run.data.sample_shape)
+        return Feed(lambda _: repeat(zeros))
+    dataset = open_data(run, request.data, world)
+    prepare(run.loading.loader, "mlhpc.resnet50.data.workers")
+    loader = open_loader(run, dataset, None, request.batch, 1, world, device.type)
+    return Feed(loader.train_epoch, lambda: loader.bytes_read)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from mlhpc.benchmarks import load, rules
+from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import ResNet50
-from mlhpc.common.data.manifest import Manifest
-from mlhpc.common.data.sharding import divide_batch, steps_per_epoch
+from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.devices import device_events, oom_as_user_error, peak_memory, pick_device, place
 from mlhpc.common.pytorch.emulation import waiting_steps
@@ -21,11 +20,11 @@ from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scal
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import cores_per_rank, format_of, open_dataset
+from mlhpc.common.training.dataset import format_of
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
-from mlhpc.resnet50.data.dataset import assign_samples, select
 from mlhpc.resnet50.data.loader import Loader, zeros_batch
+from mlhpc.resnet50.data.opening import open_data, open_loader
 from mlhpc.resnet50.data.pack import pack
 from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
@@ -80,7 +79,7 @@ def train(
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True):
         with log.span("staging", sync=True) if staged else nullcontext():
-            dataset = _open(run, data, world)
+            dataset = open_data(run, data, world)
             if staged and run.staging.pack:
                 dataset, report = pack(dataset, staged, world, run.network.classes, run.staging.workers)
             elif staged:
@@ -89,7 +88,7 @@ def train(
         log.data_format(**format_of(dataset, staged, run.staging.mode, world))
         if staged:
             log.note("staging", **asdict(report), packed=run.staging.pack)
-        loader = _open_loader(run, dataset, staged, local_batch_size, seed, world, device)
+        loader = open_loader(run, dataset, staged, local_batch_size, seed, world, device.type)
         updates = loader.steps // accumulate
 
         record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
@@ -133,51 +132,6 @@ def train(
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, model, optimizer, scaler, world)
         log.finish(status, peak_memory(device))
-
-
-def _open(run: ResNet50, data: Path, world: World) -> Manifest:
-    """The part of the data set that the run needs, checked before terabytes of it are copied."""
-    return open_dataset(
-        data,
-        run.benchmark,
-        world,
-        select=partial(select, data=run.data),
-        enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
-    )
-
-
-def _open_loader(
-    run: ResNet50,
-    dataset: Manifest,
-    staged: Path | None,
-    local_batch_size: int,
-    seed: int,
-    world: World,
-    device: torch.device,
-) -> Loader:
-    samples = assign_samples(
-        dataset,
-        staged,
-        run.staging.mode,
-        world,
-        classes=run.network.classes,
-        train_samples=run.data.train_samples,
-        eval_samples=run.data.eval_samples,
-    )
-    accumulate = run.hyperparameters.gradient_accumulation_steps
-    updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate))
-    return Loader(
-        samples,
-        run.loading.resolved(gpu=device.type != "cpu", cores=cores_per_rank()),
-        sample_shape=run.data.sample_shape,
-        local_batch_size=local_batch_size,
-        eval_batch_size=run.training.eval_batch_size,
-        steps=updates * accumulate,
-        seed=seed,
-        preprocessing=run.training.preprocessing,
-        ranks_on_node=world.local_size,
-        device=device.type,
-    )
 
 
 def _log_skipped(run: ResNet50, loader: Loader, epoch: int, world: World, log: RunLog) -> None:

@@ -5,15 +5,16 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function
 
 from mlhpc.common.pytorch.devices import RUNTIME_CALLS, activities, name_of, wait_for
-from mlhpc.common.timing.profile import Part, Profile, Work
+from mlhpc.common.pytorch.exchange import BucketTimes
+from mlhpc.common.timing.profile import Exchange, Feed, Part, Profile, Request, Work, plain_seconds
 
 _MODULE = "module: "
 _BACKWARD = "autograd::engine::evaluate_function"
@@ -23,36 +24,56 @@ _COPIES = ("aten::copy_", "aten::to", "aten::_to_copy")
 
 def profile_steps(
     model: nn.Module,
-    step: Callable[[], object],
+    step: Callable[[torch.Tensor, torch.Tensor], object],
+    feed: Feed,
     device: torch.device,
+    request: Request,
     *,
-    batch: int,
-    steps: int,
     modules: Sequence[str],
-    trace: Path | None = None,
 ) -> Profile:
-    """``steps`` calls of ``step``, which trains ``model``, after one that warms up.
+    """``request.steps`` calls of ``step``, which trains ``model`` (from ``wrap_ddp``) on batches of ``feed``,
+    after one that warms up.
 
     A forward operation belongs to the innermost module that was called around it; a backward one to that of the
-    forward operation with its sequence number. On a GPU an operation's time is that of its kernels. ``trace``:
-    where to write the trace for chrome://tracing and Perfetto.
+    forward operation with its sequence number. On a GPU an operation's time is that of its kernels.
+    ``request.trace``: where to write the trace for chrome://tracing and Perfetto.
     """
-    gpu = device.type != "cpu"
-    step()
+    gpu, steps, trace = device.type != "cpu", request.steps, request.trace
+    buckets = BucketTimes.watch(model, on_host=not gpu)
+    model = model.module if isinstance(model, DistributedDataParallel) else model
+    step(*feed.next())
     wait_for(device)
+    plain = plain_seconds(lambda: step(*feed.next()), lambda _: wait_for(device), steps)
+    if buckets:
+        buckets.start()
+    feed.start()
     with _named(model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Profiler clears events.*")
         with profile(activities=activities(device)) as profiler:
             begin = time.perf_counter()
             for _ in range(steps):
-                step()
+                step(*feed.next())
             wait_for(device)
             wall = (time.perf_counter() - begin) / steps
     if trace:
         trace.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(trace))
-    work = tuple(_work(profiler.events() or (), steps, gpu))
-    return Profile(name_of(device), batch, steps, wall, tuple(modules), work)
+    exchange = buckets.exchange(steps) if buckets else None
+    work = tuple(_exposed(_work(profiler.events() or (), steps, gpu), exchange))
+    reading = feed.reading(steps)
+    return Profile(
+        name_of(device), request.batch, steps, wall, tuple(modules), work, exchange, reading, plain
+    )
+
+
+def _exposed(work: Iterator[Work], exchange: Exchange | None) -> Iterator[Work]:
+    """``work`` with the part of the exchange that nothing hides as its communication, where that was measured:
+    gloo's own ranges overlap what is computed."""
+    if exchange is None or exchange.exposed is None:
+        yield from work
+        return
+    yield from (each for each in work if each.part != "communication")
+    yield Work("communication", "", "all-reduce, not hidden", exchange.exposed, len(exchange.messages))
 
 
 def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:

@@ -37,6 +37,8 @@ class Settings(Protocol):
     def channels_last(self) -> bool: ...
     @property
     def compile(self) -> bool: ...
+    @property
+    def bucket_cap_mib(self) -> float | None: ...
 
 
 class Steps(NamedTuple, Generic[Measured]):
@@ -67,14 +69,18 @@ def make_scaler(precision: str, device: torch.device) -> GradScaler:
     return GradScaler(device.type, enabled=precision == "mixed_float16")
 
 
-def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
+def wrap_ddp(model: nn.Module, world: World, bucket_cap_mib: float | None = None) -> nn.Module:
     """The model with gradients averaged over ranks while they are computed; for one rank, the model itself.
 
-    Wrap it again after freezing weights. Batch norm's statistics are not averaged.
+    ``bucket_cap_mib``: the most that one all-reduce carries, MiB; None: PyTorch's default. Wrap it again after
+    freezing weights. Batch norm's statistics are not averaged.
     """
     if world.size == 1:
         return model
-    return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    # PyTorch's "mb" are MiB. None is not 25: then the first bucket holds 1 MiB, so that sending starts early.
+    return DistributedDataParallel(
+        model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=bucket_cap_mib
+    )
 
 
 def make_steps(
@@ -93,7 +99,7 @@ def make_steps(
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
     compiled, graphs = training.compile, wants_graphs(training)
     train = make_train_step(
-        wrap_ddp(model, world),
+        wrap_ddp(model, world, training.bucket_cap_mib),
         loss_of,
         optimizer,
         scaler,

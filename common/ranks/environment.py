@@ -235,6 +235,21 @@ def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int
     return max(1, cores // info.local_size)
 
 
+def set_variables(settings: Mapping[str, str] | None = None) -> None:
+    """Set variables that the frameworks read when they are loaded: ``settings``, and defaults where the user has
+    none. Called before a framework is imported and ranks connect."""
+    os.environ |= settings or {}
+    # TensorFlow's notes on its build would bury our messages.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # so would those of PyTorch's profiler
+    # On older CPUs, where TensorFlow does not use oneDNN by default, its 3-D pooling sends the gradient
+    # to every voxel within 1e-5 of the largest.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    threads = str(threads_per_rank(identify(os.environ)))
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+        os.environ.setdefault(name, threads)
+
+
 def with_leader(info: RankInfo, env: Mapping[str, str]) -> RankInfo:
     """``info`` of a launcher that does not report where rank 0 is, with its host from elsewhere: with a single
     node, this one; otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""

@@ -5,8 +5,10 @@ import os
 import socket
 import socketserver
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import horovod.tensorflow as hvd
@@ -95,6 +97,26 @@ class HorovodWorld(BaseWorld):
 def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     """The mean over ranks of each tensor, in the order given. For use inside ``tf.function``."""
     return list(hvd.grouped_allreduce(list(gradients), op=hvd.Average))
+
+
+def require_nccl() -> None:
+    """Raise UserError where Horovod reduces hierarchically only in name (horovod/common/operations.cc, 0.28.1)."""
+    if not hvd.nccl_built():
+        raise UserError(
+            "training.hierarchical_allreduce needs Horovod built with NCCL (HOROVOD_GPU_OPERATIONS=NCCL), which "
+            "this one was not: it would change nothing; leave it out"
+        )
+
+
+@contextmanager
+def timeline(path: Path) -> Iterator[None]:
+    """Rank 0 records Horovod's timeline in ``path`` meanwhile (``horovod_timeline.enable`` first). Called by all
+    ranks."""
+    hvd.start_timeline(str(path))
+    try:
+        yield
+    finally:
+        hvd.stop_timeline()
 
 
 def broadcast_variables(variables: Sequence[Any]) -> None:

@@ -1,11 +1,15 @@
-"""CosmoFlow's training step under TensorFlow's profiler, on samples of zeros in memory: no input path."""
+"""CosmoFlow's training step under TensorFlow's profiler, on samples of zeros in memory or of a data set."""
 
+import os
 import re
 import shutil
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,13 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
 
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
-from mlhpc.common.timing.profile import Part, Profile, Work
+from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.profile import Feed, Part, Profile, Request, Work, plain_seconds
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
-from mlhpc.cosmoflow.tf.device import use_one_gpu
+from mlhpc.cosmoflow.data.dataset import open_data, open_loader
+from mlhpc.cosmoflow.tf.batches import as_tensors
+from mlhpc.cosmoflow.tf.device import to_device, use_one_gpu
+from mlhpc.cosmoflow.tf.exchange import HorovodTimes
 from mlhpc.cosmoflow.tf.model import build_model, require_precision
 from mlhpc.cosmoflow.tf.step import make_optimizer, make_train_step
 
@@ -27,11 +35,11 @@ _OPTIMIZERS = ("sgd", "adam", "loss_scale_optimizer")
 _INPUT = ("Log1p", "Cast")
 
 
-def profile(run: CosmoFlow, batch: int, steps: int, trace: Path | None) -> Profile:
-    """``steps`` steps of ``batch`` samples on one rank, as ``train`` makes them. ``trace``: a folder for
+def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
+    """The requested steps as ``train`` makes them. Called by all ranks. ``request.trace``: a folder for
     TensorBoard's profiler."""
     require_precision(run.training.precision)
-    device = use_one_gpu(0)
+    device = use_one_gpu(world.local_rank)
     own_kernels = device is None and run.training.cpu_kernels
     if own_kernels:
         start_xla()
@@ -44,38 +52,67 @@ def profile(run: CosmoFlow, batch: int, steps: int, trace: Path | None) -> Profi
         precision=run.training.precision,
         conv3d=MinimalConv3D if own_kernels else keras.layers.Conv3D,
     )
-    step = make_train_step(model, make_optimizer(hparams, run.training.precision))
-    x = np.zeros((batch, *run.data.sample_shape), np.int16)
-    y = np.zeros((batch, run.network.targets), np.float32)
-    step(x, y).numpy()
-    folder = Path(tempfile.mkdtemp(prefix="mlhpc-profile-"))
-    try:
-        wall = _traced(lambda: step(x, y), steps, folder)
-        (written,) = folder.rglob("*.xplane.pb")
-        space = XSpace.FromString(written.read_bytes())
-        if trace:
-            shutil.copytree(folder, trace, dirs_exist_ok=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    exchange = HorovodTimes(world, on_host=device is None) if world.size > 1 else None
+    average = exchange.average if exchange else None
+    optimizer = make_optimizer(hparams, run.training.precision)
+    step = make_train_step(model, optimizer, average, run.loading.sample_dtype)
+    feed = _feed(run, request, world, device)
+    step(*feed.next()).numpy()
+    plain = plain_seconds(lambda: step(*feed.next()), lambda loss: loss.numpy(), request.steps)
+    space, wall = _traced(step, feed, request, exchange)
     layers = [layer.name for layer in model.layers]
     modules = [layer.name for layer in model.layers if layer.weights]
-    name = device or f"CPU, {tf.config.threading.get_intra_op_parallelism_threads() or 'all'} threads"
-    return Profile(str(name), batch, steps, wall, tuple(modules), tuple(_work(space, layers, steps)))
-
-
-def _traced(step: Callable[[], Any], steps: int, folder: Path) -> float:
-    """Seconds of a step."""
-    tf.profiler.experimental.start(
-        str(folder), tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
+    name = device or f"CPU, {os.environ.get('TF_NUM_INTRAOP_THREADS') or 'all'} threads"
+    work = list(_work(space, layers, request.steps))
+    exchanged = exchange.exchange(request.steps) if exchange else None
+    if exchanged and exchanged.exposed is not None:
+        # TensorFlow's trace has only the launch of Horovod's operation.
+        work = [each for each in work if each.part != "communication"]
+        work.append(Work("communication", "", "all-reduce", exchanged.exposed, 1))
+    reading = feed.reading(request.steps)
+    return Profile(
+        str(name), request.batch, request.steps, wall, tuple(modules), tuple(work), exchanged, reading, plain
     )
+
+
+def _feed(run: CosmoFlow, request: Request, world: World, device: str | None) -> Feed:
+    sample_dtype = run.loading.sample_dtype
+    if request.data is None:
+        x = tf.zeros((request.batch, *run.data.sample_shape), sample_dtype)
+        y = np.zeros((request.batch, run.network.targets), np.float32)
+        return Feed(lambda _: repeat((x, y)))
+    dataset = open_data(run, request.data, world)
+    loader = open_loader(run, dataset, None, request.batch, 1, world, gpu=device is not None)
+    convert = partial(as_tensors, sample_dtype=sample_dtype)
+    return Feed(
+        lambda epoch: to_device(loader.train_epoch(epoch), device, convert), lambda: loader.bytes_read
+    )
+
+
+def _traced(
+    step: Callable[[Any, Any], Any], feed: Feed, request: Request, exchange: HorovodTimes | None
+) -> tuple[Any, float]:
+    """TensorFlow's trace of the requested steps, and seconds of a step."""
+    folder = Path(tempfile.mkdtemp(prefix="mlhpc-profile-"))
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
     try:
-        begin = time.perf_counter()
-        for _ in range(steps):
-            loss = step()
-        loss.numpy()  # waits for the device
-        return (time.perf_counter() - begin) / steps
+        with exchange.recorded(request.steps) if exchange else nullcontext():
+            tf.profiler.experimental.start(str(folder), options)
+            try:
+                feed.start()
+                begin = time.perf_counter()
+                for _ in range(request.steps):
+                    loss = step(*feed.next())
+                loss.numpy()  # waits for the device
+                wall = (time.perf_counter() - begin) / request.steps
+            finally:
+                tf.profiler.experimental.stop()
+        (written,) = folder.rglob("*.xplane.pb")
+        if request.trace:
+            shutil.copytree(folder, request.trace, dirs_exist_ok=True)
+        return XSpace.FromString(written.read_bytes()), wall
     finally:
-        tf.profiler.experimental.stop()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _work(space: Any, layers: Sequence[str], steps: int) -> Iterator[Work]:

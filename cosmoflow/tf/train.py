@@ -47,6 +47,10 @@ def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
     run.require_startable(world.size, staged=staged is not None)
     require_precision(run.training.precision)
     require_weights(run)
+    if run.training.hierarchical_allreduce and world.size > 1:
+        from mlhpc.common.ranks.horovod_world import require_nccl
+
+        require_nccl()
 
 
 @oom_as_user_error()

@@ -34,7 +34,10 @@ def add(commands: Commands) -> None:
         "measure where a training step goes, by layer",
     )
     add_benchmark(profile)
-    profile.add_argument("--batch", type=int, help="samples a step (default: the preset's global batch)")
+    profile.add_argument("--batch", type=int, help="samples a step and rank (default: the preset's)")
+    profile.add_argument("--batches", metavar="A,B", help="time by part at each of these batches")
+    profile.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    profile.add_argument("--data", type=Path, help="read this data set (default: zeros in memory)")
     profile.add_argument("--steps", type=int, default=5, help="steps to measure, after one (default: 5)")
     profile.add_argument("--machine", metavar="NAME|FILE", help="efficiency by the peaks of this machine")
     profile.add_argument("--trace", type=Path, metavar="PATH", help="keep the framework's trace")

@@ -2,42 +2,62 @@
 
 import argparse
 import json
+import os
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.data import manifest
+from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.pages.html import write
-from mlhpc.common.timing.profile import Profile
+from mlhpc.common.ranks import launch
+from mlhpc.common.ranks.environment import set_variables
+from mlhpc.common.ranks.local import run_local
+from mlhpc.common.ranks.world import World
+from mlhpc.common.timing import horovod_timeline
+from mlhpc.common.timing.profile import Profile, Request
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.machines import Machine, machine
 from mlhpc.perf.networks.registry import network_of
-from mlhpc.perf.profile import tables
+from mlhpc.perf.profile import batches, tables
 from mlhpc.perf.profile.layers import by_layer, by_operation, by_part, histogram
+
+Measure = Callable[[Run, Request, World], Profile]
 
 
 def profile(options: argparse.Namespace) -> int:
-    """Profiles some training steps on samples in memory, on one rank. Raises UserError."""
-    if options.steps < 1 or (options.batch is not None and options.batch < 1):
-        raise UserError("--steps and --batch: give 1 or more")
-    run = load(options.benchmark, options.preset, options.set)
-    batch = options.batch or run.hyperparameters.global_batch_size // run.backward_passes
+    """Profiles some training steps on each rank, at one batch or several. Raises UserError."""
+    _check(options)
+    run = _requested(options)
     ceilings = ceilings_of(machine(options.machine), run) if options.machine else None
-    network = network_of(run)
-    found = _measure(run, batch, options.steps, options.trace)
-    times = by_layer(found, network, run.training.precision)
-    bins = histogram(times, ceilings) if ceilings else []
-    shown = tables.Shown(run, found, times, by_part(found), by_operation(found), ceilings, bins)
-    if options.json:
-        print(json.dumps(_record(shown), indent=1))
-    else:
-        tables.show(shown)
-    if options.out:
-        write(options.out, tables.page(shown))
+    framework = registry.find(run.benchmark).frameworks[run.training.framework]
+    if not framework.profiler:
+        raise UserError(f"{run.benchmark} has no profiler for {run.training.framework}")
+    if options.data:
+        manifest.require_folder(options.data)
+    if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
+        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
+    set_variables(run.training.variables())
+    if framework.collectives == "horovod":
+        horovod_timeline.enable()
+    with launch.joined(framework.collectives) as world:
+        measure = _profiler(run, framework.profiler)
+        sizes = options.batches or [options.batch or _local_batch(run, world)]
+        trace = options.trace if world.rank == 0 else None
+        found = [
+            world.gather(measure(run, Request(size, options.steps, trace, options.data), world))
+            for size in sizes
+        ]
+        if world.rank == 0:
+            _show(options, run, ceilings, found)
+    if world.size > 1 and framework.collectives == "torch":
+        launch.end_with(0)
     return 0
 
 
@@ -53,20 +73,73 @@ def ceilings_of(given: Machine, run: Run) -> Ceilings:
     )
 
 
-def _measure(run: Run, batch: int, steps: int, trace: Path | None) -> Profile:
-    framework = registry.find(run.benchmark).frameworks[run.training.framework]
-    if not framework.profiler:
-        raise UserError(f"{run.benchmark} has no profiler for {run.training.framework}")
-    module, _, function = framework.profiler.partition(":")
+def batch_sizes(text: str) -> list[int]:
+    """``1,2,4`` as numbers, each once, ascending. Raises UserError."""
     try:
-        measure = getattr(import_module(module), function)
+        sizes = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1:
+        raise UserError(f"--batches {text!r}: give samples a step and rank, such as 1,2,4")
+    return sizes
+
+
+def _check(options: argparse.Namespace) -> None:
+    options.batches = batch_sizes(options.batches) if options.batches else []
+    if options.steps < 1 or (options.batch is not None and options.batch < 1):
+        raise UserError("--steps and --batch: give 1 or more")
+    if options.ranks < 0:
+        raise UserError(f"--ranks {options.ranks}: give a number of ranks of 1 or more")
+    if options.batches and options.batch is not None:
+        raise UserError("--batch and --batches: give one of them")
+    if options.batches and options.trace:
+        raise UserError("--trace keeps the trace of one batch; give --batch instead of --batches")
+
+
+def _requested(options: argparse.Namespace) -> Run:
+    settings = list(options.set)
+    if options.data:  # an epoch is cut to the steps, and refused where it has too few
+        before = 1 + options.steps  # without the profiler
+        settings += ["division=open", f"study.warmup_steps={before}", f"study.steps={options.steps}"]
+    return load(options.benchmark, options.preset, settings)
+
+
+def _local_batch(run: Run, world: World) -> int:
+    return divide_batch(run.hyperparameters.global_batch_size, world.size * run.backward_passes)
+
+
+def _profiler(run: Run, name: str) -> Measure:
+    module, _, function = name.partition(":")
+    try:
+        found: Measure = getattr(import_module(module), function)
     except ModuleNotFoundError as error:
         raise UserError(
             f"{run.benchmark} needs the package {error.name}, which is not installed here; see "
             "docs/dependencies.md"
         ) from error
-    found: Profile = measure(run, batch, steps, trace)
     return found
+
+
+def _show(
+    options: argparse.Namespace, run: Run, ceilings: Ceilings | None, found: Sequence[Sequence[Profile]]
+) -> None:
+    """``found``: the profiles of all ranks, by batch."""
+    network = network_of(run)
+    shown = []
+    for ranks in found:
+        first = ranks[0]
+        times = by_layer(first, network, run.training.precision)
+        bins = histogram(times, ceilings) if ceilings else []
+        shown.append(tables.Shown(run, ranks, times, by_part(first), by_operation(first), ceilings, bins))
+    if options.json:
+        record = _record(shown[0]) if len(shown) == 1 else {"batches": [_record(each) for each in shown]}
+        print(json.dumps(record, indent=1))
+    elif len(shown) == 1:
+        tables.show(shown[0])
+    else:
+        batches.show(shown)
+    if options.out:
+        write(options.out, tables.page(shown[0]) if len(shown) == 1 else batches.page(shown))
 
 
 def _record(shown: tables.Shown) -> dict[str, Any]:
@@ -74,12 +147,17 @@ def _record(shown: tables.Shown) -> dict[str, Any]:
     return {
         "benchmark": shown.run.benchmark,
         "preset": shown.run.preset,
+        "framework": shown.run.training.framework,
         "precision": shown.run.training.precision,
         "device": profile.device,
         "batch": profile.batch,
         "steps": profile.steps,
         "step_s": profile.wall,
+        "step_without_profiler_s": profile.plain,
         "parts_s": shown.parts,
+        "per_sample_s": batches.per_sample(shown),
+        "exchange": shown.run.training.exchange(),
+        "ranks": [_rank_record(each) for each in shown.ranks],
         "layers": [
             time._asdict() | ({"efficiency": time.efficiency(shown.ceilings)} if shown.ceilings else {})
             for time in shown.times
@@ -87,4 +165,18 @@ def _record(shown: tables.Shown) -> dict[str, Any]:
         "operations": [{"name": n, "seconds": s, "calls": c} for n, s, c in shown.operations],
         "ceilings": asdict(shown.ceilings) if shown.ceilings else None,
         "efficiency_histogram": [bin_._asdict() for bin_ in shown.bins],
+    }
+
+
+def _rank_record(profile: Profile) -> dict[str, Any]:
+    exchange, reading = profile.exchange, profile.reading
+    return {
+        "step_s": profile.wall,
+        "communication_s": exchange.exposed if exchange else None,
+        "bytes_exchanged": exchange.bytes if exchange else None,
+        "messages": [message._asdict() for message in exchange.messages] if exchange else [],
+        "message_bytes_per_s": exchange.rate if exchange else None,
+        "input_wait_s": reading.waited if reading else None,
+        "bytes_read": reading.bytes if reading else None,
+        "loader_alone_bytes_per_s": reading.alone if reading else None,
     }

@@ -55,7 +55,8 @@ def by_part(profile: Profile) -> dict[str, float]:
     for work in profile.work:
         parts[work.part] += work.seconds
     order: Sequence[Part] = ("forward", "backward", "optimizer", "communication", "input", "other")
-    return {**{part: parts[part] for part in order if parts[part]}, "wait": profile.wait}
+    waits = {"input wait": profile.input_wait} if profile.reading else {}
+    return {**{part: parts[part] for part in order if parts[part]}, **waits, "wait": profile.wait}
 
 
 def by_operation(profile: Profile) -> list[tuple[str, float, float]]:

@@ -17,8 +17,16 @@ from mlhpc.common.pages.charts import ACCENT, SERIES, Figure, data, figure
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import tooltips
 from mlhpc.common.timing.profile import Profile
+from mlhpc.errors import count
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.profile.layers import Bin, LayerTime
+from mlhpc.perf.profile.ranks import (
+    EXCHANGE_NOTE,
+    READING_NOTE,
+    exchange_table,
+    message_table,
+    reading_table,
+)
 
 Columns = dict[str, Callable[[LayerTime], Cell | str]]
 LAYERS_PRINTED = 12
@@ -30,20 +38,22 @@ WORDS = {
     "communication": "communication",
     "input": "input to the device, copies",
     "other": "loss and other",
+    "input wait": "wait for a batch of the loader",
     "wait": "wait: nothing computes",
 }
 NOTE = (
-    "Training steps on zeros in memory under a profiler, which slows them: shares are what it shows. No input "
-    "path, one rank. Not a result of the benchmark."
+    "Training steps under a profiler, which slows them: shares are what it shows. Samples are zeros in memory "
+    "unless --data is given. Not a result of the benchmark."
 )
 
 
 @dataclass(frozen=True)
 class Shown:
-    """All that is printed of a profile. ``bins`` are empty without ``ceilings``."""
+    """All that is printed of the profiles of all ``ranks``; times, parts and operations are those of rank 0.
+    ``bins`` are empty without ``ceilings``."""
 
     run: Run
-    profile: Profile
+    ranks: Sequence[Profile]
     times: Sequence[LayerTime]
     parts: dict[str, float]
     operations: Sequence[tuple[str, float, float]]
@@ -51,15 +61,29 @@ class Shown:
     bins: Sequence[Bin]
 
     @property
+    def profile(self) -> Profile:
+        """Rank 0's."""
+        return self.ranks[0]
+
+    @property
+    def benchmark(self) -> str:
+        return registry.title(self.run.benchmark)
+
+    @property
     def title(self) -> str:
-        return f"{registry.title(self.run.benchmark)}, a training step by layer"
+        return f"{self.benchmark}, a training step by layer"
+
+    @property
+    def ranks_text(self) -> str:
+        return count(len(self.ranks), "rank")
 
     @property
     def about(self) -> str:
         p = self.profile
         return (
-            f"preset {self.run.preset}, {p.batch} samples, {self.run.training.precision}, {p.device}, mean of "
-            f"{p.steps} steps: {1e3 * p.wall:.4g} ms a step"
+            f"preset {self.run.preset}, {self.run.training.framework}, {p.batch} samples a rank, "
+            f"{self.run.training.precision}, {p.device}, {self.ranks_text}, mean of {p.steps} steps: "
+            f"{1e3 * p.wall:.4g} ms a step, {1e3 * p.plain:.4g} without the profiler"
         )
 
 
@@ -83,13 +107,20 @@ def show(shown: Shown) -> None:
     console.print(f"[bold]{shown.title}[/]", soft_wrap=True)
     console.print(shown.about, soft_wrap=True)
     console.print(NOTE, soft_wrap=True)
-    _print(console, _parts(shown))
-    _print(console, _kinds(shown))
-    _print(console, _layers(shown, LAYERS_PRINTED))
-    _print(console, _operations(shown, OPERATIONS_PRINTED))
+    print_table(console, _parts(shown))
+    if shown.profile.exchange:
+        console.print(EXCHANGE_NOTE, soft_wrap=True)
+        print_table(console, exchange_table(shown.ranks))
+        print_table(console, message_table(shown.ranks))
+    if shown.profile.reading:
+        console.print(READING_NOTE, soft_wrap=True)
+        print_table(console, reading_table(shown.ranks))
+    print_table(console, _kinds(shown))
+    print_table(console, _layers(shown, LAYERS_PRINTED))
+    print_table(console, _operations(shown, OPERATIONS_PRINTED))
     if shown.ceilings:
         console.print(_of_peaks(shown), soft_wrap=True)
-        _print(console, _bins(shown))
+        print_table(console, _bins(shown))
 
 
 def page(shown: Shown) -> str:
@@ -103,6 +134,11 @@ def page(shown: Shown) -> str:
         blocks.insert(
             1, Section("Hardware efficiency", _of_peaks(shown), (efficiency(shown.bins), _bins(shown)))
         )
+    if shown.profile.reading:
+        blocks.insert(1, Section("Input of each rank", READING_NOTE, (reading_table(shown.ranks),)))
+    if shown.profile.exchange:
+        found = exchange_table(shown.ranks), message_table(shown.ranks)
+        blocks.insert(1, Section("Communication of each rank", EXCHANGE_NOTE, found))
     return render(
         eyebrow="mlhpc profile",
         heading=shown.title,
@@ -230,7 +266,8 @@ def _ms(seconds: float) -> Cell:
     return number(1e3 * seconds, "{:.3g}".format)
 
 
-def _print(console: Console, table: Table) -> None:
+def print_table(console: Console, table: Table) -> None:
+    """A table of a page, in the terminal."""
     printed = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, title in enumerate(table.head):
         printed.add_column(title, justify="left" if column < table.text_columns else "right", overflow="fold")

@@ -7,7 +7,7 @@ import pytest
 from mlhpc.benchmarks import load
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
-from mlhpc.resnet50 import train
+from mlhpc.resnet50.data.opening import open_data
 
 
 def data_set(root, **facts):
@@ -21,8 +21,8 @@ def data_set(root, **facts):
 
 def test_a_closed_run_needs_the_published_images(tmp_path):
     run = load.load("resnet50", "closed")
-    assert train._open(run, data_set(tmp_path), Solo()).files
+    assert open_data(run, data_set(tmp_path), Solo()).files
     with pytest.raises(UserError, match=r"not a closed run: manifest\.json"):
-        train._open(run, data_set(tmp_path, simulation={"seed": 2021}), Solo())
-    opened = train._open(load.load("resnet50", "closed", ["division=open"]), tmp_path, Solo())
+        open_data(run, data_set(tmp_path, simulation={"seed": 2021}), Solo())
+    opened = open_data(load.load("resnet50", "closed", ["division=open"]), tmp_path, Solo())
     assert opened.facts["simulation"] == {"seed": 2021}

@@ -83,7 +83,10 @@ OPTIONS = {
         *("--data", "--stage", "--out", "--ranks", "--json"),
         *("--site", "--calibrate", "--system", "--set"),
     ],
-    "profile": ["--preset", "--set", "--batch", "--steps", "--machine", "--trace", "--json", "--out"],
+    "profile": [
+        *("--preset", "--set", "--batch", "--batches", "--ranks", "--data"),
+        *("--steps", "--machine", "--trace", "--json", "--out"),
+    ],
     "pack": ["--org", "--system", "--out", "--ruleset", "--weak", "--prune", "--despite-errors"],
     "unpack": [],
     "presets": ["--explain", "--json"],

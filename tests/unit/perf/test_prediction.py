@@ -1,5 +1,6 @@
 """Whole predictions: parts that add up, papers' trends, and what is refused."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -140,3 +141,36 @@ def test_how_a_batch_is_divided():
     assert divide(512, 128) == (1, 4)
     assert divide(512, 512) == (1, 1)
     assert divide(512, 8192) == (16, 1)
+
+
+def preparing(rate):
+    """Cori GPU, 40 cores, with a rate of preparation a core in bytes/s of samples as delivered."""
+    cori = machine("cori-gpu")
+    return replace(cori, figures={**cori.figures, "preparation.cosmoflow": rate})
+
+
+def test_preparing_samples_on_the_host_binds_in_words():
+    """Paper 000, section V-D: CosmoFlow's steps wait for preprocessing on the host, staged or not. A sample is
+    128³ x 4 numbers in float32, 64 of them a step, on 40 cores."""
+    slow = predict(preparing(20e6), cosmoflow_of_paper_000(), 1)
+    assert slow.step.seconds == pytest.approx(64 * 128**3 * 4 * 4 / (40 * 20e6))
+    assert slow.bound == "waiting for input"
+    assert slow.binding.endswith("samples/s, prepared on the host")
+    twice = predict(preparing(40e6), cosmoflow_of_paper_000(), 1)
+    assert slow.step.seconds / twice.step.seconds == pytest.approx(2)
+
+
+def test_preparation_hides_what_staging_would_gain():
+    """Figure 8: reading from Lustre takes about 2 times as long as from NVMe on one node, not the 5.7 times of
+    their bandwidths, because the host is slower than the NVMe."""
+    gain = {}
+    for name, of in {"bandwidths": machine("cori-gpu"), "with preparation": preparing(56e6)}.items():
+        unstaged = Model(of, cosmoflow_of_paper_000(), staged=False).at(1)
+        gain[name] = unstaged.step.seconds / predict(of, cosmoflow_of_paper_000(), 1).step.seconds
+    assert gain["bandwidths"] > 5
+    assert gain["with preparation"] == pytest.approx(2, rel=0.1)
+
+
+def test_fast_preparation_and_none_declared_change_nothing():
+    fast = predict(preparing(100e9), cosmoflow_of_paper_000(), 1)
+    assert fast.step.seconds == predict(machine("cori-gpu"), cosmoflow_of_paper_000(), 1).step.seconds

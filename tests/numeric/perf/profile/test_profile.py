@@ -16,14 +16,17 @@ SMALL = {
     "deepcam": ["--set", "data.sample_shape=[32,32,16]"],
     "resnet50": [],
 }
+PYTORCH = ["--set", "training.framework=pytorch"]
 
 
 def profile(benchmark: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return run_profile(benchmark, *SMALL[benchmark], *options)
+
+
+def run_profile(benchmark: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mlhpc", "profile", benchmark, "--batch", "2", "--steps", "2"]
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(
-        [*command, *SMALL[benchmark], *options], capture_output=True, text=True, check=True, env=env
-    )
+    return subprocess.run([*command, *options], capture_output=True, text=True, check=True, env=env)
 
 
 @pytest.fixture(
@@ -82,3 +85,45 @@ def test_page_and_trace_are_written(measured):
     assert "Hardware efficiency" in (folder / "p.html").read_text()
     trace = folder / "t"
     assert trace.is_file() or any(Path(trace).rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "framework", "setting"),
+    [
+        ("cosmoflow", ["--set", "training.cpu_kernels=false"], "training.fusion_threshold_mib=0.02"),
+        ("cosmoflow", PYTORCH, "training.bucket_cap_mib=0.02"),
+    ],
+)
+def test_two_ranks_exchange_every_gradient_in_messages_of_the_size_set(
+    benchmark, framework, setting, tmp_path
+):
+    """Each rank gives every weight's gradient, 4 bytes, once a step; a message is at most as large as the setting,
+    or is one tensor, which neither library cuts."""
+    small = ["--set", "data.sample_shape=[16,16,16,4]", *framework]
+    run = load(benchmark, "smoke", small[1::2])
+    own = network_of(run).parameters
+    found = {}
+    for name, options in {"default": [], "small": ["--set", setting]}.items():
+        done = run_profile(benchmark, *small, *options, "--ranks", "2", "--json")
+        found[name] = json.loads(done.stdout)
+        for rank in found[name]["ranks"]:
+            assert rank["bytes_exchanged"] == 4 * own
+            assert 0 < rank["communication_s"] < rank["step_s"]
+        assert found[name]["parts_s"]["communication"] == found[name]["ranks"][0]["communication_s"]
+    whole, cut = (found[name]["ranks"][0]["messages"] for name in ("default", "small"))
+    assert sum(message["calls"] for message in whole) == 1  # less than any library's default
+    assert sum(message["calls"] for message in cut) > 1
+    assert all(message["seconds"] > 0 for message in whole + cut)
+    assert found["small"]["exchange"]
+
+
+def test_cosmoflow_in_pytorch_is_profiled_by_the_same_layers():
+    options = ["--set", "data.sample_shape=[16,16,16,4]", *PYTORCH]
+    found = json.loads(run_profile("cosmoflow", *options, "--json").stdout)
+    network = network_of(load("cosmoflow", "smoke", options[1::2]))
+    forward = 2 * network.forward_flops
+    measured = [
+        sum(layer["product_flops"] for layer in found["layers"] if layer["direction"] == direction)
+        for direction in ("forward", "backward")
+    ]
+    assert measured == [forward, 2 * network.training_flops - forward]

@@ -1,0 +1,82 @@
+"""What the ranks of a profiled step exchange and read (paper 001, figure 6, tables 8 and 9)."""
+
+from collections.abc import Sequence
+
+from mlhpc.common.pages.blocks import Cell, Table, number, table
+from mlhpc.common.timing.profile import Message, Profile
+
+
+def exchange_table(ranks: Sequence[Profile]) -> Table:
+    """Communication of each rank."""
+    return table(
+        "exchange-by-rank",
+        [(rank, each, each.exchange) for rank, each in enumerate(ranks) if each.exchange],
+        {
+            "rank": lambda row: str(row[0]),
+            "ms a step": lambda row: _ms(row[1].wall),
+            "not hidden, ms": lambda row: _ms(row[2].exposed),
+            "share": lambda row: number(
+                None if row[2].exposed is None else row[2].exposed / row[1].wall, "{:.1%}".format
+            ),
+            "messages": lambda row: number(sum(m.calls for m in row[2].messages), "{:.4g}".format),
+            "MB a step": lambda row: _mega(row[2].bytes),
+            "GB/s": lambda row: _giga(row[2].rate),
+        },
+    )
+
+
+def message_table(ranks: Sequence[Profile]) -> Table:
+    """The histogram of message sizes of rank 0."""
+    exchange = ranks[0].exchange
+    return table(
+        "messages",
+        exchange.messages if exchange else (),
+        {
+            "message, MB": lambda m: _mega(m.bytes),
+            "a step": lambda m: number(m.calls, "{:.4g}".format),
+            "ms each": lambda m: _ms(m.seconds),
+            "GB/s": lambda m: _giga(_rate(m)),
+        },
+    )
+
+
+def reading_table(ranks: Sequence[Profile]) -> Table:
+    """Input of each rank."""
+    return table(
+        "input-by-rank",
+        [(rank, each, each.reading) for rank, each in enumerate(ranks) if each.reading],
+        {
+            "rank": lambda row: str(row[0]),
+            "MB a step": lambda row: _mega(row[2].bytes),
+            "GB/s while training": lambda row: _giga(row[2].bytes / row[1].wall),
+            "loader alone, GB/s": lambda row: _giga(row[2].alone),
+            "waited, ms": lambda row: _ms(row[2].waited),
+            "share": lambda row: number(row[2].waited / row[1].wall, "{:.1%}".format),
+        },
+    )
+
+
+EXCHANGE_NOTE = (
+    "Not hidden: all-reduce with nothing left to compute, late ranks included. GB/s: a rank's gradients over the "
+    "time their messages take (of Horovod, as its timeline has it on rank 0, without waiting and copying)."
+)
+READING_NOTE = (
+    "Bytes of files as stored. The loader alone reads as many batches of another epoch with nothing computed; the "
+    "page cache is not dropped. Fewer steps than loading.prefetch show no wait."
+)
+
+
+def _rate(message: Message) -> float | None:
+    return message.bytes / message.seconds if message.seconds else None
+
+
+def _ms(seconds: float | None) -> Cell:
+    return number(None if seconds is None else 1e3 * seconds, "{:.3g}".format)
+
+
+def _mega(size: float) -> Cell:
+    return number(size / 1e6, "{:.4g}".format)
+
+
+def _giga(rate: float | None) -> Cell:
+    return number(None if rate is None else rate / 1e9, "{:.3g}".format)

@@ -1,0 +1,116 @@
+"""A training step predicted from profiles of the same code at other sizes, taken on the machine in question.
+
+Published efficiencies do not know a machine's libraries. Short profiles of stand-ins (the network at other widths,
+input sizes and batches, so that no layer has the shape of the one predicted) give the efficiency of each kind of
+layer and direction by size: the roofline's time over the measured time. The target's layers get the mean of the
+nearest ones. What is no layer's (optimizer, loss, copies, waiting) follows its own size. This interpolates; far
+from the stand-ins it is no better than the roofline.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mlhpc.common.timing.profile import Profile
+from mlhpc.errors import UserError
+from mlhpc.perf.accelerator.roofline import Ceilings
+from mlhpc.perf.networks.layer import Network, Precision
+from mlhpc.perf.profile.layers import LayerTime, by_layer, by_part
+
+NEAREST = 4
+
+
+class StandIn(NamedTuple):
+    """One measured size: its profile, whose ``plain`` time counts, and its network."""
+
+    profile: Profile
+    network: Network
+    precision: Precision
+
+
+class Point(NamedTuple):
+    """A layer's work in one direction: FLOPs, bytes, and measured seconds."""
+
+    flops: float
+    bytes: float
+    seconds: float
+
+    def bound(self, ceilings: Ceilings) -> float:
+        """The roofline's seconds."""
+        return max(self.flops / ceilings.tensor, self.bytes / ceilings.bandwidth)
+
+
+def predict_step(
+    stand_ins: Sequence[StandIn], network: Network, precision: Precision, batch: int, ceilings: Ceilings
+) -> float:
+    """Seconds of a step of ``batch`` samples of ``network``, which has the layers of the stand-ins in other sizes.
+    Raises UserError without at least two stand-ins."""
+    if len(stand_ins) < 2:
+        raise UserError("a step is predicted from two other sizes of its network at least")
+    points: dict[tuple[str, str], list[Point]] = {}
+    for each in stand_ins:
+        for time in _layers(each):
+            point = Point(time.product_flops + time.other_flops, time.bytes, time.seconds)
+            points.setdefault((time.kind, time.direction), []).append(point)
+    # Which layers a framework computes together is the same at every size.
+    shape = stand_ins[0].profile
+    unit = Profile(shape.device, batch, 1, 0.0, shape.modules, shape.work)
+    seconds = 0.0
+    for time in by_layer(unit, network, precision):
+        wanted = Point(time.product_flops + time.other_flops, time.bytes, 0.0)
+        if time.bytes:
+            seconds += _seconds(points.get((time.kind, time.direction), ()), wanted, ceilings)
+    return seconds + _rest(stand_ins, network, precision, batch)
+
+
+def _scale(each: StandIn) -> float:
+    """The profiler slows a step: its times are those of a step without it, divided as the profile says."""
+    return each.profile.plain / sum(by_part(each.profile).values())
+
+
+def _layers(each: StandIn) -> list[LayerTime]:
+    scale = _scale(each)
+    times = by_layer(each.profile, each.network, each.precision)
+    return [time._replace(seconds=time.seconds * scale) for time in times if time.bytes and time.seconds]
+
+
+def _seconds(known: Sequence[Point], wanted: Point, ceilings: Ceilings) -> float:
+    """The roofline's seconds over the efficiency of the nearest, weighted by closeness in the logarithms of FLOPs
+    and bytes; the roofline's alone where none is known."""
+
+    def distance(point: Point) -> float:
+        return math.hypot(
+            math.log((1 + point.flops) / (1 + wanted.flops)), math.log(point.bytes / wanted.bytes)
+        )
+
+    if not known:
+        return wanted.bound(ceilings)
+    nearest = sorted(known, key=distance)[:NEAREST]
+    weights = [1 / (0.05 + distance(point)) for point in nearest]
+    logs = [math.log(point.bound(ceilings) / point.seconds) for point in nearest]
+    mean = sum(w * log for w, log in zip(weights, logs, strict=True)) / sum(weights)
+    return wanted.bound(ceilings) / math.exp(mean)
+
+
+def _rest(stand_ins: Sequence[StandIn], network: Network, precision: Precision, batch: int) -> float:
+    """Seconds of what is no layer's: the optimizer by the number of parameters, everything else by the bytes that
+    the layers move, each as a straight line through the logarithms with a slope between 0 and 1."""
+    optimizer, other = [], []
+    for each in stand_ins:
+        scale, parts = _scale(each), by_part(each.profile)
+        update = scale * parts.get("optimizer", 0.0)
+        layers = sum(time.seconds for time in _layers(each))
+        moved = each.profile.batch * each.network.traffic(precision)
+        optimizer.append((each.network.parameters, update))
+        other.append((moved, max(0.0, each.profile.plain - layers - update)))
+    return _on_line(optimizer, network.parameters) + _on_line(other, batch * network.traffic(precision))
+
+
+def _on_line(known: Sequence[tuple[float, float]], wanted: float) -> float:
+    points = [(math.log(x), math.log(y)) for x, y in known if y > 0]
+    if not points:
+        return 0.0
+    x_mean, y_mean = (sum(values) / len(points) for values in zip(*points, strict=True))
+    spread = sum((x - x_mean) ** 2 for x, _ in points)
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in points) / spread if spread else 0.0
+    return math.exp(y_mean + min(1.0, max(0.0, slope)) * (math.log(wanted) - x_mean))

@@ -1,0 +1,60 @@
+"""The data set of a run, and the loader over this rank's part of it."""
+
+from functools import partial
+from pathlib import Path
+
+from mlhpc.benchmarks import rules
+from mlhpc.benchmarks.resnet50 import ResNet50
+from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.data.sharding import steps_per_epoch
+from mlhpc.common.ranks.world import World
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset
+from mlhpc.resnet50.data.dataset import assign_samples, select
+from mlhpc.resnet50.data.loader import Loader
+
+
+def open_data(run: ResNet50, data: Path, world: World) -> Manifest:
+    """The part of the data set that the run needs, checked before terabytes of it are copied."""
+    return open_dataset(
+        data,
+        run.benchmark,
+        world,
+        select=partial(select, data=run.data),
+        enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
+    )
+
+
+def open_loader(
+    run: ResNet50,
+    dataset: Manifest,
+    staged: Path | None,
+    local_batch_size: int,
+    seed: int,
+    world: World,
+    device: str,
+) -> Loader:
+    """The loader of this rank's images: of ``staged``, or of the data set where it is None. ``device`` is the type
+    of the rank's device."""
+    samples = assign_samples(
+        dataset,
+        staged,
+        run.staging.mode,
+        world,
+        classes=run.network.classes,
+        train_samples=run.data.train_samples,
+        eval_samples=run.data.eval_samples,
+    )
+    accumulate = run.hyperparameters.gradient_accumulation_steps
+    updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate))
+    return Loader(
+        samples,
+        run.loading.resolved(gpu=device != "cpu", cores=cores_per_rank()),
+        sample_shape=run.data.sample_shape,
+        local_batch_size=local_batch_size,
+        eval_batch_size=run.training.eval_batch_size,
+        steps=updates * accumulate,
+        seed=seed,
+        preprocessing=run.training.preprocessing,
+        ranks_on_node=world.local_size,
+        device=device,
+    )

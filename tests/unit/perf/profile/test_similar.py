@@ -1,0 +1,67 @@
+"""A step predicted from other sizes, where a law that the method does not know gives the times."""
+
+import pytest
+
+from mlhpc.common.timing.profile import Profile, Work
+from mlhpc.errors import UserError
+from mlhpc.perf.accelerator.roofline import Ceilings
+from mlhpc.perf.networks.builder import Builder
+from mlhpc.perf.profile.similar import StandIn, predict_step
+
+PEAKS = Ceilings("toy", tensor=1e11, float32=1e11, bandwidth=2e10)
+MODULES = ("first", "norm", "second", "dense")
+
+
+def network(side, filters):
+    net = Builder("small", (side, side, 3))
+    x = net.convolution("first", net.input, filters, 3)
+    x = net.batch_norm("norm", x, relu=True)
+    x = net.convolution("second", x, 2 * filters, 3)
+    net.cross_entropy(net.dense("dense", net.mean_pool("mean", x), 10), labels=1)
+    return net.network()
+
+
+def measured(side, filters, batch, slowed=1.0):
+    """A machine whose efficiency grows with the size of a layer, with a cost of every call. ``slowed``: what the
+    profiler does to all times."""
+    net = network(side, filters)
+    work, total = [], 0.0
+    for layer in net:
+        if layer.name not in MODULES:
+            continue
+        for direction in ("forward", "backward"):
+            passes = [p for p in layer.passes if (p.name == "forward") == (direction == "forward")]
+            flops, moved = batch * sum(p.flops for p in passes), batch * sum(4 * p.elements for p in passes)
+            seconds = 2e-5 + 3 * (flops / 1e11) ** 0.9 + moved / 1e10
+            work.append(Work(direction, layer.name, "op", slowed * seconds, 1.0))
+            total += seconds
+    update = 1e-4 + 12 * net.parameters / 2e10
+    work.append(Work("optimizer", "", "sgd", slowed * update, 1.0))
+    total += update
+    profile = Profile("toy", batch, 1, slowed * total, MODULES, tuple(work), plain=total)
+    return StandIn(profile, net, "float32")
+
+
+SIZES = [(24, 10, 20), (48, 14, 6), (40, 24, 8)]
+
+
+@pytest.mark.parametrize(("side", "filters", "batch"), [(32, 16, 16), (40, 12, 10), (28, 20, 12)])
+def test_a_step_between_the_sizes_measured_is_within_a_tenth(side, filters, batch):
+    truth = measured(side, filters, batch).profile.plain
+    found = predict_step([measured(*size) for size in SIZES], network(side, filters), "float32", batch, PEAKS)
+    assert found == pytest.approx(truth, rel=0.1)
+
+
+def test_the_profilers_slowness_is_taken_out():
+    plain, slow = (
+        predict_step(
+            [measured(*size, slowed=slowed) for size in SIZES], network(32, 16), "float32", 16, PEAKS
+        )
+        for slowed in (1.0, 3.0)
+    )
+    assert slow == pytest.approx(plain, rel=0.01)
+
+
+def test_one_size_is_too_few():
+    with pytest.raises(UserError, match="two other sizes"):
+        predict_step([measured(*SIZES[0])], network(32, 16), "float32", 16, PEAKS)
