@@ -276,6 +276,7 @@ def _log_facts(
     on_cpus = getattr(run.training, "device", "") == "cpu"
     cut = getattr(run.training, "spatial", ())
     weights = getattr(run.training, "weights", "")
+    coarse = getattr(run.training, "coarse_epochs", ())
     log.hyperparameters(
         {
             "cache_clear": evicted,
@@ -291,6 +292,7 @@ def _log_facts(
             **({"resumed": True} if resume else {}),
             **({"spatial_parallelism": list(cut)} if prod(cut) > 1 else {}),
             **({"extended_from_epochs": extended} if extended else {}),
+            **({"coarse_epochs": list(coarse)} if coarse else {}),
             **({"initial_weights": _sha256(Path(weights))} if weights else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),
             **({"emulated_step_s": run.emulation.step_s} if run.emulation.enabled else {}),
