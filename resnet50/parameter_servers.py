@@ -67,9 +67,11 @@ def main(argv: Sequence[str]) -> int:
         with launch.joined("torch") as world:
             if isinstance(world, TorchWorld):
                 world.name_places(roles.place)
+            if world.rank == 0:
+                _write_evidence(run, options)
             record = _take_part(run, options, roles, world)
             if world.rank == 0:
-                _write(run, options, record)
+                _write(options.out / "servers.json", json.dumps(record, indent=1))
         if world.size > 1:
             launch.end_with(0)
         return 0
@@ -288,16 +290,16 @@ def _summary(
     }
 
 
-def _write(run: ResNet50, options: argparse.Namespace, record: dict[str, Any]) -> None:
+def _write_evidence(run: ResNet50, options: argparse.Namespace) -> None:
     words = ["python", "-m", __spec__.name, *sys.argv[1:]]
     env = {**describe_environment(), "command": shlex.join(words), "data": str(options.data.absolute())}
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, text in (
-        ("config.toml", load.dumps(run)),
-        ("env.json", json.dumps(env, indent=1) + "\n"),
-        ("servers.json", json.dumps(record, indent=1) + "\n"),
-    ):
-        atomic.write_bytes(options.out / name, text.encode())
+    _write(options.out / "env.json", json.dumps(env, indent=1))
+    _write(options.out / "config.toml", load.dumps(run))
+
+
+def _write(path: Path, text: str) -> None:
+    atomic.write_bytes(path, f"{text.rstrip()}\n".encode())
 
 
 if __name__ == "__main__":
