@@ -61,7 +61,9 @@ class CosmoFlowNet(nn.Module):
 
     def forward(self, voxels: Tensor) -> Tensor:
         halvings = self.halvings if self.training else 0
-        x = voxels if voxels.is_floating_point() else torch.log(coarse(voxels.float(), halvings) + 1.0)
+        # In place: fresh memory for each of these arrays, the network's largest but for the first block's, costs more
+        # than their arithmetic.
+        x = voxels if voxels.is_floating_point() else coarse(voxels.float(), halvings).add_(1.0).log_()
         if self.input_mean.numel():
             x = (x - self.input_mean) / self.input_spread
         x = x.permute(0, 4, 1, 2, 3)  # a view: what is stored channels last is channels_last_3d in PyTorch

@@ -1,5 +1,5 @@
-"""CosmoFlow's training step: ours in TensorFlow and in PyTorch, against the public reference's network under Keras'
-own training.
+"""CosmoFlow's training step: ours in TensorFlow and in PyTorch, and the public reference's network under Keras'
+own training, in turns.
 
     python tests/perf/cosmoflow_step.py [--reference DIR] [--precision P ...] [--batch 4] [--side 128] [--rounds 9]
 
