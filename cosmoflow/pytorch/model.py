@@ -61,8 +61,7 @@ class CosmoFlowNet(nn.Module):
 
     def forward(self, voxels: Tensor) -> Tensor:
         halvings = self.halvings if self.training else 0
-        # In place: fresh memory for each of these arrays, the network's largest but for the first block's, costs more
-        # than their arithmetic.
+        # In place: fresh memory for arrays of this size costs more than their arithmetic.
         x = voxels if voxels.is_floating_point() else coarse(voxels.float(), halvings).add_(1.0).log_()
         if self.input_mean.numel():
             x = (x - self.input_mean) / self.input_spread

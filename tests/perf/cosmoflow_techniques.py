@@ -5,8 +5,8 @@
 The presets smoke and mini have linear decay, augmentation and no dropout: without one of these means a constant
 rate, no augmentation, or dropout of 0.5. Multi-resolution training is added to the preset (--coarse: the share
 of max_epochs that is coarse, a half of them at a quarter of the side, a half at half of it). PyTorch; a seed
-trains all ways, in an order drawn for it. Every run has a line in --out/runs.jsonl; started again, the command continues
-with the runs that are missing. --test prints what is there.
+trains all ways, in an order drawn for it. Every run has a line in --out/runs.jsonl; started again, the command
+continues with the runs that are missing. --test prints what is there.
 
 The ratio is of times without to times with the technique, of pairs that both reach the target: above 1 the
 technique saves time. Geometric means with 95% intervals (Student's t of logarithms). Runs that miss the target are
