@@ -6,7 +6,16 @@ from typing import Any
 from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.charts import SERIES, Figure
 from mlhpc.submission.report.spread import Spread, spread
-from mlhpc.submission.report.study import GLOBAL_BATCH, SERVERS, Cell, Study, Value, grouped, is_numeric
+from mlhpc.submission.report.study import (
+    GLOBAL_BATCH,
+    SERVERS,
+    UPDATES,
+    Cell,
+    Study,
+    Value,
+    grouped,
+    is_numeric,
+)
 from mlhpc.submission.report.summary import plain
 
 PANELS = 12
@@ -21,6 +30,7 @@ TITLE = {
     "network.name": "Network",
     "loading.loader": "Loader",
     SERVERS: "Parameter servers",
+    UPDATES: "Updates of parameter servers",
 }
 _UNIT = {"batch": "samples", GLOBAL_BATCH: "samples"}
 _THROUGHPUT = "training throughput, samples/s"

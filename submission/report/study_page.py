@@ -138,7 +138,7 @@ def _servers(study: Study) -> Section | None:
         "by formula": _figure("predicted_bytes", _megabytes),
     }
     rows = table("servers", cells, columns, text_columns=len(settings))
-    return Section("Parameter servers", about, (Grid(tuple(accuracy(study)), 3), rows))
+    return Section("Accuracy and traffic", about, (Grid(tuple(accuracy(study)), 3), rows))
 
 
 def _figure(name: str, text: Callable[[float], str]) -> Callable[[StudyCell], Cell | str]:

@@ -114,7 +114,7 @@ def test_parameter_servers_are_a_study_and_never_a_result(pictures, tmp_path):
     assert "whose runs are not results" in mlhpc("check", tmp_path / "study").stderr
     for command in ("check", "score", "report"):
         assert mlhpc(command, run.path).returncode == 2
-    assert "Parameter servers" in (tmp_path / "study/study.html").read_text()
+    assert "Accuracy and traffic" in (tmp_path / "study/study.html").read_text()
     record = json.loads((tmp_path / "study/study.json").read_text())
     assert [cell["runs"][0]["servers"]["staleness"] > 0 for cell in record["cells"]] == [False, False, True]
 
