@@ -1,9 +1,10 @@
 """The settings of a CosmoFlow run; ``cosmoflow.toml`` gives the values."""
 
+from itertools import accumulate
 from math import prod
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks import schema
 from mlhpc.errors import UserError, count
@@ -129,6 +130,34 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
         json_schema_extra=schema.only_in("pytorch"),
     )
 
+    coarse_epochs: tuple[NonNegativeInt, ...] = Field(
+        (),
+        description="multi-resolution training: the first epochs see coarser samples; [a, b]: a epochs at a "
+        "quarter of the side, then b at half of it (open division, arXiv 2510.25170)",
+        json_schema_extra=schema.only_in("pytorch"),
+    )
+
+    def halvings(self, epoch: int) -> int:
+        """How many times the sides of a sample are halved for training in ``epoch``, counted from 1."""
+        for stage, last in enumerate(accumulate(self.coarse_epochs)):
+            if epoch <= last:
+                return len(self.coarse_epochs) - stage
+        return 0
+
+    @model_validator(mode="after")
+    def _some_epochs_are_whole(self) -> "Training":
+        if self.coarse_epochs and sum(self.coarse_epochs) >= self.max_epochs:
+            raise ValueError(
+                f"coarse_epochs {list(self.coarse_epochs)} leave none of max_epochs={self.max_epochs} to "
+                "whole samples; use fewer"
+            )
+        if self.coarse_epochs and (self.compile or self.cuda_graphs or self.spatial_size > 1):
+            raise ValueError(
+                "coarse_epochs change the sizes inside the network, which compile, cuda_graphs and spatial fix; "
+                "leave these out"
+            )
+        return self
+
     @property
     def spatial_size(self) -> int:
         """Ranks that work on one sample."""
@@ -153,6 +182,21 @@ class CosmoFlow(schema.Run):
     hyperparameters: Hyperparameters
     training: Training
     loading: Loading = Field(default=Loading())
+
+    @model_validator(mode="after")
+    def _coarse_samples_are_counts(self) -> "CosmoFlow":
+        stages = len(self.training.coarse_epochs)
+        if stages and self.loading.sample_dtype != "int16":
+            raise ValueError(
+                "training.coarse_epochs averages particle counts, and loading.sample_dtype="
+                f"{self.loading.sample_dtype} delivers logarithms; set loading.sample_dtype=int16"
+            )
+        if stages >= self.network.conv_layers:
+            raise ValueError(
+                f"training.coarse_epochs has {count(stages, 'stage')}, more than a network of "
+                f"{self.network.conv_layers} blocks allows; use at most {self.network.conv_layers - 1}"
+            )
+        return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         group, cut = self.training.spatial_size, list(self.training.spatial)

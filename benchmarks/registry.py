@@ -89,7 +89,8 @@ class Benchmark:
     of its runs (:class:`mlhpc.benchmarks.schema.Run`, narrowed). ``frameworks``: by name, the default first.
     ``make_data(data, out, world, workers, **options)`` writes a data set. ``mlperf_name``: its name in MLPerf's
     rules, None where MLPerf has no such benchmark. ``training_ruleset``: the last ruleset of MLPerf Training
-    that has it, None for a benchmark of MLPerf HPC. ``show(sample, out)`` draws a sample.
+    that has it, None for a benchmark of MLPerf HPC. ``show(sample, out)`` draws a sample. ``servers_study``:
+    the module that ``mlhpc study --vary parameter_servers`` starts; empty for none.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Benchmark:
     convert: DataTool | None = None
     show: str | None = None
     loader_bench: LoaderBench | None = None
+    servers_study: str = ""
 
     @property
     def logged_name(self) -> str:
@@ -253,6 +255,7 @@ RESNET50 = Benchmark(
         # Two grey levels, normalised: DALI's decoder and resampling differ by half a level.
         close=2 / (255 * 0.225),
     ),
+    servers_study="mlhpc.resnet50.parameter_servers",
 )
 
 

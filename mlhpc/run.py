@@ -254,6 +254,7 @@ def _log_facts(
     on_cpus = getattr(run.training, "device", "") == "cpu"
     cut = getattr(run.training, "spatial", ())
     weights = getattr(run.training, "weights", "")
+    coarse = getattr(run.training, "coarse_epochs", ())
     log.hyperparameters(
         {
             "cache_clear": evicted,
@@ -269,6 +270,7 @@ def _log_facts(
             **({"resumed": True} if resume else {}),
             **({"spatial_parallelism": list(cut)} if prod(cut) > 1 else {}),
             **({"extended_from_epochs": extended} if extended else {}),
+            **({"coarse_epochs": list(coarse)} if coarse else {}),
             **({"initial_weights": _sha256(Path(weights))} if weights else {}),
             **run.training.exchange(),
             **({"study_steps": run.study.steps} if run.study.steps else {}),

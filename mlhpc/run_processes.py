@@ -53,8 +53,10 @@ def start_run(
     env: Mapping[str, str] | None = None,
     cores: set[int] | None = None,
     lock_fds: Sequence[int] = (),
+    module: str = "",
 ) -> subprocess.Popen[bytes]:
-    """Start ``mlhpc run ARGUMENTS`` with ``ranks`` ranks (0: one, or as many as the allocation has tasks).
+    """Start ``mlhpc run ARGUMENTS`` with ``ranks`` ranks (0: one, or as many as the allocation has tasks), or
+    ``python -m MODULE ARGUMENTS`` on this machine, which starts its ranks itself.
 
     It gets its own session, so that Ctrl-C reaches only the caller, which stops the run cleanly.
     ``srun_options``: its nodes and tasks, inside a Slurm job. ``output``: the file for its output. ``env``: added
@@ -64,7 +66,9 @@ def start_run(
     with contextlib.ExitStack() as stack:
         stdout = stack.enter_context(output.open("ab")) if output else None
         return subprocess.Popen(
-            _command(arguments, ranks, srun_options),
+            [sys.executable, "-m", module, *arguments]
+            if module
+            else _command(arguments, ranks, srun_options),
             env={**os.environ, **(env or {})},
             stdout=stdout,
             stderr=subprocess.STDOUT if stdout else None,

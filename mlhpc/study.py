@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 import mlhpc
+from mlhpc.benchmarks import registry
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
@@ -33,7 +35,7 @@ from mlhpc.run_processes import (
 )
 from mlhpc.study_plan import PlannedCell, Sweep, plan, srun_options
 from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.study import CELL, Study, described, measured, read
+from mlhpc.submission.report.study import CELL, SERVERS, Cell, Study, described, measured, read
 from mlhpc.submission.report.summary import plain
 
 
@@ -99,7 +101,10 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
     ]
     arguments += ["--stage", cell.stage] if cell.stage else []
     options = srun_options(cell.ranks, os.environ) if in_slurm(os.environ) else []
-    process = start_run(arguments, ranks=cell.ranks, srun_options=options, output=output, lock_fds=lock_fds)
+    module = registry.find(sweep.benchmark).servers_study if SERVERS in cell.settings else ""
+    process = start_run(
+        arguments, ranks=cell.ranks, srun_options=options, output=output, lock_fds=lock_fds, module=module
+    )
     try:
         process.wait()
     finally:
@@ -159,6 +164,7 @@ def content(study: Study) -> dict[str, Any]:
                         "data_wait_s": run.wait_s,
                         "staging_s": run.staging_s,
                         "samples_per_s": run.samples_per_s,
+                        "servers": asdict(run.servers) if run.servers else None,
                     }
                     for run in cell.runs
                 ],
@@ -176,6 +182,15 @@ def save(study: Study) -> None:
     from mlhpc.submission.report.study_page import page  # Altair takes most of a second
 
     atomic.write_bytes(study.path / "study.html", page(study).encode())
+
+
+def _of_servers(cell: Cell, shown: bool) -> list[str]:
+    """Accuracy, device utilisation and staleness of a cell; the page has all figures."""
+    runs = [run.servers for run in cell.runs if run.servers]
+    if not shown or not runs:
+        return []
+    texts = {"accuracy": "{:.3f}", "utilisation": "{:.0%}", "staleness": "{:.2f}"}
+    return [text.format(sum(getattr(run, key) for run in runs) / len(runs)) for key, text in texts.items()]
 
 
 def _interval(spread: Spread | None) -> dict[str, float | None] | None:
@@ -198,7 +213,9 @@ def show(study: Study, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for axis in study.axes or ("cell",):
         table.add_column(study.name(axis), overflow="fold")
-    for name in ("runs", "samples/s", "95% interval", "ms per step", "data wait")[:columns]:
+    names = ["runs", "samples/s", "95% interval", "ms per step", "data wait"][:columns]
+    with_servers = any(run.servers for cell in study.cells for run in cell.runs)
+    for name in names + (["accuracy", "busy", "stale"] if with_servers else []):
         table.add_column(name, justify="right", no_wrap=True)
     for cell in study.cells:
         values = [Text(str(cell.settings.get(axis, ""))) for axis in study.axes] or [Text(cell.path.name)]
@@ -210,7 +227,7 @@ def show(study: Study, console: Console) -> None:
             step = sum(run.step_s for run in cell.runs) / len(cell.runs)
             wait = sum(run.wait_share for run in cell.runs) / len(cell.runs)
             figures = [plain(mean), interval, plain(step * 1e3), f"{wait:.1%}"]
-        table.add_row(*values, *[str(len(cell.runs)), *figures][:columns])
+        table.add_row(*values, *[str(len(cell.runs)), *figures][:columns], *_of_servers(cell, with_servers))
     wide.print(table)
     for cell in study.cells:
         for why in cell.failures:

@@ -13,16 +13,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from mlhpc.benchmarks import load
+from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.emulated_step import refuse
 from mlhpc.errors import UserError, count, did_you_mean
 from mlhpc.run_processes import in_slurm
-from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, Value, flat
+from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, Value, flat
 
 STORAGE = ("shared", "staged")
+KINDS_OF_UPDATES = ("synchronous", "asynchronous")
+NO_SETTINGS = (*PLACES, SERVERS, UPDATES)
+"""What ``--vary`` takes besides the settings of a run."""
 MAX_NAME = 200
 """Characters of a cell's folder name that describe its settings; file systems allow 255 bytes in all."""
 
@@ -65,9 +68,9 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
         key = key.strip()
         if not equals or not key or not listed.strip():
             raise UserError(f"--vary {text!r} is not of the form KEY=A,B, such as batch=8,16")
-        if key not in PLACES and "." not in key:
+        if key not in NO_SETTINGS and "." not in key:
             settings = "or any setting as --set names it, such as network.width"
-            raise UserError(f"--vary {key}: {did_you_mean(key, PLACES)}; {settings}")
+            raise UserError(f"--vary {key}: {did_you_mean(key, NO_SETTINGS)}; {settings}")
         if key in axes:
             raise UserError(f"--vary {key} is given twice; list all values in one")
         values = _values(key, listed)
@@ -128,15 +131,35 @@ def _check_options(sweep: Sweep) -> None:
                 raise UserError(f"--vary {key}={value}: give whole numbers of 1 or more")
     if "batch" in sweep.axes and GLOBAL_BATCH in sweep.axes:
         raise UserError(f"--vary batch and {GLOBAL_BATCH}: each determines the other; vary one of them")
+    _check_servers(sweep)
     for storage in sweep.axes.get("storage", ()):
         if storage not in STORAGE:
             raise UserError(f"--vary storage={storage}: {did_you_mean(str(storage), STORAGE)}")
 
 
+def _check_servers(sweep: Sweep) -> None:
+    numbers = sweep.axes.get(SERVERS, [])
+    if not numbers and UPDATES in sweep.axes:
+        raise UserError(f"--vary {UPDATES}: is for parameter servers; add --vary {SERVERS}=0,1,2,4")
+    for value in sweep.axes.get(UPDATES, ()):
+        if value not in KINDS_OF_UPDATES:
+            raise UserError(f"--vary {UPDATES}={value}: {did_you_mean(str(value), KINDS_OF_UPDATES)}")
+    for value in numbers:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise UserError(f"--vary {SERVERS}={value}: give whole numbers of 0 (an all-reduce) or more")
+    if numbers and not registry.find(sweep.benchmark).servers_study:
+        able = " and ".join(b.name for b in registry.benchmarks().values() if b.servers_study)
+        raise UserError(f"--vary {SERVERS}: {sweep.benchmark} has no such study; it is for {able}")
+    if numbers and (sweep.stage or "staged" in sweep.axes.get("storage", ())):
+        raise UserError(f"--vary {SERVERS}: reads the data set in place; leave --stage and storage out")
+    if numbers and in_slurm(os.environ):
+        raise UserError(f"--vary {SERVERS}: runs on one machine; start it outside of a Slurm job")
+
+
 def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     settings = [*sweep.settings, "division=open", f"study.steps={sweep.steps}"]
     settings.append(f"study.warmup_steps={sweep.warmup_steps}")
-    settings += [f"{key}={load.toml_value(value)}" for key, value in chosen.items() if key not in PLACES]
+    settings += [f"{key}={load.toml_value(value)}" for key, value in chosen.items() if key not in NO_SETTINGS]
     tasks = int(os.environ.get("SLURM_NTASKS", 1)) if in_slurm(os.environ) else None
     ranks = int(chosen.get("ranks", tasks or 1))
     if tasks and ranks > tasks:
@@ -162,6 +185,9 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     }
     if in_slurm(os.environ):  # the same ranks on more nodes are another cell
         places["ranks_per_node"] = _ranks_per_node(ranks, os.environ)
+    if SERVERS in chosen:
+        places[SERVERS] = chosen[SERVERS]
+        places[UPDATES] = chosen.get(UPDATES, KINDS_OF_UPDATES[0]) if chosen[SERVERS] else KINDS_OF_UPDATES[0]
     facts = {**places, **flat(run)}
     identity = json.dumps([facts, str(data), stage], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -170,9 +196,12 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
         re.sub(r"[^\w.=+-]+", "_", f"{key.rpartition('.')[2]}={facts[key]}", flags=re.A) for key in sweep.axes
     ]
     name = existing or f"{'-'.join(labels or [sweep.preset])[:MAX_NAME]}-{digest}"
-    arguments = [sweep.benchmark, "--preset", sweep.preset]
+    arguments = [*([] if SERVERS in facts else [sweep.benchmark]), "--preset", sweep.preset]
     for setting in settings:
         arguments += ["--set", setting]
+    if SERVERS in facts:
+        arguments += ["--workers", str(ranks), "--servers", str(facts[SERVERS])]
+        arguments += ["--asynchronous"] if facts[UPDATES] == "asynchronous" else []
     return PlannedCell(run, tuple(arguments), data, stage, ranks, facts, name)
 
 

@@ -13,7 +13,17 @@ from mlhpc.perf.machines import Machine
 
 def ring(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
     """Reduce-scatter and all-gather around a ring: 2·(N−1) messages of M/N bytes."""
-    return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
+    return 2 * (ranks - 1) * latency + ring_bytes(size, ranks) / bandwidth
+
+
+def ring_bytes(size: float, ranks: int) -> float:
+    """What a rank of a ring sends, 2·M·(N−1)/N; it receives as much at the same time."""
+    return 2 * size * (ranks - 1) / ranks
+
+
+def server_bytes(size: float, workers: int, servers: int) -> float:
+    """What a parameter server receives and then sends, 2·M·W/P together."""
+    return 2 * size * workers / servers
 
 
 def tree(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
@@ -25,7 +35,7 @@ def tree(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> flo
 def parameter_servers(size: float, workers: int, servers: int, bandwidth: float) -> float:
     """W workers send M to P servers, which share it, and fetch it again: 2·M·W/(P·B), limited by the servers'
     links, but not faster than a worker's own link lets it be, 2·M/B."""
-    return max(2 * size * workers / (servers * bandwidth), 2 * size / bandwidth)
+    return max(server_bytes(size, workers, servers), 2 * size) / bandwidth
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ class CosmoFlowNet(nn.Module):
     float32. ``channels_last`` keeps the voxels in the order in which they are stored; otherwise they are copied to
     channels first. Under autocast the last layer is computed in float32, as in the TensorFlow network. With
     ``group`` the voxels are this rank's slab of the volume; every rank of the group returns the prediction.
+
+    ``halvings`` may be set between steps: in training mode counts are then averaged over cubes of 2 **
+    ``halvings`` voxels a side, and as many of the last blocks do not pool, so that every weight keeps its shape
+    (multi-resolution training, arXiv 2510.25170, whose authors' code instead carries only convolutions over).
     """
 
     def __init__(
@@ -28,6 +32,7 @@ class CosmoFlowNet(nn.Module):
     ) -> None:
         super().__init__()
         self.group = group
+        self.halvings = 0
         self.input_mean: Tensor
         self.input_spread: Tensor
         require_divisible(network, sample_shape)
@@ -55,7 +60,9 @@ class CosmoFlowNet(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, voxels: Tensor) -> Tensor:
-        x = voxels if voxels.is_floating_point() else torch.log(voxels.float() + 1.0)
+        halvings = self.halvings if self.training else 0
+        # In place: fresh memory for arrays of this size costs more than their arithmetic.
+        x = voxels if voxels.is_floating_point() else coarse(voxels.float(), halvings).add_(1.0).log_()
         if self.input_mean.numel():
             x = (x - self.input_mean) / self.input_spread
         x = x.permute(0, 4, 1, 2, 3)  # a view: what is stored channels last is channels_last_3d in PyTorch
@@ -66,7 +73,7 @@ class CosmoFlowNet(nn.Module):
             if group and level == group.plan.split_levels:
                 x = gather(x, level, group)
                 group = None
-            x = block(x, group)
+            x = block(x, group, pool=level < len(self.blocks) - halvings)
         if group:
             x = gather(x, len(self.blocks), group)
         x = x.permute(0, 2, 3, 4, 1).flatten(1)  # TensorFlow's order of features
@@ -93,15 +100,24 @@ class Block(nn.Module):
         self.convolution = nn.Conv3d(channels, filters, kernel, padding=padding, bias=False)
         self.bias = nn.Parameter(torch.zeros(filters))
 
-    def forward(self, x: Tensor, group: SpatialGroup | None) -> Tensor:
+    def forward(self, x: Tensor, group: SpatialGroup | None, pool: bool = True) -> Tensor:
         kernel = self.convolution.kernel_size[0]
         if group:
             x = with_halo(x, kernel, group)
         elif kernel % 2 == 0:  # padded at the end, as TensorFlow does; PyTorch's own "same" warns of a copy
             x = nn.functional.pad(x, ((kernel - 1) // 2, kernel // 2) * 3)
         x = self.convolution(x)
-        x = nn.functional.max_pool3d(x, 2)
+        x = nn.functional.max_pool3d(x, 2) if pool else x
         return nn.functional.leaky_relu(x + self.bias.to(x.dtype).view(-1, 1, 1, 1), LEAK)
+
+
+def coarse(counts: Tensor, halvings: int) -> Tensor:
+    """Counts ``[b, n, n, n, channels]`` averaged over cubes of 2 ** ``halvings`` voxels a side: as many
+    particles in fewer, larger voxels, in the range of the original's numbers."""
+    if not halvings:
+        return counts
+    channels_first = counts.permute(0, 4, 1, 2, 3)
+    return nn.functional.avg_pool3d(channels_first, 2**halvings).permute(0, 2, 3, 4, 1)
 
 
 def _per_channel(values: tuple[float, ...]) -> Tensor:

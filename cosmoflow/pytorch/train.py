@@ -100,7 +100,8 @@ def train(
         dtype = dtype_of(run.loading.sample_dtype)
         zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
         sizes = WarmUpSizes(local_batch_size, training.eval_batch_size)
-        if not emulated:
+        for halvings in range(len(training.coarse_epochs) + 1) if not emulated else ():
+            model.halvings = halvings
             warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
         if group:
             group.traffic.take()  # the warm-up's is not counted
@@ -126,6 +127,7 @@ def train(
                 with log.span("train", epoch=epoch):
                     rate = rate_at(hparams, epoch - 1, training.max_epochs)
                     set_rate(optimizer, rate)
+                    model.halvings = training.halvings(epoch)
                     timed = log.timed(batches.training(epoch - 1), "data_wait", events, epoch=epoch)
                     for x, y in track(timed, loader.steps, f"epoch {epoch}", world):
                         losses.append(steps.train(x, y))
@@ -148,6 +150,8 @@ def train(
                     error = error_sum / count
                 if not emulated:
                     log.metric(run.target.metric, error, epoch=epoch)
+                if training.coarse_epochs:
+                    log.metric("trained_side", shape[0] >> model.halvings, epoch=epoch)
                 if group:
                     _log_traffic(log, world, group.traffic, batches.traffic, epoch)
 

@@ -14,7 +14,7 @@ def log_rules(log: Log) -> Iterator[Finding]:
     """Findings on any log, of this suite or not."""
     for rule in (
         _one_run, _positive_time, _readable_times, _steady_clock, _one_seed, _unique_keys, _staging_pairs,
-        _staging_inside_run, _not_a_study, _not_emulated, _untrained_at_start,
+        _staging_inside_run, _not_a_study, _not_emulated, _untrained_at_start, _on_whole_samples,
     ):  # fmt: skip
         yield from rule(log)
 
@@ -122,6 +122,13 @@ def _untrained_at_start(log: Log) -> Iterator[Finding]:
         actual = f"weights of a file (SHA-256 {str(digest)[:12]}…)"
         remedy = "leave out training.weights, or run in the open division"
         yield _finding("initial_weights", "error", log, "", "weights initialised at random", actual, remedy)
+
+
+def _on_whole_samples(log: Log) -> Iterator[Finding]:
+    if (epochs := log.value("coarse_epochs")) and log.value("submission_division") == "closed":
+        remedy = "leave out training.coarse_epochs, or run in the open division"
+        actual = f"coarser ones in the first epochs ({epochs})"
+        yield _finding("coarse_epochs", "error", log, "", "samples of the reference's size", actual, remedy)
 
 
 def _has_seed(log: Log) -> Iterator[Finding]:

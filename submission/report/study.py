@@ -18,6 +18,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.untrusted import read_object, read_text
 from mlhpc.common.timing.breakdown import read_events
 from mlhpc.errors import UserError
+from mlhpc.submission.logs.servers import ServerFigures, servers_figures
 from mlhpc.submission.report.spread import Spread, spread
 
 Value = str | int | float | bool
@@ -26,6 +27,10 @@ CELL = "cell.json"
 PLACES = ("batch", "ranks", "data", "storage")
 """Settings of a cell besides the configuration of its runs: samples per rank and step (local batch size), ranks,
 the name of the data set's folder, and whether it is read in place (shared) or staged."""
+SERVERS, UPDATES = "parameter_servers", "updates"
+"""Settings of a cell that is trained by parameter servers: their number (0: a ring all-reduce), and whether
+updates are synchronous or asynchronous. No run has them: they lead to a program of their own
+(``Benchmark.servers_study``)."""
 GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
 
@@ -41,6 +46,7 @@ class Measured:
     wait_s: float
     staging_s: float | None
     environment: Mapping[str, Any]
+    servers: ServerFigures | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -159,11 +165,13 @@ def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     finish, or its record does not fit the settings."""
     try:
         return _measured(run, settings)
-    except (AttributeError, KeyError, OSError, TypeError) as error:
+    except (AttributeError, KeyError, OSError, RecursionError, TypeError) as error:
         raise ValueError(f"its record is damaged ({type(error).__name__}: {error})") from None
 
 
 def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
+    if SERVERS in settings:
+        return _measured_with_servers(run, settings)
     events: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
         events = read_events(run / "events.rank0.jsonl")
@@ -176,14 +184,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
             raise ValueError(ends[name]["error"])
     if "run" not in ends or "train" not in ends:
         raise ValueError(_last_words(run) or "it did not end: killed, or out of time or memory?")
-    try:
-        config = loads(read_text(run / "config.toml"))
-    except (ValueError, RecursionError):
-        raise ValueError("its config.toml is damaged, or of another version") from None
-    run_with = flat(config) | {"ranks": notes["facts"]["ranks"]}
-    other = next((key for key, value in run_with.items() if settings.get(key, value) != value), None)
-    if other:
-        raise ValueError(f"it was run with {other} {run_with[other]}, not the cell's {settings[other]}")
+    config = _config(run, settings, {"ranks": notes["facts"]["ranks"]})
     wait, warm = timed["data_wait"], marks.get("warm")
     expected_steps = config.study.warmup_steps + config.study.steps
     # The number of batches is that of steps, times the gradient accumulation.
@@ -193,9 +194,6 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         )
     if warm is None and config.study.warmup_steps:
         raise ValueError("it ended before its warm-up")
-    environment: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        environment = read_object(run / "env.json")
     copied = "staging" in ends and not notes.get("staging", {}).get("kept")
     return Measured(
         run,
@@ -204,8 +202,48 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         seconds=ends["train"]["t"] - (warm or begins["train"])["t"],
         wait_s=wait["seconds"] - (warm["waited"].get("data_wait", 0.0) if warm else 0.0),
         staging_s=ends["staging"]["seconds"] if copied else None,
-        environment=environment,
+        environment=_environment(run),
     )
+
+
+def _measured_with_servers(run: Path, settings: Mapping[str, Value]) -> Measured:
+    if not (run / "servers.json").exists():
+        raise ValueError(_last_words(run) or "it did not end: killed, or out of time or memory?")
+    record = read_object(run / "servers.json")
+    run_with = {"ranks": record["workers"], SERVERS: record["servers"], UPDATES: record["updates"]}
+    config = _config(run, settings, run_with)
+    if record["steps"] != config.study.steps:
+        raise ValueError(f"it took {record['steps']} steps, not {config.study.steps}")
+    return Measured(
+        run,
+        steps=config.study.steps,
+        samples=config.study.steps * config.hyperparameters.global_batch_size,
+        seconds=float(record["seconds"]),
+        wait_s=float(record["wait_s"]),
+        staging_s=None,
+        environment=_environment(run),
+        servers=servers_figures(record),
+    )
+
+
+def _config(run: Path, settings: Mapping[str, Value], placed: Mapping[str, Value]) -> Run:
+    """The configuration of a run. Raises ValueError where it, or how the run was ``placed``, differs from the
+    settings of its cell."""
+    try:
+        config = loads(read_text(run / "config.toml"))
+    except (ValueError, RecursionError):
+        raise ValueError("its config.toml is damaged, or of another version") from None
+    run_with = flat(config) | dict(placed)
+    other = next((key for key, value in run_with.items() if settings.get(key, value) != value), None)
+    if other:
+        raise ValueError(f"it was run with {other} {run_with[other]}, not the cell's {settings[other]}")
+    return config
+
+
+def _environment(run: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        return read_object(run / "env.json")
+    return {}
 
 
 def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
@@ -245,6 +283,25 @@ def _names(paths: set[str]) -> dict[str, str]:
         if len(set(names.values())) == len(paths):
             break
     return names
+
+
+def accuracy(cell: Cell) -> float | None:
+    """The mean accuracy of a cell's runs; None where they measured none."""
+    found = spread(run.servers.accuracy for run in cell.runs if run.servers)
+    return found.mean if found else None
+
+
+def accuracy_loss(study: Study, cell: Cell) -> float | None:
+    """What asynchrony costs: the accuracy of the cell with synchronous updates and the same other settings,
+    less that of ``cell``; None for a synchronous cell, and where there is no other."""
+    if cell.settings.get(UPDATES) != "asynchronous":
+        return None
+    same = {key: value for key, value in cell.settings.items() if key != UPDATES}
+    for other in study.cells:
+        mine, its = accuracy(cell), accuracy(other)
+        if other.settings == {**same, UPDATES: "synchronous"} and mine is not None and its is not None:
+            return its - mine
+    return None
 
 
 def is_numeric(values: Iterable[Value]) -> bool:

@@ -5,8 +5,17 @@ from typing import Any
 
 from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.charts import SERIES, Figure
-from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.study import GLOBAL_BATCH, Cell, Study, Value, grouped, is_numeric
+from mlhpc.submission.report.spread import Spread, spread
+from mlhpc.submission.report.study import (
+    GLOBAL_BATCH,
+    SERVERS,
+    UPDATES,
+    Cell,
+    Study,
+    Value,
+    grouped,
+    is_numeric,
+)
 from mlhpc.submission.report.summary import plain
 
 PANELS = 12
@@ -20,6 +29,8 @@ TITLE = {
     "storage": "Storage",
     "network.name": "Network",
     "loading.loader": "Loader",
+    SERVERS: "Parameter servers",
+    UPDATES: "Updates of parameter servers",
 }
 _UNIT = {"batch": "samples", GLOBAL_BATCH: "samples"}
 _THROUGHPUT = "training throughput, samples/s"
@@ -71,6 +82,24 @@ def variability(study: Study) -> list[Figure]:
         )
         for caption, shares in panels[:PANELS]
     ]
+
+
+def accuracy(study: Study) -> list[Figure]:
+    """Fig. 9b of paper 003: accuracy on the evaluation images, by the number of parameter servers."""
+    if SERVERS not in study.axes:
+        return []
+    figures = []
+    for caption, cells in _panels(study, [axis for axis in study.axes if axis != SERVERS]):
+        rows = []
+        for cell in cells:
+            if found := spread(run.servers.accuracy for run in cell.runs if run.servers):
+                mean, low, high = found.interval
+                whisker = {"low": low, "high": high} if found.has_interval else {}
+                rows.append({"x": str(cell.settings[SERVERS]), "value": mean, "top": f"{mean:.2f}",
+                             "says": f"{mean:.3f}", **whisker})  # fmt: skip
+        if rows:
+            figures.append(_columns(rows, range(len(rows)), "parameter servers", "accuracy", 1.0, caption))
+    return figures[:PANELS]
 
 
 def title(axis: str) -> str:

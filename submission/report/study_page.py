@@ -11,9 +11,9 @@ from mlhpc.benchmarks import registry
 from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
-from mlhpc.submission.report.study import GLOBAL_BATCH, Study, is_numeric
+from mlhpc.submission.report.study import GLOBAL_BATCH, Study, accuracy_loss, is_numeric
 from mlhpc.submission.report.study import Cell as StudyCell
-from mlhpc.submission.report.study_charts import measured, throughput, title, variability
+from mlhpc.submission.report.study_charts import accuracy, measured, throughput, title, variability
 from mlhpc.submission.report.summary import plain
 
 
@@ -28,7 +28,12 @@ def page(study: Study) -> str:
     return render(
         title="Study",
         eyebrow="mlhpc training benchmarks",
-        blocks=[*(_section(study, axis) for axis in study.axes), _variability(study), _table(study)],
+        blocks=[
+            *(_section(study, axis) for axis in study.axes),
+            _variability(study),
+            _servers(study),
+            _table(study),
+        ],
         foot="Cells are measured by runs of the suite; the data set is evicted from the page cache before each. "
         "Intervals: 95% of the mean over three or more repeats (Student's t). After Han et al. 2019.",
         heading=registry.title(benchmark),
@@ -102,6 +107,48 @@ def _table(study: Study) -> Section:
         text_columns=len(settings) or 1,
     )
     return Section("In numbers", about, (cells,))
+
+
+def _servers(study: Study) -> Section | None:
+    """What runs with parameter servers measured besides their throughput (paper 003, Figs. 9b, 12, Table III)."""
+    cells = [cell for cell in study.cells if any(run.servers for run in cell.runs)]
+    if not cells:
+        return None
+    about = (
+        "Accuracy: of the final weights on the evaluation images, after the same number of training samples; its "
+        "loss is against synchronous updates with the same other settings. Utilisation: share of the steps that "
+        "workers computed, by the host's clock. Host to device: batches, and weights or gradients, of all workers "
+        "(on a CPU nothing moves: the bytes that an accelerator would get). Staleness: updates of others "
+        "since a gradient's weights were fetched. Bytes of a server, or with none of a rank of the ring's sends, "
+        "are counted at the messages; by formula: 2·M·W/P, 2·M·(W−1)/W."
+    )
+    settings: dict[str, Callable[[StudyCell], Cell | str]] = {
+        study.name(axis): partial(_setting, axis) for axis in study.axes
+    }
+    columns = {
+        **settings,
+        "samples/s": lambda cell: number(_mean(run.samples_per_s for run in cell.runs), plain),
+        "accuracy": _figure("accuracy", "{:.3f}".format),
+        "accuracy loss": lambda cell: number(accuracy_loss(study, cell), "{:+.3f}".format),
+        "staleness": _figure("staleness", "{:.2f}".format),
+        "utilisation": _figure("utilisation", "{:.0%}".format),
+        "host to device, MB/step": _figure("host_to_device", _megabytes),
+        "worker, MB/step": _figure("worker_bytes", _megabytes),
+        "server or ring rank, MB/step": _figure("busiest_bytes", _megabytes),
+        "by formula": _figure("predicted_bytes", _megabytes),
+    }
+    rows = table("servers", cells, columns, text_columns=len(settings))
+    return Section("Accuracy and traffic", about, (Grid(tuple(accuracy(study)), 3), rows))
+
+
+def _figure(name: str, text: Callable[[float], str]) -> Callable[[StudyCell], Cell | str]:
+    return lambda cell: number(
+        _mean(getattr(run.servers, name) if run.servers else None for run in cell.runs), text
+    )
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.4g}"
 
 
 def _setting(axis: str, cell: StudyCell) -> Cell:

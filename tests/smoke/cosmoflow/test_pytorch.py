@@ -95,6 +95,14 @@ def test_a_killed_rank_of_a_spatial_group_is_named_with_group_and_coordinates(ti
     assert "spatial group 1" in next(r for r in mllog(out) if r["key"] == "run_stop")["metadata"]["reason"]
 
 
+def test_coarse_epochs_are_recorded_and_learn(tiny_data, tmp_path):
+    out, coarse = tmp_path / "out", ["training.coarse_epochs=[1]", "training.max_epochs=2"]
+    done = mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *settings(PYTORCH, *coarse))
+    assert done.returncode == 1 and "target" in done.stderr, done.stderr
+    assert [epoch["trained_side"] for epoch in result(out)["epochs"]] == [16, 32]
+    assert [r["value"] for r in mllog(out) if r["key"] == "coarse_epochs"] == [[1]]
+
+
 def test_a_killed_run_resumes_on_the_same_trajectory(tiny_data, tmp_path):
     words = ["run", "cosmoflow", "--data", tiny_data, *settings(PYTORCH, "hyperparameters.dropout=0.5")]
     resumed_after_a_kill(tmp_path, *words, rel=1e-6)

@@ -1,9 +1,13 @@
 """Studies of real runs of each benchmark: measurements are consistent with the runs' records."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
-from smoke.conftest import climate_settings, mlhpc, settings
+from smoke.conftest import climate_settings, mlhpc, rank_process, settings, wait_for
 from smoke.resnet50.test_run import settings as image_settings
 
 from mlhpc.common.timing.breakdown import read_events
@@ -76,6 +80,58 @@ def test_resnet50_over_networks_and_formats(tmp_path):
         check_cell(cell, 1, 2, 4)
     record = json.loads((tmp_path / "study" / "study.json").read_text())
     assert [len(cell["runs"]) for cell in record["cells"]] == [1] * 4
+
+
+SERVERS = ["network.name=lenet", "training.preprocessing=torchvision", "training.sgd=pytorch"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    out = tmp_path_factory.mktemp("data") / "pictures"
+    made = mlhpc("data", "make", "resnet50", "--out", out, *image_settings("data.train_samples=400"))
+    assert made.returncode == 0, made.stderr
+    return out
+
+
+def test_parameter_servers_are_a_study_and_never_a_result(pictures, tmp_path):
+    done = mlhpc(
+        "study", "resnet50", "--data", pictures, "--out", tmp_path / "study", "--repeats", 1, "--warmup", 1,
+        "--steps", 3, "--vary", "ranks=2", "--vary", "batch=4", "--vary", "parameter_servers=0,1",
+        "--vary", "updates=synchronous,asynchronous", *image_settings("data.train_samples=400", *SERVERS),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    study = read(tmp_path / "study")
+    assert (
+        study.axes == ("parameter_servers", "updates") and len(study.cells) == 3
+    )  # a ring has no asynchrony
+    for cell in study.cells:
+        (run,) = cell.runs
+        assert run.samples == 3 * 8 and 0 < run.servers.utilisation <= 1 and 0 <= run.servers.accuracy <= 1
+        assert run.servers.busiest_bytes == pytest.approx(run.servers.predicted_bytes, rel=1e-3)
+        assert not (run.path / "run.log").exists() and not (run.path / "result.json").exists()
+    ring, one = (cell.runs[0].servers for cell in study.cells[:2])
+    assert ring.accuracy == one.accuracy  # the same gradients on the same samples
+    assert "whose runs are not results" in mlhpc("check", tmp_path / "study").stderr
+    for command in ("check", "score", "report"):
+        assert mlhpc(command, run.path).returncode == 2
+    assert "Accuracy and traffic" in (tmp_path / "study/study.html").read_text()
+    record = json.loads((tmp_path / "study/study.json").read_text())
+    assert [cell["runs"][0]["servers"]["staleness"] > 0 for cell in record["cells"]] == [False, False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank, name", [(1, "worker 1"), (2, "parameter server 0")])
+def test_a_killed_worker_or_server_is_one_line_with_rank_and_role(pictures, tmp_path, rank, name):
+    words = ["--preset", "smoke", "--data", pictures, "--out", tmp_path / "out", "--seed", 1, "--workers", 2]
+    more = ["hyperparameters.global_batch_size=2", "study.steps=200", "network.name=resnet101"]
+    words += ["--servers", 1, *image_settings("data.train_samples=400", *SERVERS, *more)]
+    command = [sys.executable, "-m", "mlhpc.resnet50.parameter_servers", *map(str, words)]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "out/config.toml").exists)
+    os.kill(rank_process(run.pid, rank), signal.SIGKILL)
+    _, error = run.communicate(timeout=120)
+    assert run.returncode != 0 and not (tmp_path / "out/servers.json").exists()
+    assert f"rank {rank} ({name}) on" in error and error.count("was lost") == 1
 
 
 @pytest.mark.parametrize("warmup", [0, 1])

@@ -74,6 +74,7 @@ def test_every_fixed_setting_is_enforced_by_a_rule(benchmark, key):
         ("cosmoflow", ["network.conv_kernel=2"], "network"),
         ("cosmoflow", ["network.input_mean=[1,1,1,1]", "network.input_spread=[1,1,1,1]"], "preprocessing"),
         ("cosmoflow", ["training.augment=true"], "preprocessing"),
+        ("cosmoflow", ["training.framework=pytorch", "training.coarse_epochs=[4,4]"], "preprocessing"),
         ("cosmoflow", ["training.weights=w.safetensors"], "training-method"),
         ("cosmoflow", ["target.value=0.2"], "target"),
         ("cosmoflow", ["hyperparameters.opt_learning_rate_schedule=linear"], "schedule"),

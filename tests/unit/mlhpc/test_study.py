@@ -184,6 +184,10 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
         (["--vary", "batch=true"], "whole numbers of 1 or more"),
         (["--vary", "batch=,"], "has no value"),
         (["--vary", "study.steps=0"], "study.steps=0 means a run to the target"),
+        (["--vary", "parameter_servers=0,1"], "cosmoflow has no such study; it is for resnet50"),
+        (["--vary", "parameter_servers=two"], "whole numbers of 0 (an all-reduce) or more"),
+        (["--vary", "updates=synchronous"], "add --vary parameter_servers=0,1,2,4"),
+        (["--vary", "parameter_servers=1", "--vary", "updates=async"], "did you mean 'asynchronous'"),
         (
             ["--vary", "batch=4", "--vary", "hyperparameters.global_batch_size=8,16"],
             "each determines the other",

@@ -118,14 +118,17 @@ def test_contradictions_between_files_are_found(
 
 
 @pytest.mark.parametrize("division", ["closed", "open"])
-def test_a_closed_log_of_a_run_that_started_from_weights_is_found(division: str, tmp_path: Path) -> None:
-    def weights(lines: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("key, value", [("initial_weights", "ab" * 32), ("coarse_epochs", [4, 4])])
+def test_a_closed_log_of_an_open_technique_is_found(
+    key: str, value: object, division: str, tmp_path: Path
+) -> None:
+    def technique(lines: list[dict[str, Any]]) -> None:
         (line,) = [line for line in lines if line["key"] == "submission_division"]
         line["value"] = division
-        lines.insert(lines.index(line), {**line, "key": "initial_weights", "value": "ab" * 32})
+        lines.insert(lines.index(line), {**line, "key": key, "value": value})
 
-    rules = {f.rule for f in check(make_run(tmp_path / "run", log=weights)) if f.severity == "error"}
-    assert ("log/initial_weights" in rules) == (division == "closed")
+    rules = {f.rule for f in check(make_run(tmp_path / "run", log=technique)) if f.severity == "error"}
+    assert (f"log/{key}" in rules) == (division == "closed")
 
 
 def test_a_target_reached_only_according_to_the_result_is_found(tmp_path: Path) -> None:

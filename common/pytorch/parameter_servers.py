@@ -1,0 +1,181 @@
+"""Parameter servers, and a ring all-reduce to compare them with, over torch.distributed's send and receive.
+
+For studies alone (Han et al. 2019, paper 003, Figs. 3, 8, 9; Li et al., OSDI 2014): no benchmark trains with
+it. All weights are one float32 vector on the host; a server owns an equal part of it and its optimizer. A
+worker sends every server its part of a gradient, and gets that part of the weights back. Both ways of averaging
+use the same messages, so that only their pattern differs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who is what: ranks 0 to ``workers - 1`` are workers, the following ones servers."""
+
+    workers: int
+    servers: int
+
+    @property
+    def size(self) -> int:
+        return self.workers + self.servers
+
+    @property
+    def server_ranks(self) -> range:
+        return range(self.workers, self.size)
+
+    def place(self, rank: int) -> str:
+        """What ``rank`` is, such as "parameter server 1"; servers count from 0 as workers do."""
+        return f"worker {rank}" if rank < self.workers else f"parameter server {rank - self.workers}"
+
+
+@dataclass
+class Traffic:
+    """Bytes of gradients and weights that this rank has sent and received."""
+
+    sent: int = 0
+    received: int = 0
+
+    def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
+        """Send to and receive from other ranks at the same time; returns when all has arrived."""
+        works = [dist.irecv(tensor, rank) for rank, tensor in receives]
+        works += [dist.isend(tensor, rank) for rank, tensor in sends]
+        for work in works:
+            if work is not None:
+                work.wait()
+        self.sent += sum(tensor.nbytes for _, tensor in sends)
+        self.received += sum(tensor.nbytes for _, tensor in receives)
+
+
+def parts(elements: int, number: int) -> list[slice]:
+    """A vector of ``elements`` in ``number`` parts whose lengths differ by one at most."""
+    ends = [elements * i // number for i in range(number + 1)]
+    return [slice(first, last) for first, last in pairwise(ends)]
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors as one float32 vector on the host, waiting for the device."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).float().cpu()
+
+
+@torch.no_grad()
+def unflatten(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write ``vector`` into the tensors."""
+    for tensor, part in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def ring_all_reduce(vector: Tensor, rank: int, ranks: int, traffic: Traffic) -> None:
+    """Replace ``vector`` by its mean over ``ranks``: reduce-scatter, then all-gather, around a ring (Thakur et al.
+    2005, section 4.3). A rank sends 2·(ranks - 1) parts."""
+    pieces = [vector[part] for part in parts(len(vector), ranks)]
+    following, previous = (rank + 1) % ranks, (rank - 1) % ranks
+    for turn in range(ranks - 1):
+        arriving = pieces[(rank - turn - 1) % ranks]
+        buffer = torch.empty_like(arriving)
+        traffic.exchange([(following, pieces[(rank - turn) % ranks])], [(previous, buffer)])
+        arriving += buffer
+    for turn in range(ranks - 1):
+        traffic.exchange(
+            [(following, pieces[(rank - turn + 1) % ranks])], [(previous, pieces[(rank - turn) % ranks])]
+        )
+    vector /= ranks
+
+
+def push_and_pull(gradient: Tensor, weights: Tensor, roles: Roles, traffic: Traffic) -> None:
+    """Of a worker: send ``gradient`` to the servers and receive ``weights``, which they have updated."""
+    slices = list(zip(roles.server_ranks, parts(len(weights), roles.servers), strict=True))
+    traffic.exchange(
+        [(server, gradient[part]) for server, part in slices],
+        [(server, weights[part]) for server, part in slices],
+    )
+
+
+def pull(weights: Tensor, roles: Roles) -> None:
+    """Of a worker: the weights after all updates, which servers send once more at their end."""
+    slices = zip(roles.server_ranks, parts(len(weights), roles.servers), strict=True)
+    Traffic().exchange([], [(server, weights[part]) for server, part in slices])
+
+
+@dataclass
+class Server:
+    """One server: ``part`` of the weights of ``model``, updated by ``optimizer``, an optimizer over all of them
+    whose update of one weight depends on no other.
+
+    ``staleness``: of every update, how many others the weights had seen since the gradient's worker got them.
+    """
+
+    roles: Roles
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    part: slice
+    traffic: Traffic = field(default_factory=Traffic)
+    staleness: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._weights = flat(list(self.model.parameters()))[self.part].clone()
+        self._gradient = torch.empty_like(self._weights)
+        owned = self._own_pieces(list(self.model.parameters()))
+        self.optimizer.state.clear()
+        for group in self.optimizer.param_groups:
+            group["params"] = [owned[id(weight)] for weight in group["params"] if id(weight) in owned]
+            for piece in group["params"]:
+                if "adapt" in group:  # Lars makes its state when it is built
+                    self.optimizer.state[piece]["velocity"] = torch.zeros_like(piece)
+
+    def serve_synchronously(self, steps: int, rate_at: Callable[[int], float]) -> None:
+        """``steps`` updates, each with the mean gradient of all workers, added in the order of their ranks."""
+        workers = range(self.roles.workers)
+        buffers = [torch.empty_like(self._weights) for _ in workers]
+        for step in range(steps):
+            self.traffic.exchange([], list(zip(workers, buffers, strict=True)))
+            self._gradient.copy_(torch.stack(buffers).mean(0))
+            self._update(rate_at(step))
+            self.traffic.exchange([(worker, self._weights) for worker in workers], [])
+            self.staleness.append(0)
+        self._send_to_all()
+
+    def serve_asynchronously(self, steps: int, rate_at: Callable[[int], float]) -> None:
+        """An update with every gradient as it arrives, ``steps`` of each worker.
+
+        The rate is divided by the number of workers: as many updates as there are workers move the weights as far
+        as one of the mean gradient, and what is left to compare is that gradients are stale.
+        """
+        workers = self.roles.workers
+        given_at = [0] * workers
+        for update in range(steps * workers):
+            worker = dist.recv(self._gradient)  # from any
+            self.traffic.received += self._gradient.nbytes
+            self._update(rate_at(update // workers) / workers)
+            self.traffic.exchange([(worker, self._weights)], [])
+            self.staleness.append(update - given_at[worker])
+            given_at[worker] = update + 1
+        self._send_to_all()
+
+    def _update(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+
+    def _send_to_all(self) -> None:
+        Traffic().exchange([(worker, self._weights) for worker in range(self.roles.workers)], [])
+
+    def _own_pieces(self, weights: Sequence[Tensor]) -> dict[int, nn.Parameter]:
+        """The piece of each weight that lies in ``part``, a view of this server's vector, with its gradient a view
+        of the gradient's; by the weight's identity."""
+        pieces, first = {}, 0
+        for weight in weights:
+            here = slice(max(first, self.part.start), min(first + weight.numel(), self.part.stop))
+            first += weight.numel()
+            if here.start < here.stop:
+                own = slice(here.start - self.part.start, here.stop - self.part.start)
+                piece = nn.Parameter(self._weights[own])
+                piece.grad = self._gradient[own]
+                pieces[id(weight)] = piece
+        return pieces

@@ -1,0 +1,306 @@
+"""ResNet-50's networks trained with parameter servers or a ring, for ``mlhpc study --vary
+parameter_servers=0,1,2,4``.
+
+Never a benchmark: there is no log, no target and no result, only ``servers.json``
+(``submission/report/servers.py`` reads it), and no setting of ``mlhpc run`` leads here. ``mlhpc study`` starts
+it as ``python -m mlhpc.resnet50.parameter_servers``, one process, which starts a rank for every worker and
+server.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mlhpc.benchmarks import load
+from mlhpc.benchmarks.resnet50 import ResNet50
+from mlhpc.common.data.sharding import Pool, divide_batch, steps_per_epoch
+from mlhpc.common.files import atomic, pagecache
+from mlhpc.common.host.provenance import describe_environment
+from mlhpc.common.pytorch.devices import mover, pick_device, place
+from mlhpc.common.pytorch.parameter_servers import (
+    Roles,
+    Server,
+    Traffic,
+    flat,
+    parts,
+    pull,
+    push_and_pull,
+    ring_all_reduce,
+    unflatten,
+)
+from mlhpc.common.ranks import launch
+from mlhpc.common.ranks.environment import identify, threads_per_rank
+from mlhpc.common.ranks.local import run_local
+from mlhpc.common.ranks.torch_world import TorchWorld
+from mlhpc.common.ranks.world import Solo, World
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset
+from mlhpc.errors import AlreadyReported, UserError
+from mlhpc.resnet50.data.dataset import RankSamples, assign_samples, select
+from mlhpc.resnet50.data.loader import Loader
+from mlhpc.resnet50.metric import count_correct, cross_entropy
+from mlhpc.resnet50.model import build_model
+from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _options(argv)
+    try:
+        run = load.load("resnet50", options.preset, options.set)
+        assert isinstance(run, ResNet50)
+        require_suitable(run)
+        roles = Roles(options.workers, options.servers)
+        if roles.size > 1 and "MLHPC_RANK" not in os.environ:
+            options.out.mkdir(parents=True, exist_ok=True)
+            return run_local(roles.size, [sys.executable, "-m", __spec__.name, *argv])
+        torch.set_num_threads(threads_per_rank(identify(os.environ)))
+        with launch.joined("torch") as world:
+            if isinstance(world, TorchWorld):
+                world.name_places(roles.place)
+            if world.rank == 0:
+                _write_evidence(run, options)
+            record = _take_part(run, options, roles, world)
+            if world.rank == 0:
+                _write(options.out / "servers.json", json.dumps(record, indent=1))
+        if world.size > 1:
+            launch.end_with(0)
+        return 0
+    except UserError as error:
+        if not isinstance(error, AlreadyReported):
+            sys.stderr.write(f"mlhpc: {error}\n")
+        return 2
+
+
+def require_suitable(run: ResNet50) -> None:
+    """Raise UserError for settings that servers, which own pieces of weights, or this loop do not support."""
+    hparams = run.hyperparameters
+    for setting, value, needed in (
+        ("hyperparameters.opt_name", hparams.opt_name, "sgd"),
+        ("hyperparameters.gradient_accumulation_steps", hparams.gradient_accumulation_steps, 1),
+        ("training.precision", run.training.precision, "float32"),
+        ("training.compile", run.training.compile, False),
+    ):
+        if value != needed:
+            raise UserError(f"{setting}={value}: parameter_servers need {load.toml_value(needed)}; set it so")
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m mlhpc.resnet50.parameter_servers", allow_abbrev=False)
+    parser.add_argument("--preset", required=True)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--servers", type=int, required=True)
+    parser.add_argument("--asynchronous", action="store_true")
+    parser.add_argument("--evict", action="store_true")
+    return parser.parse_args(argv)
+
+
+def _take_part(run: ResNet50, options: argparse.Namespace, roles: Roles, world: World) -> dict[str, Any]:
+    """This rank's work; returns the record of all of them."""
+    hparams = run.hyperparameters
+    workers = world.group(range(roles.workers)) if isinstance(world, TorchWorld) else None
+    device = pick_device(run.training.device, world.local_rank)
+    torch.manual_seed(options.seed)  # all ranks draw the same first weights, so nobody has to send them
+    model = build_model(run.network)
+    steps = run.study.warmup_steps + run.study.steps
+    updates_per_epoch = run.data.train_samples // hparams.global_batch_size
+    rate = partial(_rate, run=run, updates_per_epoch=updates_per_epoch)
+    own: dict[str, Any]
+    if world.rank < roles.workers:
+        world.enter("training")
+        place(model, device, channels_last=run.training.channels_last)
+        worker = Worker(run, roles, world.rank, model, device, workers, rate)
+        own = worker.train(_loader(run, options, roles, world.rank, device))
+    else:
+        world.enter("serving")
+        part = parts(sum(w.numel() for w in model.parameters()), roles.servers)[world.rank - roles.workers]
+        server = Server(roles, model, make_optimizer(hparams, model, run.training.sgd), part)
+        serve = server.serve_asynchronously if options.asynchronous else server.serve_synchronously
+        serve(steps, rate)
+        stale = server.staleness
+        own = {
+            "staleness": sum(stale) / len(stale),
+            "traffic": [server.traffic.sent, server.traffic.received],
+        }
+    ranks = world.gather(own)
+    return _summary(run, roles, options, ranks, sum(w.nbytes for w in model.parameters()))
+
+
+def _rate(update: int, run: ResNet50, updates_per_epoch: int) -> float:
+    return rate_at(run.hyperparameters, update, updates_per_epoch)
+
+
+@dataclass
+class Worker:
+    """One worker: its copy of the network, on its device, and the weights of all on the host."""
+
+    run: ResNet50
+    roles: Roles
+    rank: int
+    model: torch.nn.Module
+    device: torch.device
+    group: dist.ProcessGroup | None
+    rate: Callable[[int], float]
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def train(self, loader: Loader) -> dict[str, Any]:
+        """All steps, then this worker's part of the evaluation. Returns what it measured."""
+        run, warmup = self.run, self.run.study.warmup_steps
+        parameters = list(self.model.parameters())
+        weights, move = flat(parameters), mover(self.device)
+        optimizer = (
+            None if self.roles.servers else make_optimizer(run.hyperparameters, self.model, run.training.sgd)
+        )
+        batches = iter(loader.train_epoch(0))
+        self._meet()
+        self.model.train()
+        waited = computed = 0.0
+        to_device = 0
+        begin = time.perf_counter()
+        for step in range(loader.steps):
+            if step == warmup:
+                self._meet()
+                waited = computed = 0.0
+                to_device, begin = 0, time.perf_counter()
+            before = time.perf_counter()
+            x, y = next(batches)
+            ready = time.perf_counter()
+            x, y = move(x), move(y)
+            cross_entropy(self.model(x), y, label_smoothing=run.training.label_smoothing).backward()
+            gradient = flat([weight.grad for weight in parameters if weight.grad is not None])
+            waited, computed = waited + ready - before, computed + time.perf_counter() - ready
+            if optimizer is not None:
+                ring_all_reduce(gradient, self.rank, self.roles.workers, self.traffic)
+                unflatten(gradient, [weight.grad for weight in parameters if weight.grad is not None])
+                set_rate(optimizer, self.rate(step))
+                optimizer.step()
+            else:
+                push_and_pull(gradient, weights, self.roles, self.traffic)
+                unflatten(weights, parameters)
+            self.model.zero_grad(set_to_none=True)
+            to_device += x.nbytes + y.nbytes + gradient.nbytes
+        seconds = time.perf_counter() - begin
+        if self.roles.servers:
+            pull(weights, self.roles)
+            unflatten(weights, parameters)
+        right, seen = self._evaluate(loader)
+        return {
+            "seconds": seconds, "wait_s": waited, "compute_s": computed, "host_to_device": to_device,
+            "right": right, "seen": seen, "traffic": [self.traffic.sent, self.traffic.received],
+        }  # fmt: skip
+
+    def _evaluate(self, loader: Loader) -> tuple[float, int]:
+        """Correct predictions among this worker's evaluation images, and their number, with batch norm's
+        statistics averaged over the workers."""
+        statistics = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        if statistics:
+            mean = flat(statistics)
+            self._sum(mean)
+            unflatten(mean / self.roles.workers, statistics)
+        self.model.eval()
+        right, seen, move = 0.0, 0, mover(self.device)
+        with torch.no_grad():
+            for x, y in loader.evaluation():
+                right += float(count_correct(self.model(move(x)), move(y)))
+                seen += len(y)
+        return right, seen
+
+    def _meet(self) -> None:
+        self._sum(torch.zeros(1))
+
+    def _sum(self, vector: torch.Tensor) -> None:
+        if self.group is not None:
+            dist.all_reduce(vector, group=self.group)
+
+
+def _loader(
+    run: ResNet50, options: argparse.Namespace, roles: Roles, rank: int, device: torch.device
+) -> Loader:
+    """The batches of one worker: as of one rank of as many, by the workers alone."""
+    if options.evict and rank == 0:
+        pagecache.evict([path for path in options.data.rglob("*") if path.is_file()])
+    alone = Solo()
+    dataset = open_dataset(
+        options.data,
+        run.benchmark,
+        alone,
+        select=partial(select, data=run.data),
+        enforce_rules=lambda facts: None,
+    )
+    samples: RankSamples = assign_samples(
+        dataset, None, "replicate", alone,
+        classes=run.network.classes, train_samples=run.data.train_samples, eval_samples=run.data.eval_samples,
+    )  # fmt: skip
+    train = Pool(samples.train_pool.samples, roles.workers)
+    samples = replace(
+        samples, train_pool=train, eval_pool=Pool(samples.eval_pool.samples, roles.workers), pool_rank=rank
+    )
+    local_batch_size = divide_batch(run.hyperparameters.global_batch_size, roles.workers)
+    return Loader(
+        samples,
+        run.loading.resolved(gpu=device.type != "cpu", cores=cores_per_rank()),
+        sample_shape=run.data.sample_shape,
+        local_batch_size=local_batch_size,
+        eval_batch_size=run.training.eval_batch_size,
+        steps=run.study.cut(steps_per_epoch([train], local_batch_size)),
+        seed=options.seed,
+        preprocessing=run.training.preprocessing,
+        ranks_on_node=roles.workers,
+        device=device.type,
+    )
+
+
+def _summary(
+    run: ResNet50, roles: Roles, options: argparse.Namespace, ranks: list[dict[str, Any]], model_bytes: int
+) -> dict[str, Any]:
+    """``servers.json``. Times are of the slowest worker; ``traffic``: [sent, received] of every rank in all steps,
+    warm-up included."""
+    workers, servers = ranks[: roles.workers], ranks[roles.workers :]
+    right, seen = (sum(worker[key] for worker in workers) for key in ("right", "seen"))
+    steps = run.study.steps
+    return {
+        "workers": roles.workers,
+        "servers": roles.servers,
+        "updates": "asynchronous" if options.asynchronous else "synchronous",
+        "steps": steps,
+        "warmup_steps": run.study.warmup_steps,
+        "samples": steps * run.hyperparameters.global_batch_size,
+        "seconds": max(worker["seconds"] for worker in workers),
+        "wait_s": sum(worker["wait_s"] for worker in workers) / len(workers),
+        "compute_s": sum(worker["compute_s"] for worker in workers) / len(workers),
+        "accuracy": right / seen,
+        "evaluated": seen,
+        "staleness": sum(server["staleness"] for server in servers) / len(servers) if servers else 0.0,
+        "model_bytes": model_bytes,
+        "host_to_device_bytes": sum(worker["host_to_device"] for worker in workers),
+        "traffic": [rank["traffic"] for rank in ranks],
+    }
+
+
+def _write_evidence(run: ResNet50, options: argparse.Namespace) -> None:
+    words = ["python", "-m", __spec__.name, *sys.argv[1:]]
+    env = {**describe_environment(), "command": shlex.join(words), "data": str(options.data.absolute())}
+    options.out.mkdir(parents=True, exist_ok=True)
+    _write(options.out / "env.json", json.dumps(env, indent=1))
+    _write(options.out / "config.toml", load.dumps(run))
+
+
+def _write(path: Path, text: str) -> None:
+    atomic.write_bytes(path, f"{text.rstrip()}\n".encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
