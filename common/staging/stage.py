@@ -122,8 +122,8 @@ def stage(
         size = sum(file.size + _FILE_OVERHEAD for file in todo.missing)
         return Need(size, group.members[0], target, filesystem_of(target) if group.leads else None)
 
-    def copy(todo: Todo, in_place: Callable[[File], None]) -> Copied:
-        return copy_all(todo.missing, todo.present, manifest.root, target, workers, in_place)
+    def copy(todo: Todo, in_place: Callable[[File], None], failures: list[BaseException]) -> Copied:
+        return copy_all(todo.missing, todo.present, manifest.root, target, workers, in_place, failures)
 
     def report(copied: Copied, received: Sequence[File] = ()) -> RankReport:
         size = copied.bytes + sum(file.size for file in received)
@@ -140,7 +140,7 @@ def stage(
             if read_once:
                 done = copy_and_pass_on(world, share, todo, target, copy, report, advance)
             else:
-                done = on_all_ranks(world, lambda: report(copy(todo, lambda file: advance(1))))
+                done = on_all_ranks(world, lambda: report(copy(todo, lambda file: advance(1), [])))
     return report_of(done, manifest, target, world, mode, read_once)
 
 
