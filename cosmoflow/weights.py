@@ -106,9 +106,11 @@ def load(path: Path, network: Network) -> list[Array]:
         raise UserError(
             f"{path} cannot be read as a safetensors file ({error}); export the weights again"
         ) from None
-    # The format has no checksums of its own, and files of other tools have none.
-    if facts.keys() & {"benchmark", "layout", "crc32"} and facts.get("crc32") != _checksum(found):
-        raise UserError(f"{path} is damaged (its checksum differs); export the weights again")
+    # The format has no checksums of its own. Other tools write no metadata, or only the framework as ``format``.
+    if facts.keys() - {"format"} and facts.get("crc32") != _checksum(found):
+        raise UserError(
+            f"{path} is damaged (its arrays are not those of the checksum in its metadata); export the weights again"
+        )
     wanted = names(network)
     if sorted(found) != sorted(wanted):
         odd = sorted(set(found) ^ set(wanted))

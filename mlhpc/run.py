@@ -35,6 +35,7 @@ from mlhpc.common.staging.stage import remove, remove_after_abort
 from mlhpc.common.staging.target import in_use
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
+from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated
 from mlhpc.errors import UserError
 from mlhpc.run_result import Conclusion, last_line, write_text
@@ -59,12 +60,14 @@ def main(options: argparse.Namespace) -> int:
     """
     run, paths = requested(options)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
-        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
+        argv = [sys.executable, "-m", "mlhpc", *options.argv]
+        return run_local(options.ranks, argv, lambda: killed_hint(run, options.ranks))
     _set_environment()
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
         trainer = _import_trainer(run.benchmark, framework)
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
+        _warn_of_memory(run, world)
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world)
         with (
             RunLog(out, world, _energy_counters(run, world)) as log,
@@ -199,6 +202,13 @@ def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _settings(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def _warn_of_memory(run: Run, world: World) -> None:
+    """The kernel kills a rank that needs more than there is, and leaves it no time to say so."""
+    need = memory_need(run, world.size, world.local_size) if world.rank == 0 else None
+    if need and not need.fits:
+        sys.stderr.write(f"mlhpc: warning: memory: {need}: the kernel may kill the run; {REMEDY}\n")
 
 
 def _make_out(run: Run, requested: Path | None) -> Path:

@@ -2,17 +2,23 @@
 
 import json
 import os
+import struct
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError
+
+# The last record of an archive and, where the number of members does not fit, what it has instead: APPNOTE.TXT 6.3.10,
+# 4.3.16 and 4.4.1.4.
+_END, _MORE = struct.Struct("<4s4H2LH"), 0xFFFF
 
 Arrays = Sequence[npt.NDArray[np.generic]]
 
@@ -63,6 +69,7 @@ def load(directory: Path) -> Checkpoint:
     """The checkpoint in a run's directory. Raises UserError when it is missing, damaged or incomplete."""
     path = directory / "checkpoint.npz"
     with reading(path), os.fdopen(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
+        _require_whole_directory(archive, file)
         arrays = _arrays(archive)
         epoch, seed, config, ranks = (arrays.pop(name) for name in ("epoch", "seed", "config", "ranks"))
         prefixes = ["shared", *(f"rank{rank}" for rank in range(int(ranks)))]
@@ -81,6 +88,14 @@ def load(directory: Path) -> Checkpoint:
 def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[np.generic]) -> None:
     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
         np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
+
+
+def _require_whole_directory(archive: zipfile.ZipFile, file: BinaryIO) -> None:
+    """zipfile does not count: a damaged entry of the directory can swallow those behind it. Raises ValueError."""
+    file.seek(-_END.size, os.SEEK_END)
+    signature, _, _, _, number, *_ = _END.unpack(file.read())
+    if signature != b"PK\x05\x06" or number not in (len(archive.infolist()), _MORE):
+        raise ValueError("its directory is incomplete")
 
 
 def _arrays(archive: zipfile.ZipFile) -> dict[str, npt.NDArray[np.generic]]:
