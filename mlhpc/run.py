@@ -32,7 +32,7 @@ from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import remove, remove_after_abort
-from mlhpc.common.staging.target import in_use
+from mlhpc.common.staging.target import as_user_error, in_use, require_own
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
 from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
@@ -146,6 +146,7 @@ def prepare(run: Run, paths: RunPaths, seed: int | None, evict: bool, world: Wor
     """
     _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, evict)))[0], world)
     on_rank0(world, lambda: manifest.require_folder(paths.data))
+    on_all_ranks(world, lambda: _check_stage(paths.stage))
     if resume := paths.resume:
         seed = on_rank0(world, lambda: seed_of(resume, run))
     out = on_rank0(world, lambda: _make_out(run, paths.out))
@@ -202,6 +203,13 @@ def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _settings(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def _check_stage(stage: Path | None) -> None:
+    """Staging checks this again, but after the run has a folder. Raises UserError."""
+    if stage is not None and os.path.lexists(stage):
+        with as_user_error(stage, "cannot be used", "choose another --stage"):
+            require_own(stage)
 
 
 def _warn_of_memory(run: Run, world: World) -> None:
