@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.files.regular import open_regular
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, count
 
 # The last record of an archive and, where the number of members does not fit, what it has instead: APPNOTE.TXT 6.3.10,
 # 4.3.16 and 4.4.1.4.
@@ -122,6 +122,15 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray[np.gen
 def _contents(members: Sequence[zipfile.ZipInfo]) -> str:
     """Name, size and CRC-32 of the members of an archive, in order."""
     return json.dumps([[info.filename, info.file_size, info.CRC] for info in members])
+
+
+def require_ranks(saved: Checkpoint, directory: Path, ranks: int) -> None:
+    """Raises UserError unless ``saved``, the checkpoint in ``directory``, was written by ``ranks`` ranks."""
+    if len(saved.of_rank) != ranks:
+        raise UserError(
+            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with the same number, not "
+            f"{ranks}"
+        )
 
 
 @contextmanager
