@@ -109,7 +109,8 @@ def load(path: Path, network: Network) -> list[Array]:
     # The format has no checksums of its own. Other tools write no metadata, or only the framework as ``format``.
     if facts.keys() - {"format"} and facts.get("crc32") != _checksum(found):
         raise UserError(
-            f"{path} is damaged (its arrays are not those of the checksum in its metadata); export the weights again"
+            f"{path} is damaged (its arrays are not those of the checksum in its metadata); export the weights "
+            "again"
         )
     wanted = names(network)
     if sorted(found) != sorted(wanted):

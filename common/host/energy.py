@@ -21,8 +21,8 @@ Reading = float | str
 
 @dataclass(frozen=True)
 class Counters:
-    """``source``: what they are read with. ``reads``: one per device, by its name. ``problems``: why there are none,
-    or why a device is left out, one line each; empty for a node without accelerators too."""
+    """``source``: what they are read with. ``reads``: one per device, by its name. ``problems``: why there are
+    none, or why a device is left out, one line each; empty for a node without accelerators too."""
 
     source: str = ""
     reads: Mapping[str, Read] = field(default_factory=dict)
@@ -68,9 +68,7 @@ def counters(vendor: Vendor | None = None) -> Counters:
     return _intel() if vendor == "intel" else Counters()
 
 
-def _library(
-    source: str, module: str, install: str, reads_of: Callable[[Any], dict[str, Read]]
-) -> Counters:
+def _library(source: str, module: str, install: str, reads_of: Callable[[Any], dict[str, Read]]) -> Counters:
     """Any error of a vendor's library means no figures, never a run that ends."""
     try:
         library = import_module(module)
@@ -119,9 +117,7 @@ def _intel(root: Path = Path("/")) -> Counters:
         if (path.parent / "name").read_text().strip() in ("i915", "xe")
     }
     reads = {card: lambda path=path: int(path.read_text()) / 1e6 for card, path in files.items()}
-    return _answering(
-        "sysfs", reads, "the driver has no energy counter (sys/class/drm/card*/device/hwmon)"
-    )
+    return _answering("sysfs", reads, "the driver has no energy counter (sys/class/drm/card*/device/hwmon)")
 
 
 def _answering(source: str, reads: Mapping[str, Read], without: str) -> Counters:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def usable_bytes(root: Path = Path("/")) -> int:
-    """The node's memory, or less where a control group of this process (a batch job, a container) is limited to
-    less: the kernel kills a process of a group that reaches its limit."""
+    """The node's memory, or less where a control group of this process (a batch job, a container) is limited
+    to less: the kernel kills a process of a group that reaches its limit."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *_limits(root)])
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """memory.max of version 2 and memory.limit_in_bytes of version 1 (cgroups(7)), of this group and those above."""
+    """memory.max of version 2 and memory.limit_in_bytes of version 1 (cgroups(7)), of this group and all above."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -36,8 +36,8 @@ def run_local(ranks: int, argv: Sequence[str], memory: Callable[[], str] = no_hi
 
     Rank 0 has this process's standard streams. The output of the others goes to standard error, each
     line prefixed with ``[rank 1]``. When one ends with an error the rest are terminated; its status is returned,
-    128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. ``memory``: as for
-    ``ended_by``. Raises ``UserError`` inside another launcher, whose ranks would each start all of them.
+    128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. ``memory``: as
+    for ``ended_by``. Raises ``UserError`` inside another launcher, whose ranks would each start all of them.
     """
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
@@ -117,8 +117,8 @@ def _wait(
 
 
 def ended_by(rank: int, number: int, memory: Callable[[], str]) -> str:
-    """The line about a rank that a signal ended. SIGKILL is what the kernel sends when memory runs out, and no process
-    can say anything about itself then. ``memory``: what the rank needs and the node has, if known."""
+    """The line about a rank that a signal ended. SIGKILL is what the kernel sends when memory runs out, and no
+    process can say anything about itself then. ``memory``: what the rank needs and the node has, if known."""
     if number != signal.SIGKILL:
         return f"mlhpc: rank {rank} was terminated by {signal.Signals(number).name}\n"
     killer = "most likely by the kernel's out-of-memory killer (dmesg tells)"
@@ -126,8 +126,9 @@ def ended_by(rank: int, number: int, memory: Callable[[], str]) -> str:
 
 
 def outlive(memory: Callable[[], str]) -> None:
-    """Fork: this returns in the child, the only rank of a run. The parent, which needs no memory, passes signals on
-    to it, says so when a signal ended it (``ended_by``), and ends with its status, 128 plus the signal as in a shell.
+    """Fork: this returns in the child, the only rank of a run. The parent, which needs no memory, passes signals
+    on to it, says so when a signal ended it (``ended_by``), and ends with its status, 128 plus the signal as in a
+    shell.
 
     To be called while there is only one thread. The child is killed when the parent is.
     """

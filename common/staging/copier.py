@@ -54,8 +54,8 @@ def copy_all(
     thread, with each that is complete and verified.
 
     ``present`` files are in the target already, with the right size: their checksums are verified there, and
-    those that differ are copied again. At the first of the ``failures``, which begin empty, all stop; other threads
-    may add one. Raises it; those met here are UserErrors.
+    those that differ are copied again. At the first of the ``failures``, which begin empty, all stop; other
+    threads may add one. Raises it; those met here are UserErrors.
     """
     make_folders(target, {os.path.dirname(file.path) for file in (*files, *present)})
     # Threads take files from one iterator; half a million futures would cost half a gigabyte.

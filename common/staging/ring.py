@@ -129,9 +129,7 @@ class Exchange:
         if number is not None and self._readers[number] != (self._ring.position + 1) % self._ring.size:
             self._to_send.put(number)
 
-    def run(
-        self, copy: Callable[[list[BaseException]], Copied], received: Callable[[File], None]
-    ) -> Copied:
+    def run(self, copy: Callable[[list[BaseException]], Copied], received: Callable[[File], None]) -> Copied:
         """Run ``copy``, which calls ``send`` for the files that this rank reads, while files are sent and received
         beside it. ``copy`` gets a list, and stops when there is a failure in it. ``received`` is called with each
         received file, from another thread.
@@ -149,7 +147,9 @@ class Exchange:
             except BaseException as error:
                 self._fail(error)
         if copied is None or self._failures:
-            raise min(self._failures, key=lambda error: isinstance(error, LinkBroken))  # a cause before its symptom
+            raise min(
+                self._failures, key=lambda error: isinstance(error, LinkBroken)
+            )  # a cause before its symptom
         return copied
 
     def _or_abort(self, work: Callable[[], None]) -> None:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError, count
 
-# The last record of an archive and, where the number of members does not fit, what it has instead: APPNOTE.TXT 6.3.10,
-# 4.3.16 and 4.4.1.4.
+# The last record of an archive and, where the number of members does not fit, what it has instead: APPNOTE.TXT
+# 6.3.10, 4.3.16 and 4.4.1.4.
 _END, _MORE = struct.Struct("<4s4H2LH"), 0xFFFF
 
 Arrays = Sequence[npt.NDArray[np.generic]]

@@ -13,9 +13,9 @@ REMEDY = "use more nodes, a smaller hyperparameters.global_batch_size or another
 
 
 class MemoryNeed(NamedTuple):
-    """``step_bytes``: the peak of a training step of ``batch`` samples on one of a node's ``local_size`` ranks, by the
-    model (perf/accelerator/memory.py), without the framework and the loader. ``node_bytes``: what these ranks may
-    use."""
+    """``step_bytes``: the peak of a training step of ``batch`` samples on one of a node's ``local_size`` ranks, by
+    the model (perf/accelerator/memory.py), without the framework and the loader. ``node_bytes``: what these ranks
+    may use."""
 
     batch: int
     step_bytes: int
@@ -29,8 +29,8 @@ class MemoryNeed(NamedTuple):
     def __str__(self) -> str:
         each = f" in each of {self.local_size} ranks" if self.local_size > 1 else ""
         return (
-            f"a training step of {count(self.batch, 'sample')} needs about {size(self.step_bytes)}{each}, framework and "
-            f"loader not counted, and this node has {size(self.node_bytes)}"
+            f"a training step of {count(self.batch, 'sample')} needs about {size(self.step_bytes)}{each}, "
+            f"framework and loader not counted, and this node has {size(self.node_bytes)}"
         )
 
 

@@ -1,6 +1,5 @@
 """A run that the kernel kills: somebody is left to say so. What a rank does is a stand-in."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -41,7 +40,10 @@ def start(work: str, *words: str) -> subprocess.Popen[str]:
     ("words", "needed"),
     [
         (["--preset", "closed"], "a training step of 64 samples needs about 42 GB, "),
-        (["--preset", "closed", "--set", "hyperparameters.global_batch_size=16"], "of 16 samples needs about 10."),
+        (
+            ["--preset", "closed", "--set", "hyperparameters.global_batch_size=16"],
+            "of 16 samples needs about 10.",
+        ),
     ],
 )
 def test_a_rank_that_is_killed_is_one_line_with_what_it_needs(words: Sequence[str], needed: str) -> None:
@@ -49,7 +51,9 @@ def test_a_rank_that_is_killed_is_one_line_with_what_it_needs(words: Sequence[st
     _, err = run.communicate(timeout=60)
     assert run.returncode == 128 + signal.SIGKILL
     assert err.count("\n") == 1 and "Traceback" not in err
-    assert err.startswith("mlhpc: rank 0 was killed by signal 9 (SIGKILL), most likely by the kernel's out-of-memory")
+    assert err.startswith(
+        "mlhpc: rank 0 was killed by signal 9 (SIGKILL), most likely by the kernel's out-of-memory"
+    )
     assert needed in err and "this node has 24 GB; use more nodes" in err
 
 

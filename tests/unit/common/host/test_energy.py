@@ -63,7 +63,10 @@ def test_amdsmi_without_its_library_is_one_line(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
     counters = energy.counters("amd")
     assert not counters.reads and "\n" not in counters.problems[0]
-    assert "KeyError: 'libamd_smi.so'" in counters.problems[0] and "/opt/rocm/share/amd_smi" in counters.problems[0]
+    assert (
+        "KeyError: 'libamd_smi.so'" in counters.problems[0]
+        and "/opt/rocm/share/amd_smi" in counters.problems[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_directory_that_exchanges_arrays_is_refused(tmp_path, others):
     path = saved(tmp_path)
     one, other = others
     rewrite(path, lambda name: True, {one: other, other: one})
-    with pytest.raises(UserError, match="is damaged.*directory"):
+    with pytest.raises(UserError, match=r"is damaged.*directory"):
         checkpoint.load(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_an_entry_of_the_directory_that_swallows_the_others_is_refused(tmp_path)
     data = bytearray(path.read_bytes())
     entry = data.rindex(b"PK\x01\x02", 0, data.rindex(b"ranks.npy"))
     rest = data.rindex(b"PK\x05\x06") - entry - 46 - len("ranks.npy")
-    data[entry + 32 : entry + 34] = rest.to_bytes(2, "little")  # its comment's length: APPNOTE.TXT 6.3.10, 4.3.12
+    data[entry + 32 : entry + 34] = rest.to_bytes(2, "little")  # its comment's length: APPNOTE.TXT, 4.3.12
     path.write_bytes(bytes(data))
     with pytest.raises(UserError, match="directory is incomplete"):
         checkpoint.load(tmp_path)
@@ -113,7 +113,7 @@ def test_more_members_than_the_directory_can_count(tmp_path):
 
 
 def test_an_array_whose_length_is_damaged_too_has_its_checksum_compared(tmp_path):
-    """zipfile compares the checksum at a member's end, which lies behind the array's if the length is too large."""
+    """zipfile compares the checksum at a member's end, which is behind the array's if the length is too large."""
     checkpoint.save(tmp_path, Checkpoint(3, 11, "a = 1\n", [np.arange(100_000.0)], [[]]))
     path = tmp_path / "checkpoint.npz"
     rewrite(path, lambda name: name != "contents.npy")
