@@ -6,6 +6,7 @@ the files of the i915 and xe drivers. A counter is of a device, not of a process
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,12 @@ def _library(source: str, module: str, install: str, reads_of: Callable[[Any], d
 def _nvidia(nvml: Any) -> dict[str, Read]:
     """nvmlDeviceGetTotalEnergyConsumption: millijoules since the driver was loaded (NVML API reference)."""
     nvml.nvmlInit()
+
+    def joules(device: Any) -> float:
+        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(device)) / 1e3
+
     devices = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-    return {
-        f"GPU {number}": lambda one=one: nvml.nvmlDeviceGetTotalEnergyConsumption(one) / 1e3
-        for number, one in enumerate(devices)
-    }
+    return {f"GPU {number}": partial(joules, device) for number, device in enumerate(devices)}
 
 
 def _amd(amdsmi: Any) -> dict[str, Read]:
@@ -105,7 +107,7 @@ def _amd(amdsmi: Any) -> dict[str, Read]:
         return float(counter) * float(count["counter_resolution"]) / 1e6
 
     devices = enumerate(amdsmi.amdsmi_get_processor_handles())
-    return {f"GPU {number}": lambda one=one: joules(one) for number, one in devices}
+    return {f"GPU {number}": partial(joules, device) for number, device in devices}
 
 
 def _intel(root: Path = Path("/")) -> Counters:

@@ -40,7 +40,7 @@ def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
     if run.emulation.enabled or (getattr(run.training, "device", "") != "cpu" and found()):
         return None
     memory = rank_memory(run, ranks)
-    return memory and MemoryNeed(memory.batch, memory.peak, local_size, usable_bytes())
+    return MemoryNeed(memory.batch, memory.peak, local_size, usable_bytes()) if memory else None
 
 
 def killed_hint(run: Run, ranks: int) -> str:
