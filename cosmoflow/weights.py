@@ -4,6 +4,7 @@ The neutral form is the reference's: one array per weight in the order of the la
 of convolutions [depth, height, width, in, out], kernels of dense layers [in, out].
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -54,8 +55,9 @@ def save(path: Path, weights: Sequence[Array], network: Network) -> None:
     """Write the neutral ``weights`` as a safetensors file. Raises OSError."""
     from safetensors.numpy import save as encode
 
-    facts = {"benchmark": "cosmoflow", "layout": "channels last, kernels [..., in, out]"}
     tensors = {name: np.ascontiguousarray(w) for name, w in zip(names(network), weights, strict=True)}
+    facts = {"benchmark": "cosmoflow", "layout": "channels last, kernels [..., in, out]"}
+    facts |= {"crc32": _checksum(tensors)}
     atomic.write_bytes(path, encode(tensors, metadata=facts))
 
 
@@ -94,15 +96,22 @@ def shapes(network: Network, sample_shape: Sequence[int]) -> dict[str, tuple[int
 
 def load(path: Path, network: Network) -> list[Array]:
     """The neutral weights of a safetensors file. Raises UserError where it is damaged or of another network."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors import SafetensorError, safe_open
 
     try:
-        found = load_file(path)
+        with safe_open(path, framework="np") as file:
+            found: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts = file.metadata() or {}
     except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: types NumPy lacks
         raise UserError(
             f"{path} cannot be read as a safetensors file ({error}); export the weights again"
         ) from None
+    # The format has no checksums of its own. Other tools write no metadata, or only the framework as ``format``.
+    if facts.keys() - {"format"} and facts.get("crc32") != _checksum(found):
+        raise UserError(
+            f"{path} is damaged (its arrays are not those of the checksum in its metadata); export the weights "
+            "again"
+        )
     wanted = names(network)
     if sorted(found) != sorted(wanted):
         odd = sorted(set(found) ^ set(wanted))
@@ -114,3 +123,12 @@ def load(path: Path, network: Network) -> list[Array]:
     ]:
         raise UserError(f"{path}: {odd[0]} is not finite float32; export the weights again")
     return [found[name] for name in wanted]
+
+
+def _checksum(tensors: Mapping[str, Array]) -> str:
+    """CRC-32 of names, types, shapes and numbers."""
+    crc = 0
+    for name, tensor in sorted(tensors.items()):
+        crc = zlib.crc32(f"{name} {tensor.dtype.str} {tensor.shape}".encode(), crc)
+        crc = zlib.crc32(tensor.tobytes(), crc)
+    return f"{crc:08x}"

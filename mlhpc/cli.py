@@ -16,6 +16,7 @@ INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 the result is negative (target missed, findings),
     2 the user has something to fix, 128 plus its number after a signal."""
+    is_program = argv is None  # rather than a call from Python, whose process is not ours
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = False  # a mistake in the command line itself has no traceback worth reading
     try:
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"; {did_you_mean(unknown[0].partition('=')[0], flags)}" if unknown[0].startswith("-") else ""
             )
             raise UserError(f"unknown argument {unknown[0]!r}{hint}")
-        options.argv = argv
+        options.argv, options.is_program = argv, is_program
         debug = "--debug" in argv
         if options.quiet:
             os.environ[QUIET] = "1"  # of the environment, so that it reaches all ranks

@@ -32,9 +32,10 @@ from mlhpc.common.ranks.environment import set_variables
 from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import remove, remove_after_abort
-from mlhpc.common.staging.target import in_use
+from mlhpc.common.staging.target import as_user_error, in_use, require_own
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
+from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated
 from mlhpc.errors import UserError
 from mlhpc.run_result import Conclusion, last_line, write_text
@@ -59,12 +60,14 @@ def main(options: argparse.Namespace) -> int:
     """
     run, paths = requested(options)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
-        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
+        argv = [sys.executable, "-m", "mlhpc", *options.argv]
+        return run_local(options.ranks, argv, lambda: killed_hint(run, options.ranks))
     set_variables(run.training.variables())
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
         trainer = _import_trainer(run.benchmark, framework)
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
+        _warn_of_memory(run, world)
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world)
         with (
             RunLog(out, world, _energy_counters(run, world)) as log,
@@ -130,6 +133,7 @@ def prepare(run: Run, paths: RunPaths, seed: int | None, evict: bool, world: Wor
     """
     _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, evict)))[0], world)
     on_rank0(world, lambda: manifest.require_folder(paths.data))
+    on_all_ranks(world, lambda: _check_stage(paths.stage))
     if resume := paths.resume:
         seed = on_rank0(world, lambda: seed_of(resume, run))
     out = on_rank0(world, lambda: _make_out(run, paths.out))
@@ -177,6 +181,20 @@ def extended_from(directory: Path | None, run: Run) -> int | None:
         return None
     before = load.loads(checkpoint.load(directory).config).training.max_epochs
     return before if before < run.training.max_epochs else None
+
+
+def _check_stage(stage: Path | None) -> None:
+    """Staging checks this again, but after the run has a folder. Raises UserError."""
+    if stage is not None and os.path.lexists(stage):
+        with as_user_error(stage, "cannot be used", "choose another --stage"):
+            require_own(stage)
+
+
+def _warn_of_memory(run: Run, world: World) -> None:
+    """The kernel kills a rank that needs more than there is, and leaves it no time to say so."""
+    need = memory_need(run, world.size, world.local_size) if world.rank == 0 else None
+    if need and not need.fits:
+        sys.stderr.write(f"mlhpc: warning: memory: {need}: the kernel may kill the run; {REMEDY}\n")
 
 
 def _make_out(run: Run, requested: Path | None) -> Path:

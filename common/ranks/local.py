@@ -1,5 +1,6 @@
 """Several ranks on this machine without a launcher: ``mlhpc run … --ranks N``."""
 
+import ctypes
 import os
 import queue
 import secrets
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import IO, AnyStr
@@ -22,13 +23,21 @@ GRACE_S = 10.0
 """How long ranks may continue after one of them died. The roll call ends them sooner, and reports why."""
 
 
-def run_local(ranks: int, argv: Sequence[str]) -> int:
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+SI_KERNEL = 0x80  # asm-generic/siginfo.h: a signal of the kernel, such as Ctrl-C from a terminal
+
+
+def no_hint() -> str:
+    return ""
+
+
+def run_local(ranks: int, argv: Sequence[str], memory: Callable[[], str] = no_hint) -> int:
     """Run ``argv`` as ``ranks`` processes that find each other, and return their exit status.
 
     Rank 0 has this process's standard streams. The output of the others goes to standard error, each
     line prefixed with ``[rank 1]``. When one ends with an error the rest are terminated; its status is returned,
-    128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. Raises
-    ``UserError`` inside another launcher, whose ranks would each start all of them.
+    128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. ``memory``: as
+    for ``ended_by``. Raises ``UserError`` inside another launcher, whose ranks would each start all of them.
     """
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
@@ -43,7 +52,7 @@ def run_local(ranks: int, argv: Sequence[str]) -> int:
                 env = os.environ | {"MLHPC_RANK": str(rank), "MLHPC_SIZE": str(ranks), "MLHPC_TOKEN": token}
                 processes.append(_start(rank, argv, env))
                 forwarders += _watch(rank, processes[rank], ended)
-            return _wait(processes, ended)
+            return _wait(processes, ended, memory)
     except KeyboardInterrupt as interrupt:
         return status_of(interrupt)
     finally:
@@ -82,7 +91,9 @@ def _watch(rank: int, process: subprocess.Popen[str], ended: queue.Queue[int]) -
         yield thread
 
 
-def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -> int:
+def _wait(
+    processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int], memory: Callable[[], str]
+) -> int:
     """The first non-zero exit status, once all processes have ended or used up their grace time; 0 if all
     succeeded."""
     status = 0
@@ -97,12 +108,53 @@ def _wait(processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int]) -
             status = 128 - code if code < 0 else code
             deadline = time.monotonic() + GRACE_S
             if code < 0:
-                sys.stderr.write(f"mlhpc: rank {rank} was terminated by {signal.Signals(-code).name}\n")
+                sys.stderr.write(ended_by(rank, -code, memory))
             # Status 1 comes with a traceback or the roll call's message, 2 and 128 plus a signal with their own
             # message.
             elif 2 < code < 128:
                 sys.stderr.write(f"mlhpc: rank {rank} exited with status {code}\n")
     return status
+
+
+def ended_by(rank: int, number: int, memory: Callable[[], str]) -> str:
+    """The line about a rank that a signal ended. SIGKILL is what the kernel sends when memory runs out, and no
+    process can say anything about itself then. ``memory``: what the rank needs and the node has, if known."""
+    if number != signal.SIGKILL:
+        return f"mlhpc: rank {rank} was terminated by {signal.Signals(number).name}\n"
+    killer = "most likely by the kernel's out-of-memory killer (dmesg tells)"
+    return f"mlhpc: rank {rank} was killed by signal 9 (SIGKILL), {killer}{memory()}\n"
+
+
+def outlive(memory: Callable[[], str]) -> None:
+    """Fork: this returns in the child, the only rank of a run. The parent, which needs no memory, passes signals
+    on to it, says so when a signal ended it (``ended_by``), and ends with its status, 128 plus the signal as in a
+    shell.
+
+    To be called while there is only one thread. The child is killed when the parent is.
+    """
+    numbers = {*TERMINATING, signal.SIGINT, signal.SIGHUP}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would learn no status
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*numbers, signal.SIGCHLD})
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        received = signal.sigwaitinfo({*numbers, signal.SIGCHLD})
+        # Ctrl-C reaches the whole process group by itself.
+        if received.si_signo != signal.SIGCHLD and received.si_code != SI_KERNEL:
+            os.kill(child, received.si_signo)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status < 0:
+        sys.stderr.write(ended_by(0, -status, memory))
+        status = 128 - status
+    raise SystemExit(status)
 
 
 def end(processes: Sequence[subprocess.Popen[AnyStr]], grace_s: float) -> None:

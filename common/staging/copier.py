@@ -29,6 +29,10 @@ BLOCK = 256 << 10
 times the processor time; smaller ones more system calls."""
 
 
+class Abandoned(Exception):
+    """A file is not read to its end because something else failed."""
+
+
 class Copied(NamedTuple):
     """What one rank did: files and bytes copied, and files that were in place and correct."""
 
@@ -44,18 +48,18 @@ def copy_all(
     target: Path,
     workers: int,
     in_place: Callable[[File], None],
-    failures: list[BaseException] | None = None,
+    failures: list[BaseException],
 ) -> Copied:
     """Copy ``files`` from ``source`` to ``target``, at most ``workers`` at a time. Calls ``in_place``, from any
     thread, with each that is complete and verified. Stops when something is added to ``failures``, and raises it.
 
     ``present`` files are in the target already, with the right size: their checksums are verified there, and
-    those that differ are copied again. At the first failure all stop. Raises UserError.
+    those that differ are copied again. At the first of the ``failures``, which begin empty, all stop; other
+    threads may add one. Raises it; those met here are UserErrors.
     """
     make_folders(target, {os.path.dirname(file.path) for file in (*files, *present)})
     # Threads take files from one iterator; half a million futures would cost half a gigabyte.
     queue: Iterator[tuple[File, bool]] = iter([*((f, False) for f in files), *((f, True) for f in present)])
-    failures = [] if failures is None else failures
     copied: list[File] = []
     streams = Streams(max(1, workers))
 
@@ -66,10 +70,12 @@ def copy_all(
             if file is None:
                 break
             try:
-                if not (is_present and _is_intact(file, target, block)):
+                if not (is_present and _is_intact(file, target, block, failures)):
                     _copy(file, source, target, block, failures)
                     copied.append(file)
                 in_place(file)
+            except Abandoned:
+                break
             except BaseException as failure:
                 failures.append(failure)
                 break
@@ -104,7 +110,7 @@ def _copy(file: File, source: Path, target: Path, block: memoryview, failures: S
         def pieces() -> Iterator[memoryview]:
             while count := _read(reader, block, origin, remedy):
                 if failures:
-                    raise UserError(f"{target / file.path}: abandoned, another file failed")
+                    raise Abandoned
                 yield block[:count]
 
         write_verified(file, target, pieces(), status.st_mtime_ns, str(origin), remedy)
@@ -145,7 +151,7 @@ def _read(reader: RawIOBase, block: memoryview, origin: Path, remedy: str) -> in
         raise UserError(f"{origin}: cannot be read: {error.strerror}; {remedy}") from error
 
 
-def _is_intact(file: File, target: Path, block: memoryview) -> bool:
+def _is_intact(file: File, target: Path, block: memoryview, failures: Sequence[object]) -> bool:
     """Whether the staged file has its checksum; without one in the manifest its size and time have to do."""
     if file.crc32 is None:
         return True
@@ -155,5 +161,7 @@ def _is_intact(file: File, target: Path, block: memoryview) -> bool:
         os.fdopen(open_regular(copy, os.O_NOFOLLOW), "rb", buffering=0) as reader,
     ):
         while count := reader.readinto(block):
+            if failures:
+                raise Abandoned
             crc = isal_zlib.crc32(block[:count], crc)
     return crc == file.crc32

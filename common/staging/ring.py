@@ -61,12 +61,26 @@ class Todo(NamedTuple):
 
 @dataclass(frozen=True)
 class Ring:
-    """This rank's place in a ring of ``size`` ranks, and its connections to the neighbours."""
+    """A ring of ``ranks``, this rank's ``position`` in it, and its connections to the neighbours."""
 
     position: int
-    size: int
+    ranks: Sequence[int]
     predecessor: socket.socket
     successor: socket.socket
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def before(self) -> int:
+        """The rank that sends to this one."""
+        return self.ranks[self.position - 1]
+
+    @property
+    def after(self) -> int:
+        """The rank that this one sends to."""
+        return self.ranks[(self.position + 1) % self.size]
 
 
 @contextmanager
@@ -90,7 +104,7 @@ def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
             before, after = ranks[at - 1], ranks[(at + 1) % len(ranks)]
             successor = connections.enter_context(connect(places[after], secret, world.rank))
             predecessor = connections.enter_context(accept(listener, secret, [before])[0])
-            return Ring(at, len(ranks), predecessor, successor)
+            return Ring(at, tuple(ranks), predecessor, successor)
 
         yield on_each_rank(world, neighbours)
 
@@ -106,6 +120,7 @@ class Exchange:
         self._target = target
         self._number = {file: number for number, file in enumerate(files)}
         self._to_send: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._failures: list[BaseException] = []  # of this rank's threads: at the first, all of them stop
 
     def send(self, file: File) -> None:
         """``file`` is complete in the target: pass it on, unless it is none of the ring's files or the successor
@@ -114,36 +129,41 @@ class Exchange:
         if number is not None and self._readers[number] != (self._ring.position + 1) % self._ring.size:
             self._to_send.put(number)
 
-    def run(self, copy: Callable[[], Copied], received: Callable[[File], None]) -> Copied:
+    def run(self, copy: Callable[[list[BaseException]], Copied], received: Callable[[File], None]) -> Copied:
         """Run ``copy``, which calls ``send`` for the files that this rank reads, while files are sent and received
-        beside it. ``received`` is called with each received file, from another thread.
+        beside it. ``copy`` gets a list, and stops when there is a failure in it. ``received`` is called with each
+        received file, from another thread.
 
         Returns what ``copy`` does, when every file has been passed on. Raises what ``copy`` raises, UserError, or
         LinkBroken when a neighbour ends; the neighbours then get LinkBroken.
         """
+        copied = None
         with ThreadPoolExecutor(2, thread_name_prefix="ring") as pool:
             try:
                 make_folders(self._target, {os.path.dirname(file.path) for file in self._files})
-                works = [pool.submit(self._or_abort, self._send_all)]
-                works.append(pool.submit(self._or_abort, lambda: self._receive_all(received)))
-                copied = copy()
-                errors = [error for work in works if (error := work.exception())]
-            except BaseException:
-                self._abort()
-                raise
-        if errors:
-            raise min(errors, key=lambda error: isinstance(error, LinkBroken))  # a cause before its symptom
+                pool.submit(self._or_abort, self._send_all)
+                pool.submit(self._or_abort, lambda: self._receive_all(received))
+                copied = copy(self._failures)
+            except BaseException as error:
+                self._fail(error)
+        if copied is None or self._failures:
+            raise min(
+                self._failures, key=lambda error: isinstance(error, LinkBroken)
+            )  # a cause before its symptom
         return copied
 
     def _or_abort(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException:
-            self._abort()
-            raise
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failures.append(error)
+        self._abort()
 
     def _abort(self) -> None:
-        """End both threads, and let the neighbours know."""
+        """End both threads, and let the neighbours know: their connections break, and they stop too."""
         self._to_send.put(None)
         for connection in (self._ring.predecessor, self._ring.successor):
             with suppress(OSError):
@@ -151,6 +171,7 @@ class Exchange:
 
     def _send_all(self) -> None:
         successor, after = self._ring.successor, (self._ring.position + 1) % self._ring.size
+        next_rank = f"rank {self._ring.after}, the next in the ring,"
         for _ in range(sum(reader != after for reader in self._readers)):
             number = self._to_send.get()
             if number is None:
@@ -163,32 +184,33 @@ class Exchange:
                 status = os.fstat(reader.fileno())
                 if status.st_size != file.size:
                     raise UserError(f"{path}: changed while it was staged; {_REMEDY}")
-                with _neighbour("the next node"):
+                with _neighbour(next_rank):
                     successor.sendall(_HEADER.pack(number, status.st_mtime_ns))
                     if file.size and successor.sendfile(reader, count=file.size) != file.size:
                         raise EOFError
 
     def _receive_all(self, received: Callable[[File], None]) -> None:
         block = memoryview(mmap.mmap(-1, BLOCK))
+        before = f"rank {self._ring.before}, the one before in the ring,"
         expected = {n for n, reader in enumerate(self._readers) if reader != self._ring.position}
         while expected:
-            with _neighbour("the node before"):
+            with _neighbour(before):
                 number, mtime_ns = _HEADER.unpack(receive_exactly(self._ring.predecessor, _HEADER.size))
             if number not in expected:
                 raise LinkBroken(f"{self._target}: file {number} arrived unexpectedly; {_REMEDY}")
             expected.remove(number)
             file = self._files[number]
-            pieces = _pieces(self._ring.predecessor, file.size, block)
-            origin = f"{self._target / file.path} from the node before"
+            pieces = _pieces(self._ring.predecessor, file.size, block, before)
+            origin = f"{self._target / file.path} from rank {self._ring.before}"
             write_verified(file, self._target, pieces, mtime_ns, origin, _REMEDY)
             received(file)
             self.send(file)
 
 
-def _pieces(connection: socket.socket, size: int, block: memoryview) -> Iterator[memoryview]:
-    """``size`` bytes from ``connection``, through ``block``."""
+def _pieces(connection: socket.socket, size: int, block: memoryview, sender: str) -> Iterator[memoryview]:
+    """``size`` bytes from ``connection`` to ``sender``, through ``block``."""
     while size:
-        with _neighbour("the node before"):
+        with _neighbour(sender):
             count = connection.recv_into(block, min(size, len(block)))
             if not count:
                 raise EOFError
@@ -202,7 +224,7 @@ def _neighbour(which: str) -> Iterator[None]:
         yield
     except (OSError, EOFError) as error:
         raise LinkBroken(
-            f"staging: the connection to {which} broke ({error or 'closed'}); {_REMEDY}"
+            f"staging: the connection to {which} broke ({str(error) or 'closed'}); {_REMEDY}"
         ) from error
 
 
@@ -211,7 +233,7 @@ def copy_and_pass_on(
     share: Share,
     todo: Todo,
     target: Path,
-    copy: Callable[[Todo, Callable[[File], None]], Copied],
+    copy: Callable[[Todo, Callable[[File], None], list[BaseException]], Copied],
     report: Callable[[Copied, Sequence[File]], T],
     advance: Callable[[int], None],
 ) -> list[T]:
@@ -240,7 +262,9 @@ def copy_and_pass_on(
             advance(1)
 
         def work() -> T:
-            copied = exchange.run(lambda: copy(own, in_place), note) if exchange else copy(own, in_place)
+            if exchange is None:
+                return report(copy(own, in_place, []), received)
+            copied = exchange.run(lambda failures: copy(own, in_place, failures), note)
             return report(copied, received)
 
         done, error = attempt(work)

@@ -125,8 +125,8 @@ def stage(
         count = len(ready.share.alone) + len(ready.share.passed)
         with progress(count, "staging", "files", show=world.rank == 0) as advance:
 
-            def copy(todo: Todo, in_place: Callable[[File], None]) -> Copied:
-                return copy_all(todo.missing, todo.present, manifest.root, target, workers, in_place)
+            def copy(todo: Todo, in_place: Callable[[File], None], failures: list[BaseException]) -> Copied:
+                return copy_all(todo.missing, todo.present, manifest.root, target, workers, in_place, failures)
 
             def report(copied: Copied, received: Sequence[File] = ()) -> RankReport:
                 return ready.report(copied, started, received)
@@ -134,7 +134,7 @@ def stage(
             if ready.read_once:
                 done = copy_and_pass_on(world, ready.share, ready.todo, target, copy, report, advance)
             else:
-                done = on_all_ranks(world, lambda: report(copy(ready.todo, lambda file: advance(1))))
+                done = on_all_ranks(world, lambda: report(copy(ready.todo, lambda file: advance(1), [])))
     return report_of(done, manifest, target, world, mode, ready.read_once)
 
 

@@ -9,10 +9,11 @@ import fcntl
 import json
 import os
 import resource
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -37,10 +38,8 @@ RANK_0_MAY_STILL_WRITE_S = 3.0
 class EnergyCounters(Protocol):
     """Energy counters of a node's accelerators (``common/host/energy.py``)."""
 
-    @property
-    def source(self) -> str: ...
-    def joules(self) -> list[float]: ...
-    def spent(self, before: Sequence[float]) -> float | None: ...
+    def joules(self) -> dict[str, float | str]: ...
+    def spent(self, before: Mapping[str, float | str]) -> dict[str, Any]: ...
 
 
 class RunLog:
@@ -114,7 +113,7 @@ class RunLog:
         if self._heartbeat:
             self._heartbeat.enter(phase)
         self._world.enter(phase)
-        before = self._counters.joules() if self._counters and name == "run" else []
+        before = self._counters.joules() if self._counters and name == "run" else {}
         if sync:
             self._world.barrier()
         started = self._event("begin", name, **tags)
@@ -146,18 +145,23 @@ class RunLog:
                     self._note_energy(self._counters, before)
                 self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
 
-    def _note_energy(self, counters: EnergyCounters, before: list[float]) -> None:
-        """Joules of all accelerators of the run's nodes since ``before``; no note if no rank has a counter."""
-        joules = counters.spent(before)
-        own: dict[str, Any] = {
-            "source": counters.source,
-            "counters": len(before) if joules is not None else 0,
-            "joules": joules,
-        }
-        read = [one for one in self._world.gather(own) if one["counters"]]
-        if read:
-            totals = {key: sum(one[key] for one in read) for key in ("joules", "counters")}
-            self.note("energy", source=read[0]["source"], **totals)
+    def _note_energy(self, counters: EnergyCounters, before: Mapping[str, float | str]) -> None:
+        """Joules of the accelerators of the run's nodes since ``before``, and a line about those that are not in
+        it; no note if no rank has counters or a problem with them."""
+        spent = counters.spent(before)
+        if self._world.nodes > 1:
+            spent["problems"] = [f"{problem} on {socket.gethostname()}" for problem in spent["problems"]]
+        ranks = [one for one in self._world.gather(spent) if one["counters"] or one["problems"]]
+        if not ranks:
+            return
+        number = sum(one["counters"] for one in ranks)
+        joules = sum(one["joules"] for one in ranks) if number else None
+        problems = [problem for one in ranks for problem in one["problems"]]
+        self.note("energy", source=ranks[0]["source"], joules=joules, counters=number, problems=problems)
+        if problems:
+            more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+            what = f"the energy figure is of {number} of the devices" if number else "no energy figure"
+            self.say(f"{what}: {'; '.join(problems[:3])}{more}")
 
     def timed(
         self,

@@ -1,15 +1,24 @@
 """A run's state after an epoch, as plain arrays: enough to continue on the same trajectory."""
 
+import json
+import os
+import struct
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError, count
+
+# The last record of an archive and, where the number of members does not fit, what it has instead: APPNOTE.TXT
+# 6.3.10, 4.3.16 and 4.4.1.4.
+_END, _MORE = struct.Struct("<4s4H2LH"), 0xFFFF
 
 Arrays = Sequence[npt.NDArray[np.generic]]
 
@@ -46,8 +55,8 @@ def save(directory: Path, checkpoint: Checkpoint) -> None:
         # Not np.savez, which leaves its archive open when the disk is full, and fails much later.
         with zipfile.ZipFile(half, "w") as archive:
             for name, array in (facts | arrays).items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
+                _write(archive, name, array)
+            _write(archive, "contents", np.array(_contents(archive.infolist())))
         half.replace(directory / "checkpoint.npz")
     except OSError as error:
         half.unlink(missing_ok=True)
@@ -59,21 +68,60 @@ def save(directory: Path, checkpoint: Checkpoint) -> None:
 def load(directory: Path) -> Checkpoint:
     """The checkpoint in a run's directory. Raises UserError when it is missing, damaged or incomplete."""
     path = directory / "checkpoint.npz"
-    with reading(path), np.load(path, allow_pickle=False) as file:
-        ranks = int(file["ranks"])
-        prefixes = ["shared", *(f"rank{rank}" for rank in range(ranks))]
-        names = set(file.files) - {"epoch", "seed", "config", "ranks", "arrays"}
+    with reading(path), os.fdopen(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
+        _require_whole_directory(archive, file)
+        arrays = _arrays(archive)
+        epoch, seed, config, ranks = (arrays.pop(name) for name in ("epoch", "seed", "config", "ranks"))
+        prefixes = ["shared", *(f"rank{rank}" for rank in range(int(ranks)))]
         # Checkpoints of version 0.1 do not record their number of arrays.
-        counts = file["arrays"].tolist() if "arrays" in file.files else _counts(names, prefixes)
+        counts = arrays.pop("arrays").tolist() if "arrays" in arrays else _counts(set(arrays), prefixes)
         expected = {f"{prefix}_{i}" for prefix, n in zip(prefixes, counts, strict=True) for i in range(n)}
-        if names != expected:
-            raise ValueError(
-                f"{len(expected - names)} arrays are missing, {len(names - expected)} are unknown"
-            )
+        if arrays.keys() != expected:
+            missing, unknown = expected - arrays.keys(), arrays.keys() - expected
+            raise ValueError(f"{len(missing)} arrays are missing, {len(unknown)} are unknown")
         shared, *of_rank = (
-            [file[f"{prefix}_{i}"] for i in range(n)] for prefix, n in zip(prefixes, counts, strict=True)
+            [arrays[f"{prefix}_{i}"] for i in range(n)] for prefix, n in zip(prefixes, counts, strict=True)
         )
-        return Checkpoint(int(file["epoch"]), int(file["seed"]), str(file["config"]), shared, of_rank)
+        return Checkpoint(int(epoch), int(seed), str(config), shared, of_rank)
+
+
+def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[np.generic]) -> None:
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
+
+
+def _require_whole_directory(archive: zipfile.ZipFile, file: BinaryIO) -> None:
+    """zipfile does not count: a damaged entry of the directory can swallow those behind it. Raises ValueError."""
+    file.seek(-_END.size, os.SEEK_END)
+    signature, _, _, _, number, *_ = _END.unpack(file.read())
+    if signature != b"PK\x05\x06" or number not in (len(archive.infolist()), _MORE):
+        raise ValueError("its directory is incomplete")
+
+
+def _arrays(archive: zipfile.ZipFile) -> dict[str, npt.NDArray[np.generic]]:
+    """Every array by its name, as it was saved. The last member, ``contents``, is what the archive's directory was
+    when it was written: a damaged directory can exchange members. Checkpoints of version 0.1 lack it, and only the
+    checksum of each member is compared. Raises ValueError or zipfile's errors."""
+    members = archive.infolist()
+    arrays = {info.filename.removesuffix(".npy"): _read(archive, info) for info in members}
+    contents = arrays.pop("contents", None)
+    if contents is not None and str(contents) != _contents(members[:-1]):
+        raise ValueError("its directory is not the one that was written")
+    return arrays
+
+
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray[np.generic]:
+    """zipfile compares a member's checksum when its last byte is read; NumPy stops at the end of the array."""
+    with archive.open(info) as member:
+        array: npt.NDArray[np.generic] = np.lib.format.read_array(member, allow_pickle=False)  # type: ignore[no-untyped-call]
+        if member.read(1):
+            raise ValueError(f"{info.filename} is longer than its array")
+    return array
+
+
+def _contents(members: Sequence[zipfile.ZipInfo]) -> str:
+    """Name, size and CRC-32 of the members of an archive, in order."""
+    return json.dumps([[info.filename, info.file_size, info.CRC] for info in members])
 
 
 def require_ranks(saved: Checkpoint, directory: Path, ranks: int) -> None:

@@ -2,9 +2,12 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from mlhpc.commands.parser import Commands, add_benchmark, add_command, add_json, print_json
+from mlhpc.common.ranks.environment import identify
+from mlhpc.common.ranks.local import outlive
 from mlhpc.errors import UserError
 
 
@@ -107,9 +110,18 @@ def _run(options: argparse.Namespace) -> int:
         else:
             dry_run(options, Console())
         return 0
+    if options.is_program and options.ranks <= 1 and identify(os.environ).launcher == "none":
+        outlive(lambda: _killed_hint(options))  # before anything is imported that starts threads
     from mlhpc.run import main
 
     return main(options)
+
+
+def _killed_hint(options: argparse.Namespace) -> str:
+    from mlhpc.doctor.memory import killed_hint
+    from mlhpc.run import requested
+
+    return killed_hint(requested(options)[0], 1)
 
 
 def _campaign(options: argparse.Namespace) -> int:

@@ -141,7 +141,7 @@ def _energy(node: Node) -> Iterator[CheckResult]:
         return
     source, counters, problem = (node["energy"][key] for key in ("source", "counters", "problem"))
     if problem:
-        remedy = "runs then have no energy figure"
+        remedy = f"runs then have {'the energy of the others only' if counters else 'no energy figure'}"
         yield CheckResult("warn", "energy", problem, remedy)
     else:
         yield CheckResult("pass", "energy", f"{source}, {count(counters, 'counter')}")

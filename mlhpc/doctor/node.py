@@ -93,7 +93,8 @@ def driver_version() -> str | None:
 
 def _energy() -> dict[str, Any]:
     counters = energy.counters()
-    return {"source": counters.source, "counters": len(counters.reads), "problem": counters.problem}
+    problem = "; ".join(counters.problems)
+    return {"source": counters.source, "counters": len(counters.reads), "problem": problem}
 
 
 def _folder(path: Path | None) -> dict[str, Any]:

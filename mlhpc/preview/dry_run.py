@@ -14,9 +14,10 @@ from mlhpc.common.data import manifest
 from mlhpc.common.data.partition import files_of_node
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.host.memory import usable_bytes
 from mlhpc.common.ranks.environment import identify
 from mlhpc.errors import count
-from mlhpc.perf.accelerator.memory import memory_of
+from mlhpc.perf.accelerator.memory import rank_memory
 from mlhpc.run import RunPaths, context_of, requested, seed_of
 from mlhpc.submission.check.content import findings_content
 from mlhpc.submission.report.summary import size
@@ -51,8 +52,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
         "max_steps": steps * run.training.max_epochs,
         "data": _data(paths.data),
         "staging": _staging(run, paths, nodes or 1),
-        # The model is of whole samples.
-        "memory": _memory(run, local // run.backward_passes) if together == 1 else None,
+        "memory": _memory(run, ranks),
         "findings": findings_content(list(findings)),
     }
 
@@ -79,13 +79,16 @@ def _staging(run: Run, paths: RunPaths, nodes: int) -> dict[str, Any] | None:
     return facts
 
 
-def _memory(run: Run, batch: int) -> dict[str, Any] | None:
-    """Bytes of a training step on one rank (perf/accelerator/memory.py); None for a network without a model."""
-    try:
-        needed = memory_of(run, batch, gpu=False)
-    except (KeyError, ValueError, AttributeError):  # a benchmark of another package
+def _memory(run: Run, ranks: int) -> dict[str, Any] | None:
+    """Bytes of a training step on one rank; None for a network without a model, and for parts of samples."""
+    if not (needed := rank_memory(run, ranks)):
         return None
-    return {"batch": needed.batch, "parameters": needed.parameters, "step_peak_bytes": needed.peak}
+    return {
+        "batch": needed.batch,
+        "parameters": needed.parameters,
+        "step_peak_bytes": needed.peak,
+        "node_bytes": usable_bytes(),
+    }
 
 
 def dry_run(options: argparse.Namespace, console: Console) -> None:
@@ -106,7 +109,8 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
         peak = (
             f"{size(memory['step_peak_bytes'])} at the peak of a step of {count(memory['batch'], 'sample')}"
         )
-        lines["memory"] = f"{peak}, besides the framework and the loader (model)"
+        has = f"this node has {size(memory['node_bytes'])}"
+        lines["memory"] = f"{peak} per rank, besides the framework and the loader (model); {has}"
     for label, line in lines.items():
         console.print(Text.assemble((f"{label:9}", "bold"), line), soft_wrap=console.width > 200)
     for finding in facts["findings"]:

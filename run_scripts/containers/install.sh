@@ -15,12 +15,12 @@ export PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1
 case $1 in
   tensorflow) # Horovod needs an old setuptools and its TensorFlow (docs/dependencies.md), NCCL the CUDA toolkit
     pip install -c constraints.txt 'setuptools<70' wheel cmake packaging cloudpickle psutil pyyaml cffi
-    pip install -c constraints.txt '.[cosmoflow-gpu]'
+    pip install -c constraints.txt '.[cosmoflow-gpu,codecs,nvidia]'
     HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 \
       HOROVOD_WITHOUT_MPI=1 HOROVOD_GPU_OPERATIONS=NCCL \
       pip install --no-build-isolation --no-binary horovod -c constraints.txt horovod
     horovodrun --check-build | tee /dev/stderr | grep '\[X\] NCCL' >/dev/null ;;
-  pytorch) pip install -c constraints.txt '.[deepcam,resnet50,dali]' ;;
+  pytorch) pip install -c constraints.txt '.[deepcam,resnet50,cosmoflow-pytorch,codecs,dali,nvidia]' ;;
 esac
 cudas=$(pip list --format=freeze | sed -n 's/^nvidia-.*-cu\(1[0-9]\)=.*/\1/p' | sort -u)
 if (($(wc -w <<<"$cudas") > 1)); then echo "install.sh: wheels of CUDA" "$cudas" "in one environment" >&2; exit 1; fi

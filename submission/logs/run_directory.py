@@ -134,12 +134,13 @@ class DataFormat(_Read):
 
 
 class Energy(_Read):
-    """What the accelerators of all nodes used between start and stop. ``source``: what the ``counters`` were read
-    with."""
+    """What the accelerators of all nodes used between start and stop; None where no counter could be read.
+    ``source``: what the ``counters`` were read with. ``problems``: which devices are not in it, and why."""
 
-    joules: Annotated[float, Field(ge=0, le=1e18)]
+    joules: Annotated[float, Field(ge=0, le=1e18)] | None
     counters: Count
     source: Text
+    problems: tuple[Text, ...] = ()
 
 
 class Emulation(_Read):

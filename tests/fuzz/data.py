@@ -12,12 +12,14 @@ import h5py
 import numpy as np
 from fuzz.mutate import damaged_bytes, damaged_value
 
+from mlhpc.benchmarks import load
 from mlhpc.common.data import manifest
 from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.codecs.codec import find
 from mlhpc.common.formats import archive, npy, tfrecord
 from mlhpc.common.timing.breakdown import breakdown, read_events
 from mlhpc.common.training import checkpoint
+from mlhpc.cosmoflow import weights
 from mlhpc.cosmoflow.data import codec as cosmoflow
 from mlhpc.deepcam.data import codec as deepcam
 from mlhpc.deepcam.data import hdf5
@@ -96,11 +98,37 @@ def checkpoint_bytes(rng: Random) -> bytes:
 
 
 def read_checkpoint(data: bytes, scratch: Path) -> None:
-    """Members of a ZIP archive have checksums: no array is missing or other than it was saved."""
+    """No array is missing or other than it was saved."""
     (scratch / "checkpoint.npz").write_bytes(data)
     read = checkpoint.load(scratch)
-    assert [array.shape for array in read.shared] == [FIELDS.shape, COUNTS.shape]
-    assert (read.shared[0] == FIELDS).all() and (read.of_rank[0][0] == COUNTS).all()
+    assert (read.epoch, read.seed, read.config) == (1, 7, "preset = 'smoke'\n")
+    found, saved = [*read.shared, *read.of_rank[0]], [FIELDS, COUNTS, COUNTS]
+    assert [array.dtype for array in found] == [array.dtype for array in saved]
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(saved, found, strict=True))
+
+
+NETWORK = load.load("cosmoflow", "smoke", ["network.conv_filters=1", "network.dense_units=[2]"]).network
+
+
+@cache
+def _weights() -> tuple[list[np.ndarray], bytes]:
+    rng = np.random.default_rng(2)
+    arrays = [rng.standard_normal((2, 3)).astype(np.float32) for _ in weights.names(NETWORK)]
+    with TemporaryDirectory() as name:
+        weights.save(Path(name, "w.safetensors"), arrays, NETWORK)
+        return arrays, Path(name, "w.safetensors").read_bytes()
+
+
+def weights_bytes(rng: Random) -> bytes:
+    data = _weights()[1]
+    return data if rng.random() < 0.05 else damaged_bytes(rng, data)
+
+
+def read_weights(data: bytes, scratch: Path) -> None:
+    """No weight is missing or other than it was exported."""
+    (scratch / "w.safetensors").write_bytes(data)
+    read = weights.load(scratch / "w.safetensors", NETWORK)
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(_weights()[0], read, strict=True))
 
 
 def hdf5_bytes(rng: Random) -> bytes:
@@ -206,6 +234,7 @@ READERS = (
     ("tfrecord", tfrecord_bytes, read_tfrecord, (UserError,)),
     ("npy", npy_bytes, read_npy, (UserError,)),
     ("checkpoint", checkpoint_bytes, read_checkpoint, (UserError,)),
+    ("weights", weights_bytes, read_weights, (UserError,)),
     ("hdf5", hdf5_bytes, read_hdf5, (UserError,)),
     ("events", events_bytes, read_event_file, (ValueError,)),
 )

@@ -10,11 +10,13 @@ Without a GPU it reports that and exits. docs/first_hour_on_gpus.md says what to
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -27,7 +29,8 @@ NEEDED_DRIVER = 580  # of the CUDA 13 builds of PyTorch (CUDA toolkit release no
 @dataclass(frozen=True)
 class Check:
     """``command`` gives the words of a process, from the number of GPUs and the working folder; ``verify`` raises
-    AssertionError when its output there is wrong."""
+    AssertionError when its output there is wrong. PyTorch and TensorFlow with GPUs cannot share an environment
+    (docs/sites.md): a check that ``needs`` one that is not installed is skipped."""
 
     name: str
     what: str
@@ -35,6 +38,15 @@ class Check:
     verify: Callable[[Path], None] = lambda work: None
     minutes: float = 10
     gpus: int = 1  # at least
+
+    @property
+    def needs(self) -> str:
+        """The package that it needs, by its name; empty for one that needs none."""
+        if self.name.startswith(("data-", "driver")):
+            return ""
+        if self.name.endswith("-dali"):
+            return "nvidia.dali"
+        return "tensorflow" if self.name.startswith("cosmoflow") else "torch"
 
 
 def run_words(
@@ -48,7 +60,7 @@ def run_words(
         data = ["--preset", "smoke", "--data", str(work / "data" / benchmark), "--seed", "7"]
         many = ["--ranks", str(gpus)] if ranks else []
         sets = [word for setting in chosen for word in ("--set", setting)]
-        return [*MLHPC, "run", benchmark, *data, "--out", str(work / name), *many, *sets]
+        return [*MLHPC, "run", benchmark, *data, "--out", str(work / "runs" / name), *many, *sets]
 
     return words
 
@@ -57,10 +69,10 @@ def trained(name: str) -> Callable[[Path], None]:
     """The run used a GPU, its losses are finite and fall, and its times add up."""
 
     def verify(work: Path) -> None:
-        result = json.loads((work / name / "result.json").read_text())
+        result = json.loads((work / "runs" / name / "result.json").read_text())
         losses = [epoch["train_loss"] for epoch in result["epochs"]]
         assert len(losses) == 2 and losses[1] < losses[0], f"losses {losses}"
-        lines = (work / name / "events.rank0.jsonl").read_text().splitlines()
+        lines = (work / "runs" / name / "events.rank0.jsonl").read_text().splitlines()
         (memory,) = (e for e in map(json.loads, lines) if e["event"] == "note" and e["name"] == "memory")
         assert memory["device_peak_bytes"], "it trained on the CPU"
         for epoch in result["epochs"]:
@@ -75,7 +87,7 @@ def agree(name: str, other: str, within: float) -> Callable[[Path], None]:
     def verify(work: Path) -> None:
         trained(name)(work)
         first, second = (
-            json.loads((work / each / "result.json").read_text())["epochs"][0]["train_loss"]
+            json.loads((work / "runs" / each / "result.json").read_text())["epochs"][0]["train_loss"]
             for each in (name, other)
         )
         assert abs(first - second) <= within * abs(second), f"loss {first}, and {second} in {other}"
@@ -186,20 +198,25 @@ def inside_driver() -> None:
     listed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout
     print(listed)
     driver = int(listed.split(".")[0])
-    import torch
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # which nvidia-smi does not heed
+    gpus = len(listed.splitlines() if visible is None else visible.split(","))
+    assert installed("torch") or installed("tensorflow"), "neither PyTorch nor TensorFlow is installed here"
+    if installed("torch"):
+        import torch
 
-    print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "GPUs", torch.cuda.device_count())
-    needs = NEEDED_DRIVER if int((torch.version.cuda or "0").split(".")[0]) >= 13 else 0
-    assert driver >= needs, f"driver {driver}, and this PyTorch needs {needs}"
-    assert torch.cuda.device_count() > 0, "PyTorch sees no GPU"
-    for gpu in range(torch.cuda.device_count()):
-        x = torch.arange(16.0, device=f"cuda:{gpu}").view(4, 4)
-        assert torch.equal((x @ x).cpu(), x.cpu() @ x.cpu()), f"GPU {gpu} computes something else"
-    import tensorflow as tf
+        print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "GPUs", torch.cuda.device_count())
+        needs = NEEDED_DRIVER if int((torch.version.cuda or "0").split(".")[0]) >= 13 else 0
+        assert driver >= needs, f"driver {driver}, and this PyTorch needs {needs}"
+        assert torch.cuda.device_count() == gpus, f"PyTorch sees {torch.cuda.device_count()} of {gpus} GPUs"
+        for gpu in range(gpus):
+            x = torch.arange(16.0, device=f"cuda:{gpu}").view(4, 4)
+            assert torch.equal((x @ x).cpu(), x.cpu() @ x.cpu()), f"GPU {gpu} computes something else"
+    if installed("tensorflow"):
+        import tensorflow as tf
 
-    seen = len(tf.config.list_physical_devices("GPU"))
-    print("TensorFlow", tf.__version__, "GPUs", seen)
-    assert seen == torch.cuda.device_count(), f"TensorFlow sees {seen} GPUs"
+        seen = len(tf.config.list_physical_devices("GPU"))
+        print("TensorFlow", tf.__version__, "GPUs", seen)
+        assert seen == gpus, f"TensorFlow sees {seen} of {gpus} GPUs"
 
 
 def inside_events() -> None:
@@ -305,6 +322,13 @@ def inside_memory() -> None:
 # The table.
 
 
+def installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
 def count_gpus() -> int:
     """By the driver, without loading a framework."""
     try:
@@ -320,6 +344,11 @@ def perform(check: Check, gpus: int, work: Path) -> tuple[str, float, str]:
     """The verdict, the seconds, and what was checked or went wrong."""
     if gpus < check.gpus:
         return "skipped", 0.0, f"needs {check.gpus} GPUs"
+    if check.needs and not installed(check.needs):
+        return "skipped", 0.0, f"{check.needs} is not installed: start this in its environment too"
+    run = work / "runs" / check.name
+    if (run / "run.log").exists():  # of an earlier try
+        shutil.rmtree(run)
     log, start = work / f"{check.name}.txt", time.monotonic()
     with log.open("w") as output:
         try:

@@ -55,3 +55,25 @@ def test_failing_hanging_and_passing_checks_are_distinguished(tmp_path):
         raise AssertionError("losses [1, 2]")
 
     assert verdict("", verify=wrong) == ("FAILED", "losses [1, 2]")
+
+
+def test_a_check_can_be_repeated_but_only_a_run_is_removed_for_it(tmp_path):
+    """``mlhpc run`` refuses a folder with results."""
+    module, out = loaded(), tmp_path / "runs" / "deepcam"
+    code = f"from pathlib import Path; out = Path({str(out)!r}); out.mkdir(parents=True); (out/'run.log').touch()"
+    check = module.Check("deepcam", "what", lambda gpus, work: [sys.executable, "-c", code])
+    assert [module.perform(check, 1, tmp_path)[0] for _ in range(2)] == ["passed", "passed"]
+    (out / "run.log").unlink()
+    assert module.perform(check, 1, tmp_path)[0] == "FAILED" and out.exists()
+
+
+def test_checks_of_a_framework_that_this_environment_lacks_are_skipped(tmp_path, monkeypatch):
+    """PyTorch and TensorFlow for GPUs have an environment each."""
+    module = loaded()
+    monkeypatch.setattr(module, "installed", lambda package: package == "torch")
+    monkeypatch.setattr(
+        module.subprocess, "run", lambda *words, **more: subprocess.CompletedProcess(words, 9)
+    )
+    skipped = {c.name for c in module.CHECKS if module.perform(c, 8, tmp_path)[0] == "skipped"}
+    dali = {"deepcam-dali", "resnet50-dali"}
+    assert skipped == {"cosmoflow", "cosmoflow-float16", "cosmoflow-ranks", *dali}

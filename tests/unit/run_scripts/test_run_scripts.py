@@ -324,6 +324,8 @@ def test_an_image_has_one_framework_and_one_cuda():
         extras = installed_extras(framework)
         assert extras and extras <= set(requirements)
         assert not any(other in requirements[extra] for extra in extras)
+        assert extras >= {"nvidia", "codecs"}  # energy counters; encoded data sets
+    assert installed_extras("pytorch") >= {"deepcam", "resnet50", "cosmoflow-pytorch", "dali"}
     pinned = (ROOT / "constraints.txt").read_text()
     assert re.search(r"^horovod==", pinned, re.MULTILINE)
 

@@ -26,7 +26,23 @@ def test_nvidia_counts_in_millijoules_and_devices_without_a_counter_are_left_out
                            nvmlDeviceGetTotalEnergyConsumption=consumed)  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     counters = energy.counters("nvidia")
-    assert counters.joules() == [1234.567] and not counters.problem
+    assert counters.joules() == {"GPU 0": 1234.567}
+    assert counters.problems == ("GPU 1 has no counter (RuntimeError: Not Supported)",)
+
+
+def test_devices_of_which_none_has_a_counter_are_one_problem(monkeypatch):
+    def consumed(device):
+        raise RuntimeError("Not Supported")
+
+    nvml = SimpleNamespace(nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 8,
+                           nvmlDeviceGetHandleByIndex=lambda number: number,
+                           nvmlDeviceGetTotalEnergyConsumption=consumed)  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    counters = energy.counters("nvidia")
+    assert not counters.reads
+    assert counters.problems == (
+        "NVML has no energy counter for these devices (RuntimeError: Not Supported)",
+    )
 
 
 @pytest.mark.parametrize("key", ["energy_accumulator", "power"])  # power: before ROCm 6.4
@@ -36,7 +52,7 @@ def test_amds_counter_times_its_resolution_is_what_rocm_smi_prints(monkeypatch, 
     amdsmi = SimpleNamespace(amdsmi_init=lambda: None, amdsmi_get_processor_handles=lambda: ["first die"],
                              amdsmi_get_energy_count=lambda device: count)  # fmt: skip
     monkeypatch.setitem(sys.modules, "amdsmi", amdsmi)
-    [joules] = energy.counters("amd").joules()
+    [joules] = energy.counters("amd").joules().values()
     assert joules == pytest.approx(float(card["Accumulated Energy (uJ)"]) / 1e6)
 
 
@@ -46,8 +62,11 @@ def test_amdsmi_without_its_library_is_one_line(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
     counters = energy.counters("amd")
-    assert counters.reads == () and "\n" not in counters.problem
-    assert "KeyError: 'libamd_smi.so'" in counters.problem and "/opt/rocm/share/amd_smi" in counters.problem
+    assert not counters.reads and "\n" not in counters.problems[0]
+    assert (
+        "KeyError: 'libamd_smi.so'" in counters.problems[0]
+        and "/opt/rocm/share/amd_smi" in counters.problems[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +74,7 @@ def test_amdsmi_without_its_library_is_one_line(monkeypatch, tmp_path):
 )
 def test_a_missing_library_is_one_line_with_what_to_install(monkeypatch, vendor, module, remedy):
     monkeypatch.setitem(sys.modules, module, None)
-    problem = energy.counters(vendor).problem
+    [problem] = energy.counters(vendor).problems
     assert "not installed" in problem and remedy in problem and "\n" not in problem
 
 
@@ -67,48 +86,62 @@ def test_intel_counts_cards_once_though_tiles_have_files_too(tmp_path):
         folder.mkdir(parents=True)
         (folder / "name").write_text(f"{name}\n")
         (folder / "energy1_input").write_text(f"{microjoules}\n")
-    assert energy._intel(tmp_path).joules() == [5.0, 7.0]
-    assert "no energy counter" in energy._intel(tmp_path / "empty").problem
+    assert list(energy._intel(tmp_path).joules().values()) == [5.0, 7.0]
+    assert "no energy counter" in energy._intel(tmp_path / "empty").problems[0]
 
 
 def test_a_counter_that_was_reset_counts_from_its_reset():
-    counters = energy.Counters("NVML", (lambda: 150.0, lambda: 30.0))
-    assert counters.spent([100.0, 100.0]) == 80.0
+    counters = energy.Counters("NVML", {"GPU 0": lambda: 150.0, "GPU 1": lambda: 30.0})
+    assert counters.spent({"GPU 0": 100.0, "GPU 1": 100.0})["joules"] == 80.0
 
 
-def test_a_run_records_what_its_accelerators_used_between_start_and_stop(tmp_path):
-    readings = iter([100.0, 350.0])
-    counters = energy.Counters("NVML", (lambda: next(readings), lambda: 7.0))
-    with RunLog(tmp_path, Solo(), counters) as log:
+def recorded(folder, counters):
+    """The energy note of a run with ``counters``; None where there is none."""
+    with RunLog(folder, Solo(), counters) as log:
         with log.span("init"):
             pass
         with log.span("run", sync=True):
-            log.finish("success")
-    events = [json.loads(line) for line in (tmp_path / "events.rank0.jsonl").read_text().splitlines()]
-    [note] = [event for event in events if event["name"] == "energy"]
-    assert (note["joules"], note["counters"], note["source"]) == (250.0, 2, "NVML")
+            log.metric("eval_error", 0.1, epoch=1)
+        log.finish("success")
+    events = [json.loads(line) for line in (folder / "events.rank0.jsonl").read_text().splitlines()]
+    assert events[-1]["name"] == "finish"
+    notes = [event for event in events if event["name"] == "energy"]
+    return notes[0] if notes else None
 
 
-def test_a_run_without_counters_has_no_such_record(tmp_path):
-    with RunLog(tmp_path, Solo(), energy.Counters()) as log, log.span("run"):
-        pass
-    assert '"energy"' not in (tmp_path / "events.rank0.jsonl").read_text()
+def test_a_run_records_what_its_accelerators_used_between_start_and_stop(tmp_path, capsys):
+    readings = iter([100.0, 350.0])
+    reads = {"GPU 0": lambda: next(readings), "GPU 1": lambda: 7.0}
+    note = recorded(tmp_path, energy.Counters("NVML", reads))
+    assert (note["joules"], note["counters"], note["source"], note["problems"]) == (250.0, 2, "NVML", [])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_without_accelerators_has_no_such_record(tmp_path, capsys):
+    assert recorded(tmp_path, energy.Counters()) is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_whose_accelerators_have_no_counters_says_why(tmp_path, capsys):
+    note = recorded(tmp_path, energy.Counters("NVML", problems=("NVML is not installed: pip install x",)))
+    assert (note["joules"], note["counters"]) == (None, 0)
+    assert note["problems"] == ["NVML is not installed: pip install x"]
+    assert capsys.readouterr().err == "no energy figure: NVML is not installed: pip install x\n"
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_counter_that_fails_during_a_run_leaves_no_figure_and_ends_nothing(tmp_path, fails_at):
-    readings = iter([1.0, 2.0])
+def test_a_counter_that_fails_during_a_run_is_named_and_ends_nothing(tmp_path, capsys, fails_at):
+    """The others are still summed, and the record says that one is not among them."""
+    calls, steady = [], iter([5.0, 12.0])
 
     def read():
-        if len(seen) + 1 == fails_at:
+        calls.append(1)
+        if len(calls) == fails_at:
             raise RuntimeError("GPU is lost")
-        seen.append(next(readings))
-        return seen[-1]
+        return 100.0 * len(calls)
 
-    seen: list[float] = []
-    with RunLog(tmp_path, Solo(), energy.Counters("NVML", (read,))) as log:
-        with log.span("run"):
-            log.metric("eval_error", 0.1, epoch=1)
-        log.finish("success")
-    text = (tmp_path / "events.rank0.jsonl").read_text()
-    assert '"energy"' not in text and '"finish"' in text
+    reads = {"GPU 0": lambda: next(steady), "GPU 1": read}
+    note = recorded(tmp_path, energy.Counters("NVML", reads))
+    problem = "GPU 1 could not be read during the run (RuntimeError: GPU is lost)"
+    assert (note["joules"], note["counters"], note["problems"]) == (7.0, 1, [problem])
+    assert capsys.readouterr().err == f"the energy figure is of 1 of the devices: {problem}\n"

@@ -199,8 +199,13 @@ def impatient(monkeypatch):
 
 def test_when_a_rank_is_killed_the_others_are_terminated_and_it_is_named(impatient, capfd):
     killed = "os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)"
-    assert run_local(2, python(killed)) == 128 + signal.SIGKILL
-    assert "mlhpc: rank 1 was terminated by SIGKILL" in capfd.readouterr().err
+    assert run_local(2, python(killed), lambda: ": it needs 3 GB") == 128 + signal.SIGKILL
+    err = capfd.readouterr().err
+    assert (
+        "mlhpc: rank 1 was killed by signal 9 (SIGKILL), most likely by the kernel's out-of-memory killer"
+        in err
+    )
+    assert err.count(": it needs 3 GB\n") == 1
 
 
 def test_ranks_that_ignore_termination_are_killed(impatient, capfd):

@@ -1,6 +1,10 @@
 """Nodes pass on to each other what they hold: ranks as threads, each node with a folder of its own."""
 
 import os
+import re
+import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +16,7 @@ from hypothesis import strategies as st
 from mlhpc.common.data.manifest import NAME, File, Manifest, index, verify
 from mlhpc.common.data.partition import files_of_ring
 from mlhpc.common.ranks.world import Solo
+from mlhpc.common.staging import copier
 from mlhpc.common.staging import ring as module
 from mlhpc.common.staging.stage import StagingReport, stage
 from mlhpc.errors import AlreadyReported, UserError
@@ -121,35 +126,61 @@ def test_a_link_that_breaks_halfway_leaves_no_partial_file(source, tmp_path, mon
     """As when the node before is lost: the connection ends in the middle of a file."""
     real = module._pieces
 
-    def cut(connection, size, block):
-        for piece in real(connection, size, block):
+    def cut(connection, size, block, sender):
+        for piece in real(connection, size, block, sender):
             yield piece
             if size > 300_000:
-                raise module.LinkBroken("staging: the connection to the node before broke (cut)")
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     monkeypatch.setattr(module, "_pieces", cut)
-    outcomes = read_once(source, tmp_path, 2, 1)
-    assert all("the connection to the" in str(outcome) for outcome in outcomes), outcomes
+    outcomes = read_once(source, tmp_path, 3, 1)
+    assert all("the connection to rank " in str(outcome) for outcome in outcomes), outcomes
     whole = staged(source.root)
-    for node in range(2):
+    for node in range(3):
         kept = staged(tmp_path / f"node{node}")
         assert kept.items() <= whole.items()
     monkeypatch.undo()
-    read_once(source, tmp_path, 2, 1)
-    assert staged(tmp_path / "node0") == staged(tmp_path / "node1") == whole
+    read_once(source, tmp_path, 3, 1)
+    assert staged(tmp_path / "node0") == staged(tmp_path / "node2") == whole
+
+
+def test_a_rank_stops_copying_its_own_share_when_another_rank_of_its_ring_fails(tmp_path, monkeypatch):
+    """A file that only the last rank reads is missing; all the others have hours of copying before them."""
+    root = tmp_path / "source"
+    (root / "train").mkdir(parents=True)
+    for i in range(300):
+        (root / "train" / f"{i:03d}").write_bytes(b"x" * 1000)
+    source = index(root, {"benchmark": "b"}, Solo(), workers=2)
+    files, readers = files_of_ring(source.files, 0, 1, 3)
+    bad = next(file for file, reader in zip(files, readers, strict=True) if reader == 2)
+    (root / bad.path).unlink()
+    real, copied = copier._copy, []
+
+    def slow(file, *rest):
+        if file != bad:
+            time.sleep(0.05)
+        real(file, *rest)
+        copied.append(file)
+
+    monkeypatch.setattr(copier, "_copy", slow)
+    outcomes = read_once(source, tmp_path, 3, 1)
+    assert {str(outcome) for outcome in outcomes} == {str(outcomes[0])}
+    assert str(outcomes[0]).startswith(f"rank 2: {root / bad.path}: cannot be read")
+    assert len(copied) < 100
 
 
 def test_bytes_damaged_on_the_way_are_found(source, tmp_path, monkeypatch):
     real = module._pieces
 
-    def damaged(connection, size, block):
-        for piece in real(connection, size, block):
+    def damaged(connection, size, block, sender):
+        for piece in real(connection, size, block, sender):
             piece[0] ^= 1
             yield piece
 
     monkeypatch.setattr(module, "_pieces", damaged)
     outcomes = read_once(source, tmp_path, 2, 1)
-    assert "from the node before: checksum" in str(outcomes[0])
+    assert re.search(r"from rank \d: checksum", str(outcomes[0]))
 
 
 def test_nodes_that_share_one_folder_need_no_ring(source, tmp_path):

@@ -1,5 +1,6 @@
 """A checkpoint is there whole, or the one before it is; a damaged one is one line."""
 
+import os
 import random
 import subprocess
 import sys
@@ -56,16 +57,17 @@ def saved(folder):
     return folder / "checkpoint.npz"
 
 
-def rewrite(path, keep):
+def rewrite(path, keep, renamed=None):
     with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist() if keep(name)}
+        names = {name: (renamed or {}).get(name, name) for name in archive.namelist() if keep(name)}
+        members = {new: archive.read(name) for name, new in names.items()}
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
 
 
 @pytest.mark.parametrize(
-    "missing", ["shared_1.npy", "shared_0.npy", "rank1_0.npy", "ranks.npy", "config.npy"]
+    "missing", ["shared_1.npy", "shared_0.npy", "rank1_0.npy", "ranks.npy", "config.npy", "arrays.npy"]
 )
 def test_a_checkpoint_with_a_missing_array_is_refused(tmp_path, missing):
     path = saved(tmp_path)
@@ -76,9 +78,61 @@ def test_a_checkpoint_with_a_missing_array_is_refused(tmp_path, missing):
 
 def test_a_checkpoint_of_version_0_1_which_does_not_count_its_arrays_loads(tmp_path):
     path = saved(tmp_path)
-    rewrite(path, lambda name: name != "arrays.npy")
+    rewrite(path, lambda name: name not in ("arrays.npy", "contents.npy"))
     found = checkpoint.load(tmp_path)
     assert (len(found.shared), [len(own) for own in found.of_rank]) == (2, [1, 1])
+
+
+@pytest.mark.parametrize("others", [("rank0_0.npy", "rank1_0.npy"), ("shared_0.npy", "shared_1.npy")])
+def test_a_directory_that_exchanges_arrays_is_refused(tmp_path, others):
+    """Each array still has its own checksum."""
+    path = saved(tmp_path)
+    one, other = others
+    rewrite(path, lambda name: True, {one: other, other: one})
+    with pytest.raises(UserError, match=r"is damaged.*directory"):
+        checkpoint.load(tmp_path)
+
+
+def test_an_entry_of_the_directory_that_swallows_the_others_is_refused(tmp_path):
+    """Without its arrays and the number of them it would be a whole checkpoint of version 0.1 with no arrays."""
+    path = saved(tmp_path)
+    data = bytearray(path.read_bytes())
+    entry = data.rindex(b"PK\x01\x02", 0, data.rindex(b"ranks.npy"))
+    rest = data.rindex(b"PK\x05\x06") - entry - 46 - len("ranks.npy")
+    data[entry + 32 : entry + 34] = rest.to_bytes(2, "little")  # its comment's length: APPNOTE.TXT, 4.3.12
+    path.write_bytes(bytes(data))
+    with pytest.raises(UserError, match="directory is incomplete"):
+        checkpoint.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_more_members_than_the_directory_can_count(tmp_path):
+    arrays = [np.zeros(())] * 70_000
+    checkpoint.save(tmp_path, Checkpoint(3, 11, "a = 1\n", arrays, [[]]))
+    assert len(checkpoint.load(tmp_path).shared) == 70_000
+
+
+def test_an_array_whose_length_is_damaged_too_has_its_checksum_compared(tmp_path):
+    """zipfile compares the checksum at a member's end, which is behind the array's if the length is too large."""
+    checkpoint.save(tmp_path, Checkpoint(3, 11, "a = 1\n", [np.arange(100_000.0)], [[]]))
+    path = tmp_path / "checkpoint.npz"
+    rewrite(path, lambda name: name != "contents.npy")
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo("shared_0.npy")
+    data = bytearray(path.read_bytes())
+    entry = data.rindex(b"PK\x01\x02", 0, data.rindex(b"shared_0.npy"))
+    for field in (20, 24):  # compressed and uncompressed size: APPNOTE.TXT 6.3.10, 4.3.12
+        data[entry + field : entry + field + 4] = (info.file_size + 1).to_bytes(4, "little")
+    data[info.header_offset + 30 + len(info.filename) + info.file_size - 1] ^= 1  # the array's last byte
+    path.write_bytes(bytes(data))
+    with pytest.raises(UserError, match="is damaged"):
+        checkpoint.load(tmp_path)
+
+
+def test_a_fifo_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "checkpoint.npz")
+    with pytest.raises(UserError, match="not a regular file"):
+        checkpoint.load(tmp_path)
 
 
 def test_any_damage_is_a_one_line_error_or_harmless(tmp_path):

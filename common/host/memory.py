@@ -1,0 +1,36 @@
+"""How much memory the processes of a node may use."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def usable_bytes(root: Path = Path("/")) -> int:
+    """The node's memory, or less where a control group of this process (a batch job, a container) is limited
+    to less: the kernel kills a process of a group that reaches its limit."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *_limits(root)])
+
+
+def _limits(root: Path) -> Iterator[int]:
+    """memory.max of version 2 and memory.limit_in_bytes of version 1 (cgroups(7)), of this group and all above."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, name = root / "sys/fs/cgroup", "memory.max"
+        elif controllers == "memory":
+            top, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        folder = top / path.lstrip("/")
+        # A container sees its own group at the top, under the name that it has outside.
+        for each in (folder, *folder.parents):
+            try:
+                if each.is_relative_to(top):
+                    yield int((each / name).read_text())
+            except (OSError, ValueError):  # not there, or "max"
+                continue

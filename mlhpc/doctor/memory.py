@@ -1,0 +1,49 @@
+"""Does a run that computes on processors fit into the memory of its node?"""
+
+from typing import NamedTuple
+
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.host.accelerators import found
+from mlhpc.common.host.memory import usable_bytes
+from mlhpc.errors import count
+from mlhpc.perf.accelerator.memory import rank_memory
+from mlhpc.submission.report.summary import size
+
+REMEDY = "use more nodes, a smaller hyperparameters.global_batch_size or another preset"
+
+
+class MemoryNeed(NamedTuple):
+    """``step_bytes``: the peak of a training step of ``batch`` samples on one of a node's ``local_size`` ranks, by
+    the model (perf/accelerator/memory.py), without the framework and the loader. ``node_bytes``: what these ranks
+    may use."""
+
+    batch: int
+    step_bytes: int
+    local_size: int
+    node_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return self.step_bytes * self.local_size <= self.node_bytes
+
+    def __str__(self) -> str:
+        each = f" in each of {self.local_size} ranks" if self.local_size > 1 else ""
+        return (
+            f"a training step of {count(self.batch, 'sample')} needs about {size(self.step_bytes)}{each}, "
+            f"framework and loader not counted, and this node has {size(self.node_bytes)}"
+        )
+
+
+def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
+    """Of ``run`` with ``ranks`` ranks, ``local_size`` of them on this node; None where it is not known, where an
+    accelerator computes, and where steps are emulated. Raises UserError when ranks cannot share the batch."""
+    if run.emulation.enabled or (getattr(run.training, "device", "") != "cpu" and found()):
+        return None
+    memory = rank_memory(run, ranks)
+    return MemoryNeed(memory.batch, memory.peak, local_size, usable_bytes()) if memory else None
+
+
+def killed_hint(run: Run, ranks: int) -> str:
+    """What follows the line that one of ``ranks`` local ranks was killed."""
+    need = memory_need(run, ranks, ranks)
+    return f": {need}; {REMEDY}" if need else ""
