@@ -37,6 +37,7 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
 from mlhpc.emulated_step import emulated
 from mlhpc.errors import UserError
+from mlhpc.errors import count as counted
 from mlhpc.run_result import Conclusion, last_line, write_text
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
 
@@ -237,14 +238,20 @@ def _write_evidence(run: Run, data: Path, out: Path, world: World) -> None:
 
 
 def _evict(data: Path, world: World) -> bool:
-    """Drop the data set from every node's page cache before the run, as the rules require; no file's content is
-    read. Returns whether no page of it is left on any node."""
-    evicted = True
+    """Drop the data set from every node's page cache before the run, as the rules require, and say so; no file's
+    content is read. Returns whether no page of it is left on any node."""
+    files: list[Path] = []
+    kept = 0
     if world.local_rank == 0:
         files = [path for path in data.rglob("*") if path.is_file()]
         pagecache.evict(files)
-        evicted = not any(pagecache.resident_fraction(path) for path in files)
-    return all(world.gather(evicted))
+        kept = sum(pagecache.resident_fraction(path) > 0 for path in files)
+    most = max(world.gather(kept))
+    if world.rank == 0:
+        done = f"mlhpc: evicted {counted(len(files), 'file')} from the page cache of {counted(world.nodes, 'node')}"
+        left = f"; up to {most} of them are still in memory: in use, or not yours" if most else ""
+        sys.stderr.write(f"{done}{left}\n")
+    return most == 0
 
 
 def _energy_counters(run: Run, world: World) -> energy.Counters:

@@ -9,16 +9,18 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import mlhpc
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
+from mlhpc.common.pages.blocks import table
+from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.errors import UserError
 from mlhpc.run_processes import (
@@ -29,11 +31,10 @@ from mlhpc.run_processes import (
     report_lock,
     require_one_process,
     start_run,
-    table_console,
 )
 from mlhpc.study_plan import PlannedCell, Sweep, plan, srun_options
 from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.study import CELL, Study, described, measured, read
+from mlhpc.submission.report.study import CELL, Cell, Measured, Study, described, measured, read
 from mlhpc.submission.report.summary import plain
 
 
@@ -192,26 +193,34 @@ def _interval(spread: Spread | None) -> dict[str, float | None] | None:
 
 
 def show(study: Study, console: Console) -> None:
-    """Print the cells as a table. On a narrow terminal it has fewer columns; the page has all."""
-    wide = table_console(console)
-    columns = 5 if wide.width >= 100 else 3
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for axis in study.axes or ("cell",):
-        table.add_column(study.name(axis), overflow="fold")
-    for name in ("runs", "samples/s", "95% interval", "ms per step", "data wait")[:columns]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for cell in study.cells:
-        values = [Text(str(cell.settings.get(axis, ""))) for axis in study.axes] or [Text(cell.path.name)]
-        spread = cell.samples_per_s
-        figures = ["", "", "", ""]
-        if spread:
-            mean, low, high = spread.interval
-            interval = f"{plain(low)} – {plain(high)}" if spread.has_interval else ""
-            step = sum(run.step_s for run in cell.runs) / len(cell.runs)
-            wait = sum(run.wait_share for run in cell.runs) / len(cell.runs)
-            figures = [plain(mean), interval, plain(step * 1e3), f"{wait:.1%}"]
-        table.add_row(*values, *[str(len(cell.runs)), *figures][:columns])
-    wide.print(table)
+    """Print the cells as a table; the page has more columns."""
+
+    def mean(cell: Cell, of: Callable[[Measured], float], write: Callable[[float], str]) -> str:
+        return write(sum(map(of, cell.runs)) / len(cell.runs)) if cell.runs else ""
+
+    def interval(cell: Cell) -> str:
+        _, low, high = cell.samples_per_s.interval if cell.samples_per_s else (0, 0, 0)
+        several = cell.samples_per_s and cell.samples_per_s.has_interval
+        return f"{plain(low)} – {plain(high)}" if several else ""
+
+    axes: dict[str, Callable[[Cell], str]] = {
+        study.name(axis): partial(lambda cell, axis: str(cell.settings.get(axis, "")), axis=axis)
+        for axis in study.axes
+    }
+    cells = table(
+        "study",
+        study.cells,
+        {
+            **(axes or {"cell": lambda cell: cell.path.name}),
+            "runs": lambda cell: str(len(cell.runs)),
+            "samples/s": lambda cell: plain(cell.samples_per_s.mean) if cell.samples_per_s else "",
+            "95% interval": interval,
+            "ms per step": lambda cell: mean(cell, lambda run: 1e3 * run.step_s, plain),
+            "data wait": lambda cell: mean(cell, lambda run: run.wait_share, "{:.1%}".format),
+        },
+        text_columns=len(axes) or 1,
+    )
+    print_table(cells, console)
     for cell in study.cells:
         for why in cell.failures:
             console.print(Text(f"{cell.path.name} {why}", style="red"), soft_wrap=True)

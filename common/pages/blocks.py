@@ -6,13 +6,15 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.text import printable
+
+if TYPE_CHECKING:  # a table in a terminal needs no charts, whose library takes half a second to import
+    from mlhpc.common.pages.charts import Figure
 
 Item = TypeVar("Item")
 
@@ -51,6 +53,9 @@ class Table:
     style: str = ""
     kind: ClassVar[str] = "table"
 
+    def is_number(self, column: int) -> bool:
+        return column >= self.text_columns and column not in self.prose
+
     @property
     def records(self) -> list[dict[str, Any]]:
         head = [printable(title) for title in self.head]
@@ -78,9 +83,9 @@ def table(
     return Table(name, tuple(columns), rows, **layout)
 
 
-def number(value: float | None, write: Callable[[float], str], *notes: str) -> Cell:
-    """A cell with ``value`` as ``write`` formats it; empty for None."""
-    return Cell() if value is None else Cell(write(value), notes, value)
+def number(value: float | None, write: Callable[[float], str], *notes: str, none: str = "") -> Cell:
+    """A cell with ``value`` as ``write`` formats it; with the text ``none``, and no value, for None."""
+    return Cell(none, value="") if value is None else Cell(write(value), notes, value)
 
 
 def _cell(shown: Cell | str) -> Cell:
@@ -114,7 +119,7 @@ class Banner:
 class Grid:
     """Figures side by side, ``columns`` per row on a wide screen."""
 
-    figures: tuple[Figure, ...]
+    figures: "tuple[Figure, ...]"
     columns: int = 2
     kind: ClassVar[str] = "grid"
 

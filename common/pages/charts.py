@@ -154,11 +154,6 @@ def data(rows: Sequence[dict[str, Any]]) -> alt.InlineData:
     return alt.InlineData(values=list(rows))
 
 
-def part_scale(keys: Sequence[str], labels: Sequence[str]) -> alt.Scale:
-    """The colours of the parts of a run, by their labels."""
-    return alt.Scale(domain=list(labels), range=[PARTS[key][0] for key in keys])
-
-
 def series_scales(names: Sequence[str]) -> tuple[alt.Scale, alt.Scale, alt.Scale]:
     """Colour, marker and dash of each series, by its name."""
     numbers = range(len(names))

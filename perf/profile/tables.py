@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
-from rich import box
 from rich.console import Console
-from rich.table import Table as Printed
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, table
 from mlhpc.common.pages.charts import ACCENT, SERIES, Figure, data, figure
 from mlhpc.common.pages.html import render
-from mlhpc.common.pages.plots import tooltips
+from mlhpc.common.pages.plots import faded_unless, picked_by, tooltips
+from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.timing.profile import Profile
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.profile.layers import Bin, LayerTime
@@ -83,13 +82,13 @@ def show(shown: Shown) -> None:
     console.print(f"[bold]{shown.title}[/]", soft_wrap=True)
     console.print(shown.about, soft_wrap=True)
     console.print(NOTE, soft_wrap=True)
-    _print(console, _parts(shown))
-    _print(console, _kinds(shown))
-    _print(console, _layers(shown, LAYERS_PRINTED))
-    _print(console, _operations(shown, OPERATIONS_PRINTED))
+    print_table(_parts(shown), console)
+    print_table(_kinds(shown), console)
+    print_table(_layers(shown, LAYERS_PRINTED), console)
+    print_table(_operations(shown, OPERATIONS_PRINTED), console)
     if shown.ceilings:
         console.print(_of_peaks(shown), soft_wrap=True)
-        _print(console, _bins(shown))
+        print_table(_bins(shown), console)
 
 
 def page(shown: Shown) -> str:
@@ -125,6 +124,7 @@ def efficiency(bins: Sequence[Bin]) -> Figure:
             text = f"{1e3 * seconds:.3g} ms"
             rows.append({"bin": name, "what": what, "ms": 1e3 * seconds, "text": text, "layers": layers})
     scale = alt.Scale(domain=[measured, potential], range=[ACCENT[0], SERIES[2][0]])
+    picked = picked_by("what")
     chart = (
         alt.Chart(data(rows))
         .mark_bar()
@@ -133,10 +133,12 @@ def efficiency(bins: Sequence[Bin]) -> Figure:
             xOffset=alt.XOffset("what:N", sort=None),
             y=alt.Y("ms:Q", title="ms a step"),
             color=alt.Color("what:N", scale=scale, legend=alt.Legend(symbolType="square")),
+            opacity=faded_unless(picked),
             tooltip=tooltips(
                 [("bin", "efficiency"), ("what", "time"), ("text", "a step"), ("layers", "layers")]
             ),
         )
+        .add_params(picked)
     )
     left = efficiency_text(bins)
     alt_text = f"Time of a step by hardware efficiency of its layers; {left} of it at full efficiency"
@@ -228,12 +230,3 @@ def _bins(shown: Shown) -> Table:
 
 def _ms(seconds: float) -> Cell:
     return number(1e3 * seconds, "{:.3g}".format)
-
-
-def _print(console: Console, table: Table) -> None:
-    printed = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, title in enumerate(table.head):
-        printed.add_column(title, justify="left" if column < table.text_columns else "right", overflow="fold")
-    for row in table.rows:
-        printed.add_row(*(cell.text for cell in row))
-    console.print(printed)
