@@ -248,9 +248,9 @@ def _evict(data: Path, world: World) -> bool:
         kept = sum(pagecache.resident_fraction(path) > 0 for path in files)
     most = max(world.gather(kept))
     if world.rank == 0:
-        done = f"mlhpc: evicted {counted(len(files), 'file')} from the page cache of {counted(world.nodes, 'node')}"
-        left = f"; up to {most} of them are still in memory: in use, or not yours" if most else ""
-        sys.stderr.write(f"{done}{left}\n")
+        line = f"evicted {counted(len(files), 'file')} from the page cache of {counted(world.nodes, 'node')}"
+        line += f"; up to {most} of them are still in memory: in use, or not yours" if most else ""
+        sys.stderr.write(f"mlhpc: {line}\n")
     return most == 0
 
 

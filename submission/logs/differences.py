@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -88,7 +89,8 @@ def print_differences(found: Sequence[Difference], console: Console) -> None:
 def differences_section(entries: Sequence[Entry]) -> list[Table] | None:
     """For a comparison page: how the runs of each set differ from the first set's, as far as the sets are run
     directories. None where there is nothing to show."""
-    runs = [(entry.letter, run) for entry in entries if (run := _first_run(entry.path))][: _MOST_RUNS + 1]
+    readable = ((entry.letter, run) for entry in entries if (run := _first_run(entry.path)))
+    runs = list(islice(readable, _MOST_RUNS + 1))
     rows = [
         (
             Cell(f"{runs[0][0]}, {letter}"),
