@@ -18,7 +18,7 @@ from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
 from mlhpc.common.pages.blocks import Cell, Table, table
-from mlhpc.common.pages.terminal import print_table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.world import Loss
 from mlhpc.common.timing.breakdown import read_events
 from mlhpc.submission.logs.mllog import Log, parse
@@ -202,16 +202,16 @@ def show(
     """Print the runs as a table, rule violations, and the score."""
     print_table(_table(states, score), console)
     for finding in findings(campaign, states):
-        console.print(Text(f"{finding.severity}: {rules.sentence(finding)}", style="yellow"), soft_wrap=True)
+        say(console, Text(f"{finding.severity}: {rules.sentence(finding)}", style="yellow"))
     if why:
-        console.print(Text(f"stopped: {why}", style="bold red"), soft_wrap=True)
+        say(console, Text(f"stopped: {why}", style="bold red"))
     if score.minutes is None or score.without_staging_minutes is None:
         line = f"no score: {score.why}"
     elif isinstance(score, Weak):
         line = f"(T, S, M', TTTa) = ({score.T}, {score.S}, {score.M}, {score.minutes:.4f} min)"
     else:
         line = f"{score.minutes:.4f} min, without staging {score.without_staging_minutes:.4f} min"
-    console.print(Text(f"{line}; see: mlhpc score {shlex.quote(str(campaign.out))}"), soft_wrap=True)
+    say(console, Text(f"{line}; see: mlhpc score {shlex.quote(str(campaign.out))}"))
 
 
 _TONES = {"converged": "good", "missed": "warning", "aborted": "error", "running": "expected"}

@@ -20,7 +20,7 @@ import mlhpc
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
 from mlhpc.common.pages.blocks import table
-from mlhpc.common.pages.terminal import print_table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.errors import UserError
 from mlhpc.run_processes import (
@@ -112,9 +112,9 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
     try:
         run = measured(out, cell.settings)
     except ValueError as why:
-        console.print(Text(f"{label}: failed: {why}; full output: {output}", style="red"), soft_wrap=True)
+        say(console, Text(f"{label}: failed: {why}; full output: {output}", style="red"))
         return str(why)
-    console.print(Text(f"{label}: {plain(run.samples_per_s)} samples/s"), soft_wrap=True)
+    say(console, Text(f"{label}: {plain(run.samples_per_s)} samples/s"))
     return ""
 
 
@@ -223,7 +223,7 @@ def show(study: Study, console: Console) -> None:
     print_table(cells, console)
     for cell in study.cells:
         for why in cell.failures:
-            console.print(Text(f"{cell.path.name} {why}", style="red"), soft_wrap=True)
+            say(console, Text(f"{cell.path.name} {why}", style="red"))
     warmup, steps = (study.cells[0].settings.get(f"study.{key}") for key in ("warmup_steps", "steps"))
     line = f"{steps} steps per run, after {warmup} of warm-up; " if "study.steps" not in study.axes else ""
-    console.print(Text(f"{line}charts: {study.path / 'study.html'}"), soft_wrap=True)
+    say(console, Text(f"{line}charts: {study.path / 'study.html'}"))

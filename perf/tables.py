@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Cell, Table, number, table
-from mlhpc.common.pages.terminal import print_table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
 from mlhpc.perf.against import Compared, Summary, summary
 from mlhpc.perf.machines import Machine
@@ -32,8 +32,8 @@ _SHORT = {
 def one(p: Prediction) -> None:
     """Step, epoch and time to train with their parts."""
     console = Console(highlight=False)
-    console.print(f"[bold]{heading(p.machine, p.run)}[/]", soft_wrap=True)
-    console.print(f"{PREDICTED}. {configuration(p)}", soft_wrap=True)
+    say(console, heading(p.machine, p.run), "bold")
+    say(console, f"{PREDICTED}. {configuration(p)}")
     print_table(terms_table(p), console)
     facts = Grid.grid(padding=(0, 2))
     for key, value in facts_of(p).items():
@@ -97,25 +97,23 @@ def facts_of(p: Prediction) -> dict[str, str]:
 def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: Prediction | None) -> None:
     """``shortest``: the best of all batch sizes with published convergence."""
     console = Console(highlight=False)
-    console.print(f"[bold]{heading(machine, run)}[/]", soft_wrap=True)
+    say(console, heading(machine, run), "bold")
     batch = run.hyperparameters.global_batch_size
-    console.print(f"{PREDICTED}. Global batch {batch}, {run.training.precision}", soft_wrap=True)
+    say(console, f"{PREDICTED}. Global batch {batch}, {run.training.precision}")
     totals = [p.total_s[0] if p.total_s and p.parts == 1 else math.inf for p in found]
     fastest = totals.index(min(totals)) if math.isfinite(min(totals)) else -1
     print_table(_by_nodes(found), console, styles={fastest: "bold"}, optional=2)
-    console.print(
-        "batch: samples of an accelerator in a step; time: to train, with its interval; data: where it is read "
-        "from",
-        soft_wrap=True,
+    say(
+        console,
+        "batch: samples of an accelerator in a step; time: to train, with its interval; data: where it is "
+        "read from",
     )
     if shortest and shortest.total_s:
         where = f"batch {shortest.batch} on {shortest.nodes} nodes"
         took = seconds_text(shortest.total_s[0])
-        console.print(
-            f"shortest of all batch sizes with published convergence: {took}, {where}", soft_wrap=True
-        )
+        say(console, f"shortest of all batch sizes with published convergence: {took}, {where}")
     for note in dict.fromkeys(note for p in found for note in p.notes):
-        console.print(f"note: {note}", soft_wrap=True)
+        say(console, f"note: {note}")
 
 
 def _by_nodes(found: Sequence[Prediction]) -> Table:
@@ -157,12 +155,12 @@ def errors(compared: Sequence[Compared]) -> None:
         "time": lambda c: percent(c.total_error),
     }
     ordered = sorted(compared, key=lambda c: (c.row.benchmark, c.row.use))
-    print_table(table("errors", ordered, columns, text_columns=2), console)
-    console.print("error of samples/s an accelerator; base: of the baseline; time: error of the time to train, "
-                  "T_staging as logged; !: outside the interval", soft_wrap=True)  # fmt: skip
+    print_table(table("errors", ordered, columns, text_columns=2), console, optional=1)
+    say(console, "error of samples/s an accelerator; base: of the baseline; time: error of the time to train, "
+                  "T_staging as logged; !: outside the interval")  # fmt: skip
     for use in ("fit", "test"):
         for line in summaries([c for c in compared if c.row.use == use]):
-            console.print(f"{use}: {line}", soft_wrap=True)
+            say(console, f"{use}: {line}")
 
 
 def summaries(compared: Sequence[Compared]) -> list[str]:

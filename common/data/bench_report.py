@@ -15,7 +15,7 @@ from mlhpc.common.data.ceilings import Ceilings
 from mlhpc.common.data.loader_bench import Figures, Way
 from mlhpc.common.host.progress import progress
 from mlhpc.common.pages.blocks import table
-from mlhpc.common.pages.terminal import print_table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import UserError
 
 _OTHER = "NO: different samples"
@@ -137,12 +137,12 @@ def show(
     console.print("samples/s from a warm and a cold page cache; MB read and CPU ms per sample; MiB of memory")
     print_table(table("loaders", ways, columns, prose=(7, 8)), console)
     for way, reason in reasons.items():
-        console.print(f"{label(way, ways)}: {reason}", soft_wrap=True, highlight=False)
-    console.print(
-        f"ceilings with {ceilings.threads} threads: memory copy {ceilings.copy / 1e9:.1f} GB/s; the same files "
-        f"{ceilings.cold / 1e6:.0f} MB/s from storage (cold), {ceilings.warm / 1e6:.0f} MB/s from the page cache",
-        soft_wrap=True,
-        highlight=False,
+        say(console, f"{label(way, ways)}: {reason}")
+    say(
+        console,
+        f"ceilings with {ceilings.threads} threads: memory copy {ceilings.copy / 1e9:.1f} GB/s; the same "
+        f"files {ceilings.cold / 1e6:.0f} MB/s from storage (cold), {ceilings.warm / 1e6:.0f} MB/s from the page "
+        "cache",
     )
 
 

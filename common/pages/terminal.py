@@ -1,4 +1,4 @@
-"""Tables of pages in a terminal."""
+"""Tables of pages, and sentences, in a terminal and in a pipe."""
 
 from collections.abc import Sequence
 
@@ -17,6 +17,13 @@ _STYLES = {"error": "red", "warning": "yellow", "expected": "cyan", "good": "gre
 """Of the tones of cells."""
 
 
+def say(console: Console, sentence: str | Text, style: str = "") -> None:
+    """Prints a sentence: on a terminal in lines of its width, elsewhere in one, so that a search finds it and a
+    path in it stays whole. A ``str`` is taken as it is, without markup."""
+    text = sentence if isinstance(sentence, Text) else Text(sentence, style)
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
 def print_table(
     table: Table, console: Console, *, styles: dict[int, str] | None = None, optional: int = 0
 ) -> None:
@@ -30,12 +37,13 @@ def print_table(
         whole = [*title.split(), *(cell.plain for cell in cells)]
         words = [word for text in whole for word in text.split()]
         least.append(max(map(len, whole)) if number else min(max(map(len, words), default=1), _NARROW))
-    while sum(least) + len(least) > console.width and optional:
+    # One blank at either edge and, at least, between columns.
+    while sum(least) + len(least) + 1 > console.width and optional:
         least, optional = least[:-1], optional - 1
-    if sum(least) + len(least) > console.width:
+    if sum(least) + len(least) + 1 > console.width:
         return _print_records(table.head, rows, console)
-    between = 2 if sum(least) + 2 * len(least) <= console.width else 1
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, between, 0, 0))
+    wide = sum(least) + 2 * len(least) <= console.width
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, int(wide), 0, 0))
     for title, width, number in zip(table.head, least, numbers, strict=False):
         justify = "right" if number else "left"
         size = {"width" if number else "min_width": width}

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from mlhpc.common.pages.blocks import Cell, Table, table
-from mlhpc.common.pages.terminal import print_table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
 from mlhpc.iobench.definition.mlperf_storage import Size
 from mlhpc.iobench.definition.quantities import format_bytes
@@ -31,7 +31,7 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
     if result["epochs"]:
         print_table(epochs_table(result), console)
     for line in summary_lines(result):
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def epochs_table(result: Mapping[str, Any]) -> Table:
@@ -119,10 +119,9 @@ def print_similarity(found: Similarity, console: Console) -> None:
     print_table(table("similarity", found.differences.items(), columns), console)
     name, largest = found.largest
     verdict = "alike" if found.alike else f"not alike: {COSINE} and {100 * DIFFERENCE:.0f}% are required"
-    console.print(
+    say(
+        console,
         f"cosine {found.cosine:.3f}, largest difference {100 * abs(largest):.1f}% ({name}): {verdict}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -139,20 +138,18 @@ def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], con
     print_table(table("simulated", found, columns, text_columns=0, prose=(4,)), console)
     service, (one, two) = fitted.service, zip(fitted.measured, fitted.simulated, strict=True)
     doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation has no grounds"
-    console.print(
+    say(
+        console,
         f"fitted on 1 and 2 ranks: {one[0]:.4g} and {two[0]:.4g} samples/s measured, {one[1]:.4g} and "
         f"{two[1]:.4g} simulated{doubt}",
-        highlight=False,
-        soft_wrap=True,
     )
-    console.print(
+    say(
+        console,
         f"measured, of a sample: {1e3 * service.device_s:.3g} ms of the storage alone, "
         f"{1e3 * service.latency_s:.3g} ms beside others, {1e3 * service.decode_s:.3g} ms of a core; "
         f"{1e3 * service.open_s:.3g} ms to open a file. Simulated: {count(system.targets, 'storage target')}, "
         f"{count(system.metadata, 'metadata server')}, {count(system.ranks_per_node, 'rank')} on each node of "
         f"{count(system.cores, 'core')}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -193,10 +190,8 @@ def print_sweep(points: Sequence[Measured], found: Mapping[str, Compared | None]
     again = found["again"]
     if again is None:
         return console.print("nothing is faster than the workload's own settings")
-    console.print(f"recommended: {again.recommended.named}", highlight=False, soft_wrap=True)
+    say(console, f"recommended: {again.recommended.named}")
     for each, where in ((again, "measured again"), (found.get("in_a_run"), "in mlhpc run")):
         if each:
             verdict = "every run was faster" if each.confirmed else "not confirmed: the runs overlap"
-            console.print(
-                f"{where}: {each.gain:.2f} times as fast; {verdict}", highlight=False, soft_wrap=True
-            )
+            say(console, f"{where}: {each.gain:.2f} times as fast; {verdict}")

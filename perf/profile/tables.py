@@ -14,7 +14,7 @@ from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, tabl
 from mlhpc.common.pages.charts import ACCENT, SERIES, Figure, data, figure
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import faded_unless, picked_by, tooltips
-from mlhpc.common.pages.terminal import print_table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Profile
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.profile.layers import Bin, LayerTime
@@ -79,15 +79,15 @@ def efficiency_text(bins: Sequence[Bin]) -> str:
 
 def show(shown: Shown) -> None:
     console = Console(highlight=False)
-    console.print(f"[bold]{shown.title}[/]", soft_wrap=True)
-    console.print(shown.about, soft_wrap=True)
-    console.print(NOTE, soft_wrap=True)
+    say(console, shown.title, "bold")
+    say(console, shown.about)
+    say(console, NOTE)
     print_table(_parts(shown), console)
     print_table(_kinds(shown), console)
     print_table(_layers(shown, LAYERS_PRINTED), console)
     print_table(_operations(shown, OPERATIONS_PRINTED), console)
     if shown.ceilings:
-        console.print(_of_peaks(shown), soft_wrap=True)
+        say(console, _of_peaks(shown))
         print_table(_bins(shown), console)
 
 

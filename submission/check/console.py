@@ -7,7 +7,7 @@ from rich.text import Text
 
 from mlhpc.common.files.untrusted import printable
 from mlhpc.common.pages.blocks import Cell, Table, table
-from mlhpc.common.pages.terminal import print_table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
@@ -58,7 +58,7 @@ def print_score(path: Path, ruleset: str, console: Console) -> int:
         if checked.score.runs:
             print_table(_runs(checked), console)
         for line in _lines(checked, ruleset):
-            console.print(line, soft_wrap=True)
+            say(console, line)
         good &= checked.passes and checked.score.minutes is not None
     return 0 if good else 1
 
@@ -69,8 +69,8 @@ def _heading(results: ResultSet, console: Console) -> None:
     division = division_of(results)
     facts = [METRIC[results.metric], f"{division} division"] if division else [METRIC[results.metric]]
     title = printable(" · ".join([*filter(None, heading), *facts]))
-    console.print(Text("\n" + title, style="bold"), soft_wrap=True)
-    console.print(Text(printable(str(results.path)), style="dim"), soft_wrap=True)
+    say(console, Text("\n" + title, style="bold"))
+    say(console, Text(printable(str(results.path)), style="dim"))
 
 
 def _runs(checked: SetCheck) -> Table:

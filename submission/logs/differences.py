@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mlhpc.common.pages.blocks import Cell, Table
+from mlhpc.common.pages.terminal import say
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.run_directory import RunDirectory, read
@@ -81,9 +82,9 @@ def print_differences(found: Sequence[Difference], console: Console) -> None:
         if difference.kind != kind:
             kind = difference.kind
             console.print(Text(kind, style="bold"))
-        console.print(Text(f"  {printable(difference.key)}"), soft_wrap=True)
+        say(console, Text(f"  {printable(difference.key)}"))
         for letter, value in (("A", difference.a), ("B", difference.b)):
-            console.print(Text.assemble((f"    {letter}  ", "dim"), _text(value)), soft_wrap=True)
+            say(console, Text.assemble((f"    {letter}  ", "dim"), _text(value)))
 
 
 def differences_section(entries: Sequence[Entry]) -> list[Table] | None:

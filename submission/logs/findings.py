@@ -10,6 +10,7 @@ from rich.text import Text
 
 from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.common.files.untrusted import printable
+from mlhpc.common.pages.terminal import say
 from mlhpc.errors import count, few
 
 __all__ = ["STYLES", "Finding", "Severity", "grouped", "passes", "print_findings", "verdict"]
@@ -74,5 +75,5 @@ def print_findings(findings: Sequence[Finding], console: Console) -> int:
             )
         console.print(table)
     good = passes(findings)
-    console.print(Text(verdict(findings), style="bold green" if good else "bold red"), soft_wrap=True)
+    say(console, Text(verdict(findings), style="bold green" if good else "bold red"))
     return 0 if good else 1
