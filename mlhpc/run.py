@@ -167,10 +167,9 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
 def seed_of(directory: Path, run: Run) -> int:
     """The seed of the run in ``directory`` that ``run`` resumes, or extends: ``run`` may have more epochs. Raises
     UserError when other settings differ, naming them."""
-    saved = checkpoint.load(directory)
+    saved, saved_run = saved_in(directory)
     before, now = (
-        dict(_settings(each.model_dump(mode="json", exclude={"division"})))
-        for each in (load.loads(saved.config), run)
+        dict(_settings(each.model_dump(mode="json", exclude={"division"}))) for each in (saved_run, run)
     )
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if now["training.max_epochs"] > before["training.max_epochs"]:
@@ -185,11 +184,20 @@ def seed_of(directory: Path, run: Run) -> int:
     return saved.seed
 
 
+def saved_in(directory: Path) -> tuple[checkpoint.Checkpoint, Run]:
+    """The checkpoint in a run's directory and its settings. Raises UserError when one cannot be read."""
+    saved = checkpoint.load(directory)
+    try:
+        return saved, load.loads(saved.config)
+    except ValueError as error:
+        raise UserError(f"{directory}: the checkpoint's settings cannot be read: {error}") from None
+
+
 def extended_from(directory: Path | None, run: Run) -> int | None:
     """``training.max_epochs`` of the run in ``directory`` if ``run``, which resumes it, has more; else None."""
     if directory is None:
         return None
-    before = load.loads(checkpoint.load(directory).config).training.max_epochs
+    before = saved_in(directory)[1].training.max_epochs
     return before if before < run.training.max_epochs else None
 
 

@@ -64,6 +64,9 @@ def differences(first: Path, second: Path) -> list[Difference]:
 def between(a: RunDirectory, b: RunDirectory) -> list[Difference]:
     """The differences between two runs that were read, by kind and in the order of the first one's files."""
     facts_a, facts_b = dict(_facts(a)), dict(_facts(b))
+    if (a.config is None) != (b.config is None):  # then no setting can be compared: say so, once
+        for facts, run in ((facts_a, a), (facts_b, b)):
+            _leave_settings_out(facts, run)
     found = [
         Difference(kind, key, facts_a.get((kind, key)), facts_b.get((kind, key)))
         for kind, key in dict.fromkeys((*facts_a, *facts_b))
@@ -71,6 +74,13 @@ def between(a: RunDirectory, b: RunDirectory) -> list[Difference]:
     ]
     order: tuple[Kind, ...] = ("settings", "environment", "data", "machine")
     return sorted(found, key=lambda difference: order.index(difference.kind))
+
+
+def _leave_settings_out(facts: dict[tuple[Kind, str], Any], run: RunDirectory) -> None:
+    for kind, key in list(facts):
+        if kind == "settings" or key.startswith("data."):
+            del facts[kind, key]
+    facts["settings", "config.toml"] = "readable" if run.config else dict(run.problems).get("config.toml")
 
 
 def print_differences(found: Sequence[Difference], console: Console) -> None:
@@ -129,10 +139,9 @@ def _first_run(path: Path) -> RunDirectory | None:
 
 
 def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
-    if run.config:
-        for key, value in _leaves(run.config.model_dump(mode="json", exclude_none=True)):
-            if key != "description":
-                yield ("data" if key.startswith("data.") else "settings", key), value
+    for key, value in _leaves(run.config.model_dump(mode="json", exclude_none=True) if run.config else {}):
+        if key != "description":
+            yield ("data" if key.startswith("data.") else "settings", key), value
     for name, value in run.env.items():
         if name not in _OF_EACH_RUN:
             for key, leaf in _leaves({name: value}):
