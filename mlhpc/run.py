@@ -169,7 +169,7 @@ def seed_of(directory: Path, run: Run) -> int:
     UserError when other settings differ, naming them."""
     saved, saved_run = saved_in(directory)
     before, now = (
-        dict(_settings(each.model_dump(mode="json", exclude={"division"}))) for each in (saved_run, run)
+        dict(load.dotted(each.model_dump(mode="json", exclude={"division"}))) for each in (saved_run, run)
     )
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if now["training.max_epochs"] > before["training.max_epochs"]:
@@ -199,15 +199,6 @@ def extended_from(directory: Path | None, run: Run) -> int | None:
         return None
     before = saved_in(directory)[1].training.max_epochs
     return before if before < run.training.max_epochs else None
-
-
-def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting of a table and the tables in it, under the dotted name that ``--set`` uses."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _settings(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _make_out(run: Run, requested: Path | None) -> Path:
