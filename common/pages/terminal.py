@@ -45,9 +45,10 @@ def print_table(
     wide = sum(least) + 2 * len(least) <= console.width
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, int(wide), 0, 0))
     for title, width, number in zip(table.head, least, numbers, strict=False):
-        justify = "right" if number else "left"
-        size = {"width" if number else "min_width": width}
-        grid.add_column(Text(printable(title)), justify=justify, overflow="fold", **size)
+        if number:
+            grid.add_column(Text(printable(title)), justify="right", width=width)
+        else:
+            grid.add_column(Text(printable(title)), overflow="fold", min_width=width)
     for n, cells in enumerate(rows):
         if n == len(table.rows):
             grid.add_section()
