@@ -1,12 +1,11 @@
 """``mlhpc rules``: the rules of the closed division, and which of them a planned run would violate."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from mlhpc.benchmarks import registry
@@ -17,6 +16,8 @@ from mlhpc.benchmarks.rule_context import default_ruleset
 from mlhpc.benchmarks.rules import RULES, RunContext, findings, name_of, requirement, source
 from mlhpc.common.data import manifest
 from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.pages.blocks import Cell, table
+from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.staging.target import in_use
 from mlhpc.errors import UserError
 from mlhpc.submission.check.official import RULESETS
@@ -27,21 +28,15 @@ def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
     """The rules of a benchmark as tables: requirements, fixed settings, and free settings with their bounds."""
     definition = _closed(benchmark)
     ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
+    columns = {"rule": lambda rule: Cell(bold=name_of(rule)), "requirement": requirement, "source": source}
     for when, rules in RULES.items():
-        table = Table("rule", "requirement", "source", title=when, box=box.SIMPLE_HEAD, pad_edge=False)
-        table.title_justify = "left"
-        for rule in rules:
-            table.add_row(
-                Text(name_of(rule), style="bold"), Text(requirement(rule)), Text(source(rule), style="dim")
-            )
-        console.print(table)
-    fixed = Table("fixed", "to", box=box.SIMPLE_HEAD, pad_edge=False)
-    for key, value in (definition["closed_fixes"] | definition["closed_data"]).items():
-        fixed.add_row(Text(key), Text(toml_value(value)))
-    free = Table("free", "bounds", box=box.SIMPLE_HEAD, pad_edge=False)
-    for key, condition in definition["closed_free"].items():
-        free.add_row(Text(key), Text(bounds(condition)))
-    console.print(fixed, free)
+        console.print(Text(when, style="italic"))
+        print_table(table("rules", rules, columns, text_columns=3), console)
+    fixed = (definition["closed_fixes"] | definition["closed_data"]).items()
+    free = definition["closed_free"].items()
+    for name, other, rows, write in (("fixed", "to", fixed, toml_value), ("free", "bounds", free, bounds)):
+        shown = {name: lambda row: row[0], other: partial(lambda row, write: write(row[1]), write=write)}
+        print_table(table(name, rows, shown, text_columns=2), console)
     timed = "timed" if ruleset in definition["closed_results"]["staging_timed"] else "not timed"
     console.print(
         f"{runs_of_a_score(benchmark)} runs make a score; under ruleset {ruleset} staging is {timed}"

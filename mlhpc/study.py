@@ -9,8 +9,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +17,6 @@ from rich.text import Text
 import mlhpc
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
-from mlhpc.common.pages.blocks import table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.errors import UserError
@@ -34,7 +31,7 @@ from mlhpc.run_processes import (
 )
 from mlhpc.study_plan import PlannedCell, Sweep, plan, srun_options
 from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.study import CELL, Cell, Measured, Study, described, measured, read
+from mlhpc.submission.report.study import CELL, Study, described, measured, read
 from mlhpc.submission.report.summary import plain
 
 
@@ -193,34 +190,10 @@ def _interval(spread: Spread | None) -> dict[str, float | None] | None:
 
 
 def show(study: Study, console: Console) -> None:
-    """Print the cells as a table; the page has more columns."""
+    """Print the table of the page, on a narrow terminal without its last columns."""
+    from mlhpc.submission.report.study_page import cells_table
 
-    def mean(cell: Cell, of: Callable[[Measured], float], write: Callable[[float], str]) -> str:
-        return write(sum(map(of, cell.runs)) / len(cell.runs)) if cell.runs else ""
-
-    def interval(cell: Cell) -> str:
-        _, low, high = cell.samples_per_s.interval if cell.samples_per_s else (0, 0, 0)
-        several = cell.samples_per_s and cell.samples_per_s.has_interval
-        return f"{plain(low)} – {plain(high)}" if several else ""
-
-    axes: dict[str, Callable[[Cell], str]] = {
-        study.name(axis): partial(lambda cell, axis: str(cell.settings.get(axis, "")), axis=axis)
-        for axis in study.axes
-    }
-    cells = table(
-        "study",
-        study.cells,
-        {
-            **(axes or {"cell": lambda cell: cell.path.name}),
-            "runs": lambda cell: str(len(cell.runs)),
-            "samples/s": lambda cell: plain(cell.samples_per_s.mean) if cell.samples_per_s else "",
-            "95% interval": interval,
-            "ms per step": lambda cell: mean(cell, lambda run: 1e3 * run.step_s, plain),
-            "data wait": lambda cell: mean(cell, lambda run: run.wait_share, "{:.1%}".format),
-        },
-        text_columns=len(axes) or 1,
-    )
-    print_table(cells, console)
+    print_table(cells_table(study), console, optional=5)
     for cell in study.cells:
         for why in cell.failures:
             say(console, Text(f"{cell.path.name} {why}", style="red"))

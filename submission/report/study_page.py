@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from mlhpc.benchmarks import registry
-from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, number, table
+from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.submission.report.study import GLOBAL_BATCH, Study, is_numeric
@@ -28,7 +28,7 @@ def page(study: Study) -> str:
     return render(
         title="Study",
         eyebrow="mlhpc training benchmarks",
-        blocks=[*(_section(study, axis) for axis in study.axes), _variability(study), _table(study)],
+        blocks=[*(_section(study, axis) for axis in study.axes), _variability(study), _in_numbers(study)],
         foot="Cells are measured by runs of the suite; the data set is evicted from the page cache before each. "
         "Intervals: 95% of the mean over three or more repeats (Student's t). After Han et al. 2019.",
         heading=registry.title(benchmark),
@@ -74,18 +74,22 @@ def _variability(study: Study) -> Section | None:
     return Section("Variability by storage", about, (Grid(tuple(figures), 3),)) if figures else None
 
 
-def _table(study: Study) -> Section:
-    Columns = dict[str, Callable[[StudyCell], Cell | str]]
-    settings: Columns = {study.name(axis): partial(_setting, axis) for axis in study.axes}
-    relative: Columns = {}
+def _in_numbers(study: Study) -> Section:
     about = "Means over the runs of a cell. Data wait is a share of the time of the steps."
     if "ranks" in study.axes:
         about += " Speed-up and efficiency: against the fewest ranks with the same other settings."
-        relative = {
-            "speed-up": lambda cell: number(_speedup(study, cell)[0], "{:.3g}".format),
-            "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
-        }
-    cells = table(
+    return Section("In numbers", about, (cells_table(study),))
+
+
+def cells_table(study: Study) -> Table:
+    """Every cell of the study with its settings and what was measured; what matters less comes last."""
+    Columns = dict[str, Callable[[StudyCell], Cell | str]]
+    settings: Columns = {study.name(axis): partial(_setting, axis) for axis in study.axes}
+    relative: Columns = {
+        "speed-up": lambda cell: number(_speedup(study, cell)[0], "{:.3g}".format),
+        "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
+    }
+    return table(
         "study",
         study.cells,
         {
@@ -93,15 +97,14 @@ def _table(study: Study) -> Section:
             "runs": lambda cell: Cell(str(len(cell.runs)), cell.failures, len(cell.runs)),
             "samples/s": lambda cell: number(_mean(run.samples_per_s for run in cell.runs), plain),
             "95% interval": _interval,
-            **relative,
-            "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
+            **(relative if "ranks" in study.axes else {}),
             "step, ms": lambda cell: number(_mean(run.step_s * 1e3 for run in cell.runs), plain),
             "data wait": lambda cell: number(_mean(run.wait_share for run in cell.runs), "{:.1%}".format),
+            "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
             "staging, s": lambda cell: number(_mean(run.staging_s for run in cell.runs), plain),
         },
         text_columns=len(settings) or 1,
     )
-    return Section("In numbers", about, (cells,))
 
 
 def _setting(axis: str, cell: StudyCell) -> Cell:
