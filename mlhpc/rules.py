@@ -1,7 +1,6 @@
 """``mlhpc rules``: the rules of the closed division, and which of them a planned run would violate."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from mlhpc.benchmarks.rule_context import default_ruleset
 from mlhpc.benchmarks.rules import RULES, RunContext, findings, name_of, requirement, source
 from mlhpc.common.data import manifest
 from mlhpc.common.files.filesystem import filesystem_of
-from mlhpc.common.pages.blocks import Cell, table
+from mlhpc.common.pages.blocks import Cell, Table
 from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.staging.target import in_use
 from mlhpc.errors import UserError
@@ -28,19 +27,23 @@ def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
     """The rules of a benchmark as tables: requirements, fixed settings, and free settings with their bounds."""
     definition = _closed(benchmark)
     ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
-    columns = {"rule": lambda rule: Cell(bold=name_of(rule)), "requirement": requirement, "source": source}
     for when, rules in RULES.items():
+        rows = [(name_of(rule), requirement(rule), source(rule)) for rule in rules]
         console.print(Text(when, style="italic"))
-        print_table(table("rules", rules, columns, text_columns=3), console)
+        _print_words(("rule", "requirement", "source"), rows, console)
     fixed = (definition["closed_fixes"] | definition["closed_data"]).items()
+    _print_words(("fixed", "to"), [(key, toml_value(value)) for key, value in fixed], console)
     free = definition["closed_free"].items()
-    for name, other, rows, write in (("fixed", "to", fixed, toml_value), ("free", "bounds", free, bounds)):
-        shown = {name: lambda row: row[0], other: partial(lambda row, write: write(row[1]), write=write)}
-        print_table(table(name, rows, shown, text_columns=2), console)
+    _print_words(("free", "bounds"), [(key, bounds(condition)) for key, condition in free], console)
     timed = "timed" if ruleset in definition["closed_results"]["staging_timed"] else "not timed"
     console.print(
         f"{runs_of_a_score(benchmark)} runs make a score; under ruleset {ruleset} staging is {timed}"
     )
+
+
+def _print_words(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], console: Console) -> None:
+    cells = tuple((Cell(bold=row[0]), *map(Cell, row[1:])) for row in rows)
+    print_table(Table(head[0], head, cells, text_columns=len(head)), console)
 
 
 def rules_content(benchmark: str, ruleset: str | None) -> dict[str, Any]:
