@@ -65,13 +65,19 @@ def dumps(run: Run) -> str:
 def loads(text: str) -> Run:
     """The ``Run`` that :func:`dumps` wrote; for a benchmark that is not installed, only what all runs have.
 
-    Raises ValueError when ``text`` describes no run.
+    Raises ValueError, with one line that says why, when ``text`` describes no run of this version.
     """
     tables = tomllib.loads(text)
     try:
-        return _run_class(str(tables.get("benchmark")))(**_with_framework(tables))
+        run_class, tables = _run_class(str(tables.get("benchmark"))), _with_framework(tables)
     except UserError:
-        return Run(**tables)
+        run_class = Run
+    try:
+        return run_class(**tables)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{key}: {problem['msg']} (written by another version of mlhpc?)") from None
 
 
 def definition_of(benchmark: str) -> dict[str, Any]:

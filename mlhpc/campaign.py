@@ -18,6 +18,7 @@ from mlhpc.benchmarks import load, rules
 from mlhpc.campaign_checks import check_options, check_settings, rule_context
 from mlhpc.campaign_placement import cores_of, gpu_environment, srun_options
 from mlhpc.campaign_record import Campaign, RunState, attempts, read_run, save, score_of, show
+from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.run_processes import GRACE_S, in_slurm, is_locked, locked, start_run
@@ -39,7 +40,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     check_options(campaign, number)
     for warning in rules.enforce(rule_context(campaign)):
         line = f"{warning.severity}: {rules.sentence(warning)}"
-        console.print(Text(line, style="yellow"), soft_wrap=True)
+        say(console, Text(line, style="yellow"))
     names = campaign.names if number is None else [campaign.names[number - 1]]
     with locked(campaign.out, names[0] if number else None, "campaign") as lock_fds:
         check_settings(campaign)

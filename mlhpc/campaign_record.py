@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import mlhpc
@@ -19,9 +17,10 @@ from mlhpc.benchmarks import load, rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
+from mlhpc.common.pages.blocks import Cell, Table, table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.world import Loss
 from mlhpc.common.timing.breakdown import read_events
-from mlhpc.run_processes import table_console
 from mlhpc.submission.logs.mllog import Log, parse
 from mlhpc.submission.logs.run_directory import Target
 from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_strong, score_weak
@@ -201,41 +200,46 @@ def show(
     campaign: Campaign, states: Sequence[RunState], score: Strong | Weak, why: str, console: Console
 ) -> None:
     """Print the runs as a table, rule violations, and the score."""
-    table_console(console).print(_table(states, score))
+    print_table(_table(states, score), console)
     for finding in findings(campaign, states):
-        console.print(Text(f"{finding.severity}: {rules.sentence(finding)}", style="yellow"), soft_wrap=True)
+        say(console, Text(f"{finding.severity}: {rules.sentence(finding)}", style="yellow"))
     if why:
-        console.print(Text(f"stopped: {why}", style="bold red"), soft_wrap=True)
+        say(console, Text(f"stopped: {why}", style="bold red"))
     if score.minutes is None or score.without_staging_minutes is None:
         line = f"no score: {score.why}"
     elif isinstance(score, Weak):
         line = f"(T, S, M', TTTa) = ({score.T}, {score.S}, {score.M}, {score.minutes:.4f} min)"
     else:
         line = f"{score.minutes:.4f} min, without staging {score.without_staging_minutes:.4f} min"
-    console.print(Text(f"{line}; see: mlhpc score {shlex.quote(str(campaign.out))}"), soft_wrap=True)
+    say(console, Text(f"{line}; see: mlhpc score {shlex.quote(str(campaign.out))}"))
+
+
+_TONES = {"converged": "good", "missed": "warning", "aborted": "error", "running": "expected"}
 
 
 def _table(states: Sequence[RunState], score: Strong | Weak) -> Table:
     dropped = {run.path.parent.name: run.dropped for run in score.runs if run.dropped}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "state", "seed"):
-        table.add_column(name, no_wrap=True)
-    for name in ("minutes", "without staging", "epochs"):
-        table.add_column(name, justify="right", min_width=7)  # its longest word
-    table.add_column("caches cleared", min_width=7)
-    table.add_column("", overflow="fold", ratio=1)
-    styles = {"converged": "green", "missed": "yellow", "aborted": "red", "running": "cyan", "to do": "dim"}
-    for state in states:
-        minutes = ("" if s is None else f"{s / 60:.4f}" for s in (state.seconds, state.without_staging_s))
-        notes = [state.why, f"not in the score: {dropped[state.name]}" if state.name in dropped else ""]
-        notes += [f"aborted attempts: {state.aborted}" if state.aborted else ""]
-        table.add_row(
-            state.name,
-            Text(state.state, style=styles[state.state]),
-            "" if state.seed is None else str(state.seed),
-            *minutes,
-            "" if state.epochs is None else str(state.epochs),
-            "" if state.evicted is None else "yes" if state.evicted else "no",
-            Text("; ".join(filter(None, notes))),
-        )
-    return table
+
+    def notes(state: RunState) -> str:
+        left_out = f"not in the score: {dropped[state.name]}" if state.name in dropped else ""
+        aborted = f"aborted attempts: {state.aborted}" if state.aborted else ""
+        return "; ".join(filter(None, (state.why, left_out, aborted)))
+
+    def minutes(seconds: float | None) -> str:
+        return "" if seconds is None else f"{seconds / 60:.4f}"
+
+    return table(
+        "runs",
+        states,
+        {
+            "run": lambda state: state.name,
+            "state": lambda state: Cell(state.state, tone=_TONES.get(state.state, "")),
+            "seed": lambda state: "" if state.seed is None else str(state.seed),
+            "minutes": lambda state: minutes(state.seconds),
+            "without staging": lambda state: minutes(state.without_staging_s),
+            "epochs": lambda state: "" if state.epochs is None else str(state.epochs),
+            "caches cleared": lambda state: "" if state.evicted is None else "yes" if state.evicted else "no",
+            "notes": notes,
+        },
+        prose=(1, 6, 7),
+    )

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ[QUIET] = "1"  # of the environment, so that it reaches all ranks
         command = options.command
         status: int = (load_object(command) if isinstance(command, str) else command)(options)
+        sys.stdout.flush()  # here, where a closed pipe is no traceback
         return status
     except UserError as error:
         if debug:
@@ -50,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("mlhpc: interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output is gone, so a message would reach nobody
+        # The reader of our output is gone. What is left in its buffer must not fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 

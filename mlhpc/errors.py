@@ -1,7 +1,7 @@
 """Errors that the user can fix: one line, no traceback. And the termination of a run by a signal."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -42,3 +42,9 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 def count(number: int, noun: str) -> str:
     """``1 rank``, ``2 ranks``: for nouns whose plural ends in s."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def few(texts: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first ``most`` of ``texts`` and the number of the others: ``A, B, C and 997 more``."""
+    more = len(texts) - most
+    return between.join(texts[:most]) + (f" and {more} more" if more > 0 else "")

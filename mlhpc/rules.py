@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from mlhpc.benchmarks import registry
@@ -17,6 +15,8 @@ from mlhpc.benchmarks.rule_context import default_ruleset
 from mlhpc.benchmarks.rules import RULES, RunContext, findings, name_of, requirement, source
 from mlhpc.common.data import manifest
 from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.pages.blocks import Cell, Table
+from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.staging.target import in_use
 from mlhpc.errors import UserError
 from mlhpc.submission.check.official import RULESETS
@@ -28,24 +28,22 @@ def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
     definition = _closed(benchmark)
     ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
     for when, rules in RULES.items():
-        table = Table("rule", "requirement", "source", title=when, box=box.SIMPLE_HEAD, pad_edge=False)
-        table.title_justify = "left"
-        for rule in rules:
-            table.add_row(
-                Text(name_of(rule), style="bold"), Text(requirement(rule)), Text(source(rule), style="dim")
-            )
-        console.print(table)
-    fixed = Table("fixed", "to", box=box.SIMPLE_HEAD, pad_edge=False)
-    for key, value in (definition["closed_fixes"] | definition["closed_data"]).items():
-        fixed.add_row(Text(key), Text(toml_value(value)))
-    free = Table("free", "bounds", box=box.SIMPLE_HEAD, pad_edge=False)
-    for key, condition in definition["closed_free"].items():
-        free.add_row(Text(key), Text(bounds(condition)))
-    console.print(fixed, free)
+        rows = [(name_of(rule), requirement(rule), source(rule)) for rule in rules]
+        console.print(Text(when, style="italic"))
+        _print_words(("rule", "requirement", "source"), rows, console)
+    fixed = (definition["closed_fixes"] | definition["closed_data"]).items()
+    _print_words(("fixed", "to"), [(key, toml_value(value)) for key, value in fixed], console)
+    free = definition["closed_free"].items()
+    _print_words(("free", "bounds"), [(key, bounds(condition)) for key, condition in free], console)
     timed = "timed" if ruleset in definition["closed_results"]["staging_timed"] else "not timed"
     console.print(
         f"{runs_of_a_score(benchmark)} runs make a score; under ruleset {ruleset} staging is {timed}"
     )
+
+
+def _print_words(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], console: Console) -> None:
+    cells = tuple((Cell(bold=row[0]), *map(Cell, row[1:])) for row in rows)
+    print_table(Table(head[0], head, cells, text_columns=len(head)), console)
 
 
 def rules_content(benchmark: str, ruleset: str | None) -> dict[str, Any]:

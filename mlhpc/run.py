@@ -38,6 +38,7 @@ from mlhpc.common.training import checkpoint
 from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated
 from mlhpc.errors import UserError
+from mlhpc.errors import count as counted
 from mlhpc.run_result import Conclusion, last_line, write_text
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
 
@@ -157,10 +158,9 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
 def seed_of(directory: Path, run: Run) -> int:
     """The seed of the run in ``directory`` that ``run`` resumes, or extends: ``run`` may have more epochs. Raises
     UserError when other settings differ, naming them."""
-    saved = checkpoint.load(directory)
+    saved, saved_run = saved_in(directory)
     before, now = (
-        dict(load.dotted(each.model_dump(mode="json", exclude={"division"})))
-        for each in (load.loads(saved.config), run)
+        dict(load.dotted(each.model_dump(mode="json", exclude={"division"}))) for each in (saved_run, run)
     )
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if now["training.max_epochs"] > before["training.max_epochs"]:
@@ -175,11 +175,20 @@ def seed_of(directory: Path, run: Run) -> int:
     return saved.seed
 
 
+def saved_in(directory: Path) -> tuple[checkpoint.Checkpoint, Run]:
+    """The checkpoint in a run's directory and its settings. Raises UserError when one cannot be read."""
+    saved = checkpoint.load(directory)
+    try:
+        return saved, load.loads(saved.config)
+    except ValueError as error:
+        raise UserError(f"{directory}: the checkpoint's settings cannot be read: {error}") from None
+
+
 def extended_from(directory: Path | None, run: Run) -> int | None:
     """``training.max_epochs`` of the run in ``directory`` if ``run``, which resumes it, has more; else None."""
     if directory is None:
         return None
-    before = load.loads(checkpoint.load(directory).config).training.max_epochs
+    before = saved_in(directory)[1].training.max_epochs
     return before if before < run.training.max_epochs else None
 
 
@@ -233,14 +242,20 @@ def _write_evidence(run: Run, data: Path, out: Path, world: World) -> None:
 
 
 def _evict(data: Path, world: World) -> bool:
-    """Drop the data set from every node's page cache before the run, as the rules require; no file's content is
-    read. Returns whether no page of it is left on any node."""
-    evicted = True
+    """Drop the data set from every node's page cache before the run, as the rules require, and say so; no file's
+    content is read. Returns whether no page of it is left on any node."""
+    files: list[Path] = []
+    kept = 0
     if world.local_rank == 0:
         files = [path for path in data.rglob("*") if path.is_file()]
         pagecache.evict(files)
-        evicted = not any(pagecache.resident_fraction(path) for path in files)
-    return all(world.gather(evicted))
+        kept = sum(pagecache.resident_fraction(path) > 0 for path in files)
+    most = max(world.gather(kept))
+    if world.rank == 0:
+        line = f"evicted {counted(len(files), 'file')} from the page cache of {counted(world.nodes, 'node')}"
+        line += f"; up to {most} of them are still in memory: in use, or not yours" if most else ""
+        sys.stderr.write(f"mlhpc: {line}\n")
+    return most == 0
 
 
 def _energy_counters(run: Run, world: World) -> energy.Counters:

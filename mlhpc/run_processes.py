@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from mlhpc.common.ranks.environment import identify
 from mlhpc.errors import UserError
 
@@ -20,8 +18,6 @@ GRACE_S = 60.0
 SRUN_WAIT_S = 120
 """Seconds after the first exit until srun kills the remaining ranks. Longer than the 60 s of the roll call, which
 has by then named a rank that never connected."""
-NARROWEST = 120
-"""Width of a table that goes to a file, such as the output of a batch job."""
 
 
 def in_slurm(env: Mapping[str, str]) -> bool:
@@ -159,11 +155,3 @@ def is_locked(out: Path, name: str) -> bool:
 
 def _lock_path(out: Path, name: str) -> Path:
     return out / f".lock.{name}"
-
-
-def table_console(console: Console) -> Console:
-    """``console`` for a table: output to a file has no width of its own, and at rich's default of 80 columns
-    numbers would lose digits."""
-    if console.is_terminal:
-        return console
-    return Console(file=console.file, width=max(console.width, NARROWEST))

@@ -12,15 +12,14 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import mlhpc
 from mlhpc.benchmarks import registry
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.errors import UserError
 from mlhpc.run_processes import (
@@ -31,11 +30,10 @@ from mlhpc.run_processes import (
     report_lock,
     require_one_process,
     start_run,
-    table_console,
 )
 from mlhpc.study_plan import PlannedCell, Sweep, plan, srun_options
 from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.study import CELL, SERVERS, Cell, Study, described, measured, read
+from mlhpc.submission.report.study import CELL, SERVERS, Study, described, measured, read
 from mlhpc.submission.report.summary import plain
 
 
@@ -116,9 +114,9 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
     try:
         run = measured(out, cell.settings)
     except ValueError as why:
-        console.print(Text(f"{label}: failed: {why}; full output: {output}", style="red"), soft_wrap=True)
+        say(console, Text(f"{label}: failed: {why}; full output: {output}", style="red"))
         return str(why)
-    console.print(Text(f"{label}: {plain(run.samples_per_s)} samples/s"), soft_wrap=True)
+    say(console, Text(f"{label}: {plain(run.samples_per_s)} samples/s"))
     return ""
 
 
@@ -184,15 +182,6 @@ def save(study: Study) -> None:
     atomic.write_bytes(study.path / "study.html", page(study).encode())
 
 
-def _of_servers(cell: Cell, shown: bool) -> list[str]:
-    """Accuracy, device utilisation and staleness of a cell; the page has all figures."""
-    runs = [run.servers for run in cell.runs if run.servers]
-    if not shown or not runs:
-        return []
-    texts = {"accuracy": "{:.3f}", "utilisation": "{:.0%}", "staleness": "{:.2f}"}
-    return [text.format(sum(getattr(run, key) for run in runs) / len(runs)) for key, text in texts.items()]
-
-
 def _interval(spread: Spread | None) -> dict[str, float | None] | None:
     if spread is None:
         return None
@@ -207,31 +196,15 @@ def _interval(spread: Spread | None) -> dict[str, float | None] | None:
 
 
 def show(study: Study, console: Console) -> None:
-    """Print the cells as a table. On a narrow terminal it has fewer columns; the page has all."""
-    wide = table_console(console)
-    columns = 5 if wide.width >= 100 else 3
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for axis in study.axes or ("cell",):
-        table.add_column(study.name(axis), overflow="fold")
-    names = ["runs", "samples/s", "95% interval", "ms per step", "data wait"][:columns]
-    with_servers = any(run.servers for cell in study.cells for run in cell.runs)
-    for name in names + (["accuracy", "busy", "stale"] if with_servers else []):
-        table.add_column(name, justify="right", no_wrap=True)
-    for cell in study.cells:
-        values = [Text(str(cell.settings.get(axis, ""))) for axis in study.axes] or [Text(cell.path.name)]
-        spread = cell.samples_per_s
-        figures = ["", "", "", ""]
-        if spread:
-            mean, low, high = spread.interval
-            interval = f"{plain(low)} – {plain(high)}" if spread.has_interval else ""
-            step = sum(run.step_s for run in cell.runs) / len(cell.runs)
-            wait = sum(run.wait_share for run in cell.runs) / len(cell.runs)
-            figures = [plain(mean), interval, plain(step * 1e3), f"{wait:.1%}"]
-        table.add_row(*values, *[str(len(cell.runs)), *figures][:columns], *_of_servers(cell, with_servers))
-    wide.print(table)
+    """Print the tables of the page, on a narrow terminal without their last columns."""
+    from mlhpc.submission.report.study_page import cells_table, servers_table
+
+    print_table(cells_table(study), console, optional=5)
+    if servers := servers_table(study):
+        print_table(servers, console, optional=4)
     for cell in study.cells:
         for why in cell.failures:
-            console.print(Text(f"{cell.path.name} {why}", style="red"), soft_wrap=True)
+            say(console, Text(f"{cell.path.name} {why}", style="red"))
     warmup, steps = (study.cells[0].settings.get(f"study.{key}") for key in ("warmup_steps", "steps"))
     line = f"{steps} steps per run, after {warmup} of warm-up; " if "study.steps" not in study.axes else ""
-    console.print(Text(f"{line}charts: {study.path / 'study.html'}"), soft_wrap=True)
+    say(console, Text(f"{line}charts: {study.path / 'study.html'}"))

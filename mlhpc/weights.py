@@ -6,11 +6,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.benchmarks import load
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.training import checkpoint
 from mlhpc.cosmoflow import weights
 from mlhpc.errors import UserError, count
+from mlhpc.run import saved_in
 
 
 def main(options: argparse.Namespace) -> int:
@@ -20,8 +20,7 @@ def main(options: argparse.Namespace) -> int:
         raise UserError(f"--out {out}: the format is safetensors; give a name that ends in .safetensors")
     if out.exists():
         raise UserError(f"{out} already exists; choose another --out, or move it away")
-    saved = checkpoint.load(run)
-    settings = load.loads(saved.config)
+    saved, settings = saved_in(run)
     if settings.benchmark != "cosmoflow":
         raise UserError(
             f"{run} is of {settings.benchmark}; only CosmoFlow has two frameworks to convert between"

@@ -5,7 +5,6 @@ batch (figure 4), roofline and memory, and the figures that all of it is made fr
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from mlhpc.benchmarks import registry
@@ -25,7 +24,7 @@ from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.prediction import Prediction, over_nodes, predict, weak
 from mlhpc.perf.published import SOURCE, Published, machine_of, published
 from mlhpc.perf.samples import sample_bytes
-from mlhpc.perf.tables import configuration, facts_of, heading, seconds_text, terms
+from mlhpc.perf.tables import configuration, facts_of, heading, seconds_text, terms_table
 from mlhpc.perf.units import written
 
 _BARS = 12
@@ -75,21 +74,8 @@ def _seconds(p: Prediction) -> float:
 
 
 def _terms(p: Prediction) -> Section:
-    rows = [
-        (Cell(name.strip()), *(Cell(_term(name, value), value=value) for value in triple))
-        for name, triple in terms(p).items()
-    ]
-    parts = [
-        (Cell(f"step: {name}"), Cell(seconds_text(s), value=s), Cell(), Cell())
-        for name, s in p.step.named.items()
-    ]
     facts = "; ".join(f"{key}: {value}" for key, value in facts_of(p).items() if not key.startswith("note"))
-    table = Table("prediction", ("term", "predicted", "low", "high"), (*parts, *rows))
-    return Section(f"{p.nodes} nodes", f"{facts}.", (table,))
-
-
-def _term(name: str, value: float) -> str:
-    return f"{value:.1f}" if name == "epochs" else seconds_text(value)
+    return Section(f"{p.nodes} nodes", f"{facts}.", (terms_table(p),))
 
 
 def _time(found: Sequence[Prediction]) -> Section | None:
@@ -127,17 +113,21 @@ def _bars(p: Prediction) -> list[dict[str, Any]]:
 
 def _against_published(timed: Sequence[Prediction]) -> Figure:
     rows = [
-        {"x": p.accelerators, "y": p.total_s[0] / 60, "low": p.total_s[1] / 60, "high": p.total_s[2] / 60,
-         "series": "predicted", "what": configuration(p)}
+        _point("predicted", p.accelerators, configuration(p), *(end / 60 for end in p.total_s))
         for p in timed if p.total_s
     ]  # fmt: skip
     rows += [
-        {"x": r.accelerators, "y": (r.total_s or 0) / 60, "low": None, "high": None, "series": "published",
-         "what": f"{r.name}, batch {r.batch}"}
+        _point("published", r.accelerators, f"{r.name}, batch {r.batch}", r.total_s / 60)
         for r in _like(timed[0]) if r.total_s
     ]  # fmt: skip
     title = "Time to train, with published sets of this accelerator family at any batch"
     return _curves(rows, "accelerators", "time to train, minutes", title)
+
+
+def _point(
+    series: str, x: float, what: str, y: float, low: float | None = None, high: float | None = None
+) -> dict[str, Any]:
+    return {"series": series, "x": x, "y": y, "low": low, "high": high, "what": what}
 
 
 def _like(p: Prediction) -> list[Published]:
@@ -149,26 +139,23 @@ def _like(p: Prediction) -> list[Published]:
 
 def _scaling(machine: Machine, run: Run, chosen: Prediction, found: Sequence[Prediction]) -> Section:
     strong = [
-        {"x": p.nodes, "y": 1e3 / p.samples_per_s[0], "low": None, "high": None, "series": series,
-         "what": f"{p.nodes} nodes, data in {p.tier.name}"}
+        _point(series, p.nodes, f"{p.nodes} nodes, data in {p.tier.name}", 1e3 / p.samples_per_s[0])
         for series, staged in (("staged", True), ("not staged", False))
         for p in (found if staged else over_nodes(machine, run, staged=False))
-    ]  # fmt: skip
+    ]
     figures = []
     if strong:
         title = "Strong scaling: accelerator time of a sample (paper 000, figures 8 and 9)"
         figures.append(_curves(strong, "nodes", "ms of an accelerator a sample", title))
     counts = [2**n for n in range(18) if machine.nodes is None or 2**n <= machine.nodes]
     rows = [
-        {"x": p.accelerators, "y": p.samples_per_s[0], "low": p.samples_per_s[1], "high": p.samples_per_s[2],
-         "series": "predicted", "what": configuration(p)}
+        _point("predicted", p.accelerators, configuration(p), *p.samples_per_s)
         for p in weak(machine, run, chosen.local_batch_size, counts)
-    ]  # fmt: skip
+    ]
     rows += [
-        {"x": r.accelerators, "y": r.samples_per_s, "low": None, "high": None, "series": "published",
-         "what": f"{r.name}, local batch {r.local_batch_size:g}"}
+        _point("published", r.accelerators, f"{r.name}, local batch {r.local_batch_size:g}", r.samples_per_s)
         for r in _like(chosen)
-    ]  # fmt: skip
+    ]
     title = f"Weak scaling, local batch {chosen.local_batch_size}; published sets at any local batch"
     figures.append(_curves(rows, "accelerators", "samples/s an accelerator", title))
     about = (
@@ -211,14 +198,7 @@ def _cost(machine: Machine, run: Run) -> Section | None:
 
 
 def _cost_row(batch: int, series: str, value: float) -> dict[str, Any]:
-    return {
-        "x": batch,
-        "y": value / 1e9,
-        "low": None,
-        "high": None,
-        "series": series,
-        "what": f"batch {batch}",
-    }
+    return _point(series, batch, f"batch {batch}", value / 1e9)
 
 
 def _accelerator(machine: Machine, run: Run) -> list[Section]:
@@ -234,15 +214,11 @@ def _accelerator(machine: Machine, run: Run) -> list[Section]:
         by_batch.append(memory_of(run, batch))
         if by_batch[-1].peak > 2 * capacity:
             break
-    fits = None
-    with suppress(StopIteration):
-        fits = next(m.batch for m in reversed(by_batch) if m.peak <= capacity)
-    memory = written(capacity, "bytes")
-    about = memory_section("Memory", by_batch, [(f"{ceilings.name}, {memory}", capacity)], paper)
-    text = f"The largest power of two that fits is {fits}. " if fits else "Not even one sample fits. "
+    fits = next((m.batch for m in reversed(by_batch) if m.peak <= capacity), 0)
+    limit = (f"{ceilings.name}, {written(capacity, 'bytes')}", capacity)
     return [
         roofline_section("Roofline", points(network, ceilings, precision), ceilings, paper),
-        Section(about.title, text + about.about, about.blocks),
+        memory_section("Memory", by_batch, [limit], paper, fits),
     ]
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from mlhpc.errors import few
+
 Triple = tuple[float, float, float]
 """A value with the ends of its range."""
 
@@ -191,7 +193,7 @@ def _by_size(points: Sequence[Point]) -> list[Point]:
     for size, points_there in sorted(sizes.items()):
         value = sum(p.value[0] for p in points_there) / len(points_there)
         triple = value, min(p.value[1] for p in points_there), max(p.value[2] for p in points_there)
-        joined.append(Point(size, triple, ", ".join(p.name for p in points_there)))
+        joined.append(Point(size, triple, few([p.name for p in points_there], 4)))
     return joined
 
 

@@ -1,14 +1,17 @@
 """Predictions in the terminal and as JSON."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Grid
 
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.pages.blocks import Cell, Table, number, table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
 from mlhpc.perf.against import Compared, Summary, summary
 from mlhpc.perf.machines import Machine
@@ -17,7 +20,6 @@ from mlhpc.perf.scaling import Triple
 from mlhpc.perf.units import written
 
 PREDICTED = "Predicted, not measured"
-_WIDE = 125
 _SHORT = {
     "waiting for input": "input",
     "launching and updating": "launching",
@@ -30,23 +32,26 @@ _SHORT = {
 def one(p: Prediction) -> None:
     """Step, epoch and time to train with their parts."""
     console = Console(highlight=False)
-    console.print(f"[bold]{heading(p.machine, p.run)}[/]", soft_wrap=True)
-    console.print(f"{PREDICTED}. {configuration(p)}", soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("", "predicted", "low", "high"):
-        table.add_column(title, justify="right" if title else "left")
-    for name, seconds in p.step.named.items():
-        table.add_row(f"  {name}", seconds_text(seconds), "", "")
-    for name, triple in terms(p).items():
-        if name in ("  training", "T_staging", "time to train"):
-            table.add_section()
-        text = (lambda value: f"{value:.1f}") if name == "epochs" else seconds_text
-        table.add_row(name, *map(text, triple))
-    console.print(table)
-    facts = Table.grid(padding=(0, 2))
+    say(console, heading(p.machine, p.run), "bold")
+    say(console, f"{PREDICTED}. {configuration(p)}")
+    print_table(terms_table(p), console)
+    facts = Grid.grid(padding=(0, 2))
     for key, value in facts_of(p).items():
         facts.add_row(f"[dim]{key}[/]", value)
     console.print(facts)
+
+
+def terms_table(p: Prediction) -> Table:
+    """The parts of a step, and the terms of the time to train with their intervals."""
+
+    def term(row: tuple[str, Sequence[float]], which: int) -> Cell:
+        name, values = row
+        text = "{:.1f}".format if name == "epochs" else seconds_text
+        return number(values[which], text) if which < len(values) else Cell()
+
+    parts = {f"step: {name}": (seconds,) for name, seconds in p.step.named.items()}
+    ends = {title: partial(term, which=n) for n, title in enumerate(("predicted", "low", "high"))}
+    return table("prediction", list((parts | terms(p)).items()), {"term": lambda row: row[0], **ends})
 
 
 def terms(p: Prediction) -> dict[str, Triple]:
@@ -68,7 +73,7 @@ def configuration(p: Prediction) -> str:
 
 def facts_of(p: Prediction) -> dict[str, str]:
     value, low, high = p.samples_per_s
-    whole = f"{value * p.accelerators:,.0f}".replace(",", " ")
+    whole = whole_number(value * p.accelerators)
     unknown = "" if p.tier.read else ", whose bandwidth the machine file leaves out"
     facts = {
         "throughput": f"{value:.3g} samples/s an accelerator ({low:.3g} to {high:.3g}), {whole} in all",
@@ -92,73 +97,70 @@ def facts_of(p: Prediction) -> dict[str, str]:
 def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: Prediction | None) -> None:
     """``shortest``: the best of all batch sizes with published convergence."""
     console = Console(highlight=False)
-    console.print(f"[bold]{heading(machine, run)}[/]", soft_wrap=True)
-    console.width = max(console.width, _WIDE)
+    say(console, heading(machine, run), "bold")
     batch = run.hyperparameters.global_batch_size
-    console.print(f"{PREDICTED}. Global batch {batch}, {run.training.precision}", soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("nodes", "batch", "samples/s", "T_stag.", "T_epoch", "time", "low", "high"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for title in ("longest part", "data in"):
-        table.add_column(title, no_wrap=True)
-    totals = [p.total_s[0] for p in found if p.total_s and p.parts == 1]
-    for p in found:
-        total = p.total_s
-        fastest = total is not None and p.parts == 1 and total[0] == min(totals)
-        table.add_row(
-            str(p.nodes),
-            f"1/{p.parts}" if p.parts > 1 else str(p.local_batch_size),
-            f"{p.samples_per_s[0] * p.accelerators:,.0f}".replace(",", " "),
-            seconds_text(p.staging_s[0]),
-            seconds_text(p.epoch_s[0]),
-            *(map(seconds_text, total) if total else ("", "", "")),
-            _SHORT.get(p.bound, p.bound),
-            _SHORT.get(p.tier.name, p.tier.name),
-            style="bold" if fastest else "",
-        )
-    console.print(table)
-    console.print(
-        "batch: samples of an accelerator in a step; time: to train, with its interval", soft_wrap=True
+    say(console, f"{PREDICTED}. Global batch {batch}, {run.training.precision}")
+    totals = [p.total_s[0] if p.total_s and p.parts == 1 else math.inf for p in found]
+    fastest = totals.index(min(totals)) if math.isfinite(min(totals)) else -1
+    print_table(_by_nodes(found), console, styles={fastest: "bold"}, optional=2)
+    say(
+        console,
+        "batch: samples of an accelerator in a step; time: to train, with its interval; data: where it is "
+        "read from",
     )
     if shortest and shortest.total_s:
         where = f"batch {shortest.batch} on {shortest.nodes} nodes"
         took = seconds_text(shortest.total_s[0])
-        console.print(
-            f"shortest of all batch sizes with published convergence: {took}, {where}", soft_wrap=True
-        )
+        say(console, f"shortest of all batch sizes with published convergence: {took}, {where}")
     for note in dict.fromkeys(note for p in found for note in p.notes):
-        console.print(f"note: {note}", soft_wrap=True)
+        say(console, f"note: {note}")
+
+
+def _by_nodes(found: Sequence[Prediction]) -> Table:
+    def end(p: Prediction, which: int) -> str:
+        return seconds_text(p.total_s[which]) if p.total_s else ""
+
+    return table(
+        "scaling",
+        found,
+        {
+            "nodes": lambda p: str(p.nodes),
+            "batch": lambda p: f"1/{p.parts}" if p.parts > 1 else str(p.local_batch_size),
+            "samples/s": lambda p: whole_number(p.samples_per_s[0] * p.accelerators),
+            "T_stag.": lambda p: seconds_text(p.staging_s[0]),
+            "T_epoch": lambda p: seconds_text(p.epoch_s[0]),
+            **{title: partial(end, which=n) for n, title in enumerate(("time", "low", "high"))},
+            "longest part": lambda p: _SHORT.get(p.bound, p.bound),
+            "data": lambda p: _SHORT.get(p.tier.name, p.tier.name),
+        },
+        text_columns=0,
+        prose=(8, 9),
+    )
 
 
 def errors(compared: Sequence[Compared]) -> None:
     console = Console(highlight=False)
-    console.width = max(console.width, _WIDE)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    head = ("use", "set", "batch", "samples/s", "model", "error", "base", "epochs", "interval", "time")
-    for title in head:
-        table.add_column(
-            title, justify="left" if title in ("use", "set") else "right", no_wrap=title != "set"
-        )
-    for c in sorted(compared, key=lambda c: (c.row.benchmark, c.row.use)):
-        row = c.row
-        table.add_row(
-            row.use,
-            f"{row.benchmark} {row.round} {row.system}",
-            f"{row.local_batch_size:g}" if row.local_batch_size >= 1 else f"1/{row.spatial}",
-            f"{row.samples_per_s:.3g}",
-            f"{c.rate:.3g}",
-            percent(c.error),
-            percent(c.baseline_error),
-            f"{row.epochs[0]:.1f}{'' if c.epochs_inside else ' !'}",
-            f"{c.epochs.low:.0f}–{c.epochs.high:.0f}",
-            percent(c.total_error),
-        )
-    console.print(table)
-    console.print("error of samples/s an accelerator; base: of the baseline; time: error of the time to train, "
-                  "T_staging as logged; !: outside the interval", soft_wrap=True)  # fmt: skip
+    columns: dict[str, Callable[[Compared], Cell | str]] = {
+        "use": lambda c: c.row.use,
+        "set": lambda c: f"{c.row.benchmark} {c.row.round} {c.row.system}",
+        "batch": lambda c: (
+            f"{c.row.local_batch_size:g}" if c.row.local_batch_size >= 1 else f"1/{c.row.spatial}"
+        ),
+        "samples/s": lambda c: f"{c.row.samples_per_s:.3g}",
+        "model": lambda c: f"{c.rate:.3g}",
+        "error": lambda c: percent(c.error),
+        "base": lambda c: percent(c.baseline_error),
+        "epochs": lambda c: f"{c.row.epochs[0]:.1f}{'' if c.epochs_inside else ' !'}",
+        "interval": lambda c: f"{c.epochs.low:.0f}–{c.epochs.high:.0f}",
+        "time": lambda c: percent(c.total_error),
+    }
+    ordered = sorted(compared, key=lambda c: (c.row.benchmark, c.row.use))
+    print_table(table("errors", ordered, columns, text_columns=2), console, optional=1)
+    say(console, "error of samples/s an accelerator; base: of the baseline; time: error of the time to train, "
+                  "T_staging as logged; !: outside the interval")  # fmt: skip
     for use in ("fit", "test"):
         for line in summaries([c for c in compared if c.row.use == use]):
-            console.print(f"{use}: {line}", soft_wrap=True)
+            say(console, f"{use}: {line}")
 
 
 def summaries(compared: Sequence[Compared]) -> list[str]:
@@ -236,6 +238,10 @@ def error_records(compared: Sequence[Compared]) -> dict[str, Any]:
 
 def heading(machine: Machine, run: Run) -> str:
     return f"{run.benchmark}, preset {run.preset}, on {machine.title}"
+
+
+def whole_number(value: float) -> str:
+    return f"{value:,.0f}".replace(",", " ")
 
 
 def percent(value: float | None) -> str:

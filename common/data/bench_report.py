@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from mlhpc.common.data.ceilings import Ceilings
 from mlhpc.common.data.loader_bench import Figures, Way
 from mlhpc.common.host.progress import progress
+from mlhpc.common.pages.blocks import table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import UserError
 
 _OTHER = "NO: different samples"
@@ -112,36 +113,36 @@ def show(
 ) -> None:
     """Print the medians and the ceilings."""
     ways = [*measured, *reasons]
-    columns = ["warm", "cold", "MB", "CPU ms", "decoding", "MiB", "same samples"]
-    title = "samples/s from a warm and a cold page cache; MB read and CPU ms per sample; MiB of memory"
-    table = Table(title=title)
-    table.add_column("loader", no_wrap=True)
-    for column in (*columns, *(["bound by"] if step_s else [])):
-        table.add_column(column)
-    for way, rounds in measured.items():
-        figures = medians(rounds)
+    median = {way: medians(rounds) for way, rounds in measured.items()}
+
+    def of(way: Way, write: Callable[[Figures], str]) -> str:
+        return write(median[way]) if way in median else "-"
+
+    def decoded(figures: Figures) -> str:
         share = decoding(figures, ceilings)
-        table.add_row(
-            label(way, ways),
-            f"{figures.warm:.1f}",
-            f"{figures.cold:.1f}",
-            f"{figures.read / 1e6:.3g}",
-            f"{1000 * figures.cpu_s:.2f}",
-            "-" if share is None else f"{share:.0%}",
-            f"{figures.memory / 2**20:.0f}",
-            agree[way],
-            *([verdict(way, figures, ceilings, step_s)] if step_s else []),
-        )
-    for way in reasons:
-        table.add_row(label(way, ways), *"-" * len(columns))
-    console.print(table)
+        return "-" if share is None else f"{share:.0%}"
+
+    columns: dict[str, Callable[[Way], str]] = {
+        "loader": lambda way: label(way, ways),
+        "warm": lambda way: of(way, lambda f: f"{f.warm:.1f}"),
+        "cold": lambda way: of(way, lambda f: f"{f.cold:.1f}"),
+        "MB": lambda way: of(way, lambda f: f"{f.read / 1e6:.3g}"),
+        "CPU ms": lambda way: of(way, lambda f: f"{1000 * f.cpu_s:.2f}"),
+        "decoding": lambda way: of(way, decoded),
+        "MiB": lambda way: of(way, lambda f: f"{f.memory / 2**20:.0f}"),
+        "same samples": lambda way: agree.get(way, "-"),
+    }
+    if step_s:
+        columns["bound by"] = lambda way: of(way, lambda f: verdict(way, f, ceilings, step_s))
+    console.print("samples/s from a warm and a cold page cache; MB read and CPU ms per sample; MiB of memory")
+    print_table(table("loaders", ways, columns, prose=(7, 8)), console)
     for way, reason in reasons.items():
-        console.print(f"{label(way, ways)}: {reason}", soft_wrap=True, highlight=False)
-    console.print(
-        f"ceilings with {ceilings.threads} threads: memory copy {ceilings.copy / 1e9:.1f} GB/s; the same files "
-        f"{ceilings.cold / 1e6:.0f} MB/s from storage (cold), {ceilings.warm / 1e6:.0f} MB/s from the page cache",
-        soft_wrap=True,
-        highlight=False,
+        say(console, f"{label(way, ways)}: {reason}")
+    say(
+        console,
+        f"ceilings with {ceilings.threads} threads: memory copy {ceilings.copy / 1e9:.1f} GB/s; the same "
+        f"files {ceilings.cold / 1e6:.0f} MB/s from storage (cold), {ceilings.warm / 1e6:.0f} MB/s from the page "
+        "cache",
     )
 
 

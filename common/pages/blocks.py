@@ -6,20 +6,26 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.text import printable
 
+if TYPE_CHECKING:  # a table in a terminal needs no charts, whose library takes half a second to import
+    from mlhpc.common.pages.charts import Figure
+
 Item = TypeVar("Item")
+_ESCAPED = {ord(c): quote(c) for c in "%#'&<>\r\n\t"}
+"""What HTML and URLs do not let stand between single quotes. The rest stays as short as it is: a page may hold
+thousands of rows."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: its text, small lines below it, and the value that downloads carry (default: the text).
+    """A cell of a table: its text, small lines below it, and the value that downloads carry (default: the text),
+    to twelve digits.
     ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error, warning or expected."""
 
     text: str = ""
@@ -32,8 +38,8 @@ class Cell:
     @property
     def raw(self) -> Any:
         raw = " ".join(filter(None, (self.bold, self.text))) if self.value is None else self.value
-        if isinstance(raw, float) and not math.isfinite(raw):
-            return None
+        if isinstance(raw, float):
+            return float(f"{raw:.12g}") if math.isfinite(raw) else None
         return raw if isinstance(raw, int | float) else printable(raw)
 
 
@@ -51,6 +57,9 @@ class Table:
     style: str = ""
     kind: ClassVar[str] = "table"
 
+    def is_number(self, column: int) -> bool:
+        return column >= self.text_columns and column not in self.prose
+
     @property
     def records(self) -> list[dict[str, Any]]:
         head = [printable(title) for title in self.head]
@@ -58,7 +67,10 @@ class Table:
 
     @property
     def json_link(self) -> Markup:
-        return Markup("data:application/json;charset=utf-8,") + quote(json.dumps(self.records, indent=1))
+        lines = ",\n".join(
+            json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in self.records
+        )
+        return _link("application/json", f"[{lines}]\n")
 
     @property
     def csv_link(self) -> Markup:
@@ -66,7 +78,7 @@ class Table:
         writer = csv.writer(text)
         writer.writerow([_spreadsheet(printable(title)) for title in self.head])
         writer.writerows([_spreadsheet(cell.raw) for cell in row] for row in self.rows)
-        return Markup("data:text/csv;charset=utf-8,") + quote(text.getvalue())
+        return _link("text/csv", text.getvalue())
 
 
 def table(
@@ -78,9 +90,14 @@ def table(
     return Table(name, tuple(columns), rows, **layout)
 
 
-def number(value: float | None, write: Callable[[float], str], *notes: str) -> Cell:
-    """A cell with ``value`` as ``write`` formats it; empty for None."""
-    return Cell() if value is None else Cell(write(value), notes, value)
+def number(value: float | None, write: Callable[[float], str], *notes: str, none: str = "") -> Cell:
+    """A cell with ``value`` as ``write`` formats it; with the text ``none``, and no value, for None."""
+    return Cell(none, value="") if value is None else Cell(write(value), notes, value)
+
+
+def _link(kind: str, text: str) -> Markup:
+    """``text`` as a file to save."""
+    return Markup(f"data:{kind};charset=utf-8,") + Markup(text.translate(_ESCAPED))
 
 
 def _cell(shown: Cell | str) -> Cell:
@@ -114,7 +131,7 @@ class Banner:
 class Grid:
     """Figures side by side, ``columns`` per row on a wide screen."""
 
-    figures: tuple[Figure, ...]
+    figures: "tuple[Figure, ...]"
     columns: int = 2
     kind: ClassVar[str] = "grid"
 

@@ -119,7 +119,9 @@ class Figure:
 
         svg: str = vl_convert.vegalite_to_svg(json.dumps({**self.spec, "width": self.static_width}))
         # Clip paths of several pictures in one page must not share their names.
-        return re.sub(r'(id="|url\(#)(?=clip|gradient)', rf"\g<1>{self.name}-", svg)
+        svg = re.sub(r'(id="|url\(#)(?=clip|gradient)', rf"\g<1>{self.name}-", svg)
+        svg = re.sub(r' (?:aria-hidden="true"|font-family="[^"]*")', "", svg)  # the page says both
+        return re.sub(r' (?:d|transform|[xy][12]?|width|height)="[^"]*"', _rounded, svg)
 
     @property
     def name(self) -> str:
@@ -152,11 +154,6 @@ def figure(
 def data(rows: Sequence[dict[str, Any]]) -> alt.InlineData:
     """Rows as the data of a chart."""
     return alt.InlineData(values=list(rows))
-
-
-def part_scale(keys: Sequence[str], labels: Sequence[str]) -> alt.Scale:
-    """The colours of the parts of a run, by their labels."""
-    return alt.Scale(domain=list(labels), range=[PARTS[key][0] for key in keys])
 
 
 def series_scales(names: Sequence[str]) -> tuple[alt.Scale, alt.Scale, alt.Scale]:
@@ -224,12 +221,18 @@ def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 
     return LogAxis(low, high, tuple(marks[::-1][::step][::-1]), title)
 
 
+def _rounded(attribute: re.Match[str]) -> str:
+    """The numbers of an attribute to a hundredth of a pixel."""
+    return re.sub(r"\.(\d\d)\d+", r".\1", attribute[0])
+
+
 def _finite(value: Any) -> Any:
-    """Without NaN and infinities, which JSON cannot express, and with printable text only."""
+    """Without NaN and infinities, which JSON cannot express, with printable text only, and numbers to seven
+    digits, which no picture shows."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
     return printable(value) if isinstance(value, str) else value

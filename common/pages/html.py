@@ -100,6 +100,7 @@ def _environment(package: str) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["slug"] = _slug
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     return environment
 
 

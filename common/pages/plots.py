@@ -35,6 +35,22 @@ def tooltips(shown: Shown) -> list[alt.Tooltip]:
     return [alt.Tooltip(field=field, type="nominal", title=title) for field, title in shown]
 
 
+def picked_by(field: str) -> alt.Parameter:
+    """What the reader picks by clicking entries of the legend of ``field``; nothing picked is everything."""
+    return alt.selection_point(fields=[field], bind="legend", toggle="true")
+
+
+def faded_unless(picked: alt.Parameter, opacity: float = 0.12, full: float = 1) -> Any:
+    """The opacity of marks, by whether they are ``picked``."""
+    return alt.condition(picked, alt.value(full), alt.value(opacity))
+
+
+def _part_colour(parts: dict[str, str]) -> alt.Color:
+    """The colours of the parts of a run (key to label), by their labels."""
+    scale = alt.Scale(domain=list(parts.values()), range=[PARTS[key][0] for key in parts])
+    return alt.Color("part:N", scale=scale, legend=alt.Legend(symbolType="square"))
+
+
 def stacked_bars(
     rows: Rows,
     alt_text: str,
@@ -51,7 +67,7 @@ def stacked_bars(
     the part). ``relative``: all bars span 100%."""
     bars = {row["bar"]: row["name"] for row in rows}
     named = any(bars.values())
-    picked = alt.selection_point(fields=["part"], bind="legend", toggle="true")
+    picked = picked_by("part")
     order = {key: n for n, key in enumerate(parts)}
     drawn = [{**row, "order": order[row["key"]], "on": charts.TEXT_ON[row["key"]][0]} for row in rows]
     stack: Literal["normalize", "zero"] = "normalize" if relative else "zero"
@@ -70,20 +86,13 @@ def stacked_bars(
     )
     layers = [
         base.mark_bar(height=bar_height, yOffset=offset)
-        .encode(
-            color=alt.Color(
-                "part:N",
-                scale=charts.part_scale(list(parts), list(parts.values())),
-                legend=alt.Legend(symbolType="square"),
-            ),
-            opacity=alt.condition(picked, alt.value(1), alt.value(0.15)),
-        )
+        .encode(color=_part_colour(parts), opacity=faded_unless(picked))
         .add_params(picked),
         base.mark_text(fontWeight="bold", fontSize=13, yOffset=offset).encode(
             x=alt.X("value:Q", stack=stack, bandPosition=0.5),
             text="label:N",
             color=alt.Color("on:N", scale=None),
-            opacity=alt.condition(picked, alt.value(1), alt.value(0)),
+            opacity=faded_unless(picked, 0),
         ),
     ]
     if named:
@@ -120,18 +129,11 @@ def columns(
     )
     y = alt.Y("value:Q", title=y_title, scale=y_scale, axis=alt.Axis(labelExpr=NUMBER_LABEL, tickCount=5))
     if parts:
-        picked = alt.selection_point(fields=["part"], bind="legend", toggle="true")
+        picked = picked_by("part")
         order = {key: n for n, key in enumerate(parts)}
         base = base.properties(data=data([{**row, "order": order[row["key"]]} for row in rows]))
         chart = base.mark_bar().encode(
-            y=y,
-            color=alt.Color(
-                "part:N",
-                scale=charts.part_scale(list(parts), list(parts.values())),
-                legend=alt.Legend(symbolType="square"),
-            ),
-            order=alt.Order("order:Q"),
-            opacity=alt.condition(picked, alt.value(1), alt.value(0.15)),
+            y=y, color=_part_colour(parts), order=alt.Order("order:Q"), opacity=faded_unless(picked)
         )
         return figure(chart.add_params(picked), alt_text, **caption)
     colour: Any = alt.value(ACCENT[0])
@@ -188,10 +190,10 @@ def line(
     size = 40 if len(rows) <= 60 else 12
     if series:
         colour, shape, dash = charts.series_scales(series)
-        picked = alt.selection_point(fields=["series"], bind="legend", toggle="true")
+        picked = picked_by("series")
         base = base.encode(
             color=alt.Color("series:N", scale=colour, legend=alt.Legend(symbolStrokeWidth=0)),
-            opacity=alt.condition(picked, alt.value(1), alt.value(0.12)),
+            opacity=faded_unless(picked),
         )
         layers.append(
             base.mark_line(strokeWidth=2)
@@ -232,7 +234,7 @@ def curves(
     colour, shape, dash = charts.series_scales(series)
     below_each_other: Any = {"columns": 1} if sum(map(len, series)) > 40 else {}
     legend = alt.Legend(**below_each_other, symbolStrokeWidth=0) if len(series) > 1 else None
-    picked = alt.selection_point(fields=["series"], bind="legend", toggle="true")
+    picked = picked_by("series")
     in_row_order: Any = {"value": None}
     joined: Any = {"detail": "join:N", "order": in_row_order} if any("join" in row for row in rows) else {}
 
@@ -242,7 +244,7 @@ def curves(
 
     base = plane(rows).encode(
         color=alt.Color("series:N", scale=colour, legend=legend),
-        opacity=alt.condition(picked, alt.value(1), alt.value(0.12)),
+        opacity=faded_unless(picked),
     )
     lined = base.transform_filter(f"indexof({json.dumps(list(loose))}, datum.series) < 0") if loose else base
     lines = lined.mark_line(strokeWidth=2).encode(
@@ -268,7 +270,7 @@ def curves(
         layers.append(marks.encode(tooltip=tooltips(tooltip)))
     layers += [lines.add_params(picked), *whiskers, points]
     if labels:
-        layers += _with_halo(
+        layers += with_halo(
             plane(labels).encode(text="text:N"), INK[0], dx=10, dy=-8, fontWeight="bold", fontSize=14
         )
     return figure(alt.layer(*layers), alt_text, height=height, **caption)
@@ -287,7 +289,7 @@ def _limits(limits: Sequence[tuple[float, str]], y: alt.Y) -> list[alt.Chart]:
     ]
 
 
-def _with_halo(
+def with_halo(
     texts: alt.Chart, colour: str, align: Literal["left", "right"] = "left", **style: Any
 ) -> list[alt.Chart]:
     """Texts that stay readable where they cross lines."""
@@ -329,4 +331,4 @@ def level_layers(levels: Rows, x_axis: LogAxis, y_axis: LogAxis) -> list[alt.Cha
     )
     lines = base.mark_line(color=SOFT[0], strokeWidth=1, strokeDash=[2, 5]).encode(detail="level:N")
     ends = base.transform_filter("datum.end").encode(text="level:N")
-    return [lines, *_with_halo(ends, SOFT[0], align="right", dx=-4, dy=12)]
+    return [lines, *with_halo(ends, SOFT[0], align="right", dx=-4, dy=12)]

@@ -126,7 +126,9 @@ def stage(
         with progress(count, "staging", "files", show=world.rank == 0) as advance:
 
             def copy(todo: Todo, in_place: Callable[[File], None], failures: list[BaseException]) -> Copied:
-                return copy_all(todo.missing, todo.present, manifest.root, target, workers, in_place, failures)
+                return copy_all(
+                    todo.missing, todo.present, manifest.root, target, workers, in_place, failures
+                )
 
             def report(copied: Copied, received: Sequence[File] = ()) -> RankReport:
                 return ready.report(copied, started, received)

@@ -1,11 +1,13 @@
 """The result of an emulation on a terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.table import Table
 
+from mlhpc.common.pages.blocks import Cell, Table, table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
 from mlhpc.iobench.definition.mlperf_storage import Size
 from mlhpc.iobench.definition.quantities import format_bytes
@@ -26,21 +28,28 @@ _RESOURCES = {
 
 def print_result(result: Mapping[str, Any], console: Console) -> None:
     """The epochs as a table, and under it what they come to."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("epoch", "steps", "samples/s", "seconds", "wait", "compute", "oversleep", "barrier", "AU %"):
-        table.add_column(name, justify="right")
-    for epoch in result["epochs"]:
-        seconds = (
-            f"{epoch[key]:.3g}" for key in ("seconds", "wait_s", "compute_s", "oversleep_s", "barrier_s")
-        )
-        table.add_row(
-            str(epoch["epoch"]), str(epoch["steps"]), _number(epoch["samples_per_s"]), *seconds,
-            _number(epoch["au_percent"]),
-        )  # fmt: skip
     if result["epochs"]:
-        console.print(table)
+        print_table(epochs_table(result), console)
     for line in summary_lines(result):
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line)
+
+
+def epochs_table(result: Mapping[str, Any]) -> Table:
+    """Seconds of the slowest rank; their parts are means over ranks."""
+    names = {"samples/s": "samples_per_s", "seconds": "seconds", "wait": "wait_s", "compute": "compute_s",
+             "oversleep": "oversleep_s", "barrier": "barrier_s", "AU %": "au_percent"}  # fmt: skip
+    return table(
+        "epochs",
+        result["epochs"],
+        {
+            "epoch": lambda epoch: str(epoch["epoch"]),
+            "steps": lambda epoch: str(epoch["steps"]),
+            **{
+                title: partial(lambda epoch, key: figure(epoch[key]), key=key) for title, key in names.items()
+            },
+        },
+        text_columns=0,
+    )
 
 
 def summary_lines(result: Mapping[str, Any]) -> list[str]:
@@ -83,24 +92,19 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def print_sizes(sizes: Mapping[str, Size], console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("workload")
-    for name in ("files", "samples", "size", "steps/epoch", "decided by"):
-        table.add_column(name, justify="right")
-    for name, size in sizes.items():
-        table.add_row(
-            name,
-            str(size.files),
-            str(size.samples),
-            format_bytes(size.bytes),
-            str(size.steps_per_epoch),
-            size.bound,
-        )
-    console.print(table)
+    columns: dict[str, Callable[[tuple[str, Size]], str]] = {
+        "workload": lambda row: row[0],
+        "files": lambda row: str(row[1].files),
+        "samples": lambda row: str(row[1].samples),
+        "size": lambda row: format_bytes(row[1].bytes),
+        "steps/epoch": lambda row: str(row[1].steps_per_epoch),
+        "decided by": lambda row: row[1].bound,
+    }
+    print_table(table("sizes", sizes.items(), columns, prose=(5,)), console)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def figure(value: float | None) -> Cell:
+    return Cell("-" if value is None else f"{value:.4g}", value=value)
 
 
 def _percent(value: float | None) -> str:
@@ -108,49 +112,44 @@ def _percent(value: float | None) -> str:
 
 
 def print_similarity(found: Similarity, console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("factor")
-    table.add_column("difference", justify="right")
-    for name, difference in found.differences.items():
-        table.add_row(name, f"{100 * difference:+.1f}%")
-    console.print(table)
+    columns: dict[str, Callable[[tuple[str, float]], str]] = {
+        "factor": lambda row: row[0],
+        "difference": lambda row: f"{100 * row[1]:+.1f}%",
+    }
+    print_table(table("similarity", found.differences.items(), columns), console)
     name, largest = found.largest
     verdict = "alike" if found.alike else f"not alike: {COSINE} and {100 * DIFFERENCE:.0f}% are required"
-    console.print(
+    say(
+        console,
         f"cosine {found.cosine:.3f}, largest difference {100 * abs(largest):.1f}% ({name}): {verdict}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
 def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], console: Console) -> None:
     """The simulated runs, each beside as many times the rate of the first as it has ranks more."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("ranks", "samples/s", "of linear", "AU %", "binds"):
-        table.add_column(name, justify="left" if name == "binds" else "right")
-    for each in found:
-        linear = found[0].samples_per_s / found[0].ranks * each.ranks
-        table.add_row(
-            str(each.ranks), _number(each.samples_per_s), f"{each.samples_per_s / linear:.0%}",
-            _number(each.au_percent), each.binding,
-        )  # fmt: skip
-    console.print(table)
+    of_one = found[0].samples_per_s / found[0].ranks
+    columns: dict[str, Callable[[Simulated], Cell | str]] = {
+        "ranks": lambda each: str(each.ranks),
+        "samples/s": lambda each: figure(each.samples_per_s),
+        "of linear": lambda each: f"{each.samples_per_s / (of_one * each.ranks):.0%}",
+        "AU %": lambda each: figure(each.au_percent),
+        "binds": lambda each: each.binding,
+    }
+    print_table(table("simulated", found, columns, text_columns=0, prose=(4,)), console)
     service, (one, two) = fitted.service, zip(fitted.measured, fitted.simulated, strict=True)
     doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation has no grounds"
-    console.print(
+    say(
+        console,
         f"fitted on 1 and 2 ranks: {one[0]:.4g} and {two[0]:.4g} samples/s measured, {one[1]:.4g} and "
         f"{two[1]:.4g} simulated{doubt}",
-        highlight=False,
-        soft_wrap=True,
     )
-    console.print(
+    say(
+        console,
         f"measured, of a sample: {1e3 * service.device_s:.3g} ms of the storage alone, "
         f"{1e3 * service.latency_s:.3g} ms beside others, {1e3 * service.decode_s:.3g} ms of a core; "
         f"{1e3 * service.open_s:.3g} ms to open a file. Simulated: {count(system.targets, 'storage target')}, "
         f"{count(system.metadata, 'metadata server')}, {count(system.ranks_per_node, 'rank')} on each node of "
         f"{count(system.cores, 'core')}",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -180,21 +179,19 @@ class Compared(Protocol):
 
 def print_sweep(points: Sequence[Measured], found: Mapping[str, Compared | None], console: Console) -> None:
     """Every combination with its runs' median, least and most, and what is recommended."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("settings", "samples/s", "from", "to", "of its own"):
-        table.add_column(name, justify="left" if name == "settings" else "right")
-    for point in points:
-        least, most = min(point.rates), max(point.rates)
-        ratio = f"{point.rate / points[0].rate:.2f}"
-        table.add_row(point.named, _number(point.rate), _number(least), _number(most), ratio)
-    console.print(table)
+    columns: dict[str, Callable[[Measured], Cell | str]] = {
+        "settings": lambda point: point.named,
+        "samples/s": lambda point: figure(point.rate),
+        "from": lambda point: figure(min(point.rates)),
+        "to": lambda point: figure(max(point.rates)),
+        "of its own": lambda point: f"{point.rate / points[0].rate:.2f}",
+    }
+    print_table(table("sweep", points, columns), console)
     again = found["again"]
     if again is None:
         return console.print("nothing is faster than the workload's own settings")
-    console.print(f"recommended: {again.recommended.named}", highlight=False, soft_wrap=True)
+    say(console, f"recommended: {again.recommended.named}")
     for each, where in ((again, "measured again"), (found.get("in_a_run"), "in mlhpc run")):
         if each:
             verdict = "every run was faster" if each.confirmed else "not confirmed: the runs overlap"
-            console.print(
-                f"{where}: {each.gain:.2f} times as fast; {verdict}", highlight=False, soft_wrap=True
-            )
+            say(console, f"{where}: {each.gain:.2f} times as fast; {verdict}")

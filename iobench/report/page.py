@@ -2,16 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from mlhpc.common.pages import plots
-from mlhpc.common.pages.blocks import Banner, Cell, Facts, Grid, Section, number, table
-from mlhpc.common.pages.charts import Figure
+from mlhpc.common.pages.blocks import Banner, Facts, Grid, Section, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.iobench.definition.quantities import format_bytes
-from mlhpc.iobench.report.console import summary_lines
+from mlhpc.iobench.report.console import epochs_table, figure, summary_lines
 
 # Parts of the time, with the colour of a run's page that each has.
 _PARTS = {
@@ -74,7 +72,7 @@ def _utilisation(result: Mapping[str, Any]) -> Section | None:
         if shares[part] > 0
     ]  # fmt: skip
     says = "; ".join(f"{row['part']}: {row['share']}" for row in rows)
-    figure = plots.stacked_bars(
+    drawn = plots.stacked_bars(
         rows,
         says,
         parts=dict(_PARTS.values()),
@@ -89,7 +87,7 @@ def _utilisation(result: Mapping[str, Any]) -> Section | None:
         f"{result['au_null_percent']:.1f}%. Storage: what waiting for data and for "
         "other ranks costs beyond the run with the data in memory."
     )
-    return Section("Where the time went", about, (figure,))
+    return Section("Where the time went", about, (drawn,))
 
 
 def _transfers(result: Mapping[str, Any]) -> Section | None:
@@ -104,7 +102,7 @@ def _transfers(result: Mapping[str, Any]) -> Section | None:
         {"x": f"≤ {_binary(size)}", "value": sizes[size], "reads": str(sizes[size])} for size in sorted(sizes)
     ]
     says = "; ".join(f"{row['x']}: {row['reads']} reads" for row in rows)
-    figure: Figure = plots.columns(
+    drawn = plots.columns(
         rows, says, x_title="size of a read", y_title="reads", tooltip=[("x", "size"), ("reads", "reads")]
     )
     facts = {
@@ -114,7 +112,7 @@ def _transfers(result: Mapping[str, Any]) -> Section | None:
         + _bytes(reading["node_device_bytes"]) + " by all on these nodes",
         "hidden": f"{reading['hidden_percent'] or 0:.0f}% of {reading['io_s']:.3g} s a rank",
     }  # fmt: skip
-    return Section("Reads", blocks=(Grid((figure,), 1), Facts(facts)))
+    return Section("Reads", blocks=(Grid((drawn,), 1), Facts(facts)))
 
 
 def _bytes(value: int | None) -> str:
@@ -130,24 +128,10 @@ def _binary(size: int) -> str:
 
 
 def _epochs(result: Mapping[str, Any]) -> Section | None:
-    names = {"seconds": "seconds", "wait": "wait_s", "compute": "compute_s", "oversleep": "oversleep_s",
-             "barrier": "barrier_s", "AU %": "au_percent"}  # fmt: skip
     if not result["epochs"]:
         return None
-    epochs = table(
-        "epochs",
-        result["epochs"],
-        {
-            "epoch": lambda epoch: str(epoch["epoch"]),
-            "steps": lambda epoch: str(epoch["steps"]),
-            "samples/s": lambda epoch: _number(epoch["samples_per_s"]),
-            **{
-                title: partial(lambda epoch, key: _number(epoch[key]), key=key)
-                for title, key in names.items()
-            },
-        },
-    )
-    return Section("Epochs", "Seconds of the slowest rank; its parts are means over ranks.", (epochs,))
+    about = "Seconds of the slowest rank; its parts are means over ranks."
+    return Section("Epochs", about, (epochs_table(result),))
 
 
 def _checkpoints(result: Mapping[str, Any]) -> Section | None:
@@ -159,8 +143,8 @@ def _checkpoints(result: Mapping[str, Any]) -> Section | None:
         {
             "checkpoint": lambda each: f"{each['kind']} {each['number']}",
             "size": lambda each: number(each["bytes"], format_bytes),
-            "seconds": lambda each: _number(each["seconds"]),
-            "of them fsync": lambda each: _number(each["fsync_s"]),
+            "seconds": lambda each: figure(each["seconds"]),
+            "of them fsync": lambda each: figure(each["fsync_s"]),
             "rate": lambda each: number(each["bytes_per_s"], lambda rate: format_bytes(rate) + "/s"),
         },
     )
@@ -176,10 +160,10 @@ def _ranks(result: Mapping[str, Any]) -> Section:
             "host": lambda row: row[1]["host"],
             "reads": lambda row: str(row[1]["reading"]["calls"]),
             "asked": lambda row: number(row[1]["reading"]["bytes"], format_bytes),
-            "MB/s while reading": lambda row: _number(_rate(row[1]["reading"])),
-            "wait p50 s": lambda row: _number(row[1]["steps"]["wait_s"].get("p50")),
-            "p99 s": lambda row: _number(row[1]["steps"]["wait_s"].get("p99")),
-            "max s": lambda row: _number(row[1]["steps"]["wait_s"].get("max")),
+            "MB/s while reading": lambda row: figure(_rate(row[1]["reading"])),
+            "wait p50 s": lambda row: figure(row[1]["steps"]["wait_s"].get("p50")),
+            "p99 s": lambda row: figure(row[1]["steps"]["wait_s"].get("p99")),
+            "max s": lambda row: figure(row[1]["steps"]["wait_s"].get("max")),
         },
         text_columns=2,
     )
@@ -189,7 +173,3 @@ def _ranks(result: Mapping[str, Any]) -> Section:
 def _rate(reading: Mapping[str, Any]) -> float | None:
     """MB/s while reading."""
     return reading["bytes"] / reading["reading_s"] / 1e6 if reading["reading_s"] else None
-
-
-def _number(value: float | None) -> Cell:
-    return Cell("-" if value is None else f"{value:.4g}", value=value)

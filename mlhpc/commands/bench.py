@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlhpc.benchmarks import registry
 from mlhpc.commands.parser import Commands, add_command, add_json, print_json
+from mlhpc.common.pages.terminal import say
 from mlhpc.errors import UserError, count, did_you_mean
 
 CORES = len(os.sched_getaffinity(0))
@@ -72,12 +73,11 @@ def _bench(options: argparse.Namespace) -> int:
     step_s = options.step_ms / 1000 if options.step_ms else None
     console = Console(stderr=options.json)
     bench_report.show(measured, reasons, agree, limits, step_s, console)
-    console.print(
+    say(
+        console,
         f"{count(samples, 'sample')} or all there are, of {', '.join(map(str, options.data))}; "
         f"batch {', '.join(map(str, batches))}; workers {', '.join(map(str, workers))}; median of "
         f"{count(rounds, 'round')}",
-        soft_wrap=True,
-        highlight=False,
     )
     if options.json:
         about = {"benchmark": options.benchmark, "samples": samples, "rounds": rounds}

@@ -183,11 +183,19 @@ def _data_index(options: argparse.Namespace) -> int:
 
 def _data_verify(options: argparse.Namespace) -> int:
     from mlhpc.common.data import manifest
+    from mlhpc.common.host.progress import progress
+    from mlhpc.submission.report.summary import size
 
-    problems = manifest.verify(options.data, options.workers)
+    listed = manifest.load(options.data)
+    with progress(len(listed.files), "verify", "files") as advance:
+        problems = manifest.verify(options.data, options.workers, lambda size: advance(1))
     for problem in problems:
         print(problem)
-    print(f"{options.data}: {count(len(problems), 'problem') if problems else 'no problems'}")
+    summed = sum(file.crc32 is not None for file in listed.files)
+    compared = (
+        f"{count(len(listed.files), 'file')}, {size(listed.bytes)}, {count(summed, 'checksum')} compared"
+    )
+    print(f"{options.data}: {compared}: {count(len(problems), 'problem') if problems else 'no problems'}")
     return 1 if problems else 0
 
 

@@ -108,13 +108,17 @@ def _similarity(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from mlhpc.iobench.definition import load
 
     if options.workload:
         print(load.dumps(load.load(options.workload)), end="")
         return 0
-    known = load.names()
-    width = max(map(len, known))
-    for name, description in known.items():
-        print(f"{name:{width}}  {description}")
+    grid = Table.grid(padding=(0, 2))
+    for name, description in load.names().items():
+        grid.add_row(Text(name), Text(description))
+    Console().print(grid)
     return 0

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mlhpc.benchmarks import registry
+from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
@@ -89,16 +90,16 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     description = system_description.describe(nodes, given)
     for key, hint in description.missing.items():
         line = f"required: --set {key}=...{f'  ({hint})' if hint else ''}"
-        console.print(line, soft_wrap=True, markup=False)
+        say(console, line)
     if description.open:
-        console.print(f"optional: {', '.join(description.open)}", soft_wrap=True, markup=False)
+        say(console, f"optional: {', '.join(description.open)}")
     if not out:
         print(description.to_json(), end="")
     elif description.missing:
         fields = count(len(description.missing), "required field")
         repeat = shlex.join(["mlhpc", "doctor", "--system", "--out", str(out)])
         line = f"{out} not written: {fields} missing; repeat with them: {repeat} --set ..."
-        console.print(line, soft_wrap=True, markup=False)
+        say(console, line)
     else:
         system_description.write(description, out)
     return 1 if description.missing else 0
@@ -133,6 +134,6 @@ _STYLES: dict[Status, str] = {"pass": "green", "warn": "yellow", "fail": "bold r
 def _print(results: Iterable[CheckResult], console: Console) -> None:
     for result in results:
         text = Text.assemble((result.status, _STYLES[result.status]), f"  {result.name:<12}  {result.detail}")
-        console.print(text, soft_wrap=True)
+        say(console, text)
         if result.remedy:
-            console.print(Text(f"      → {result.remedy}"), soft_wrap=True)
+            say(console, Text(f"      → {result.remedy}"))

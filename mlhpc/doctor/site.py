@@ -16,6 +16,7 @@ from rich.console import Console
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
 from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.pages.terminal import say
 from mlhpc.doctor.check_result import GIB
 from mlhpc.errors import UserError, count
 from mlhpc.submission.system.probe import output, text
@@ -69,12 +70,12 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
         atomic.write_bytes(path, site_file(name, facts).encode())
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from None
-    console.print(f"{path} written; check it, above all the lines marked CHECK", soft_wrap=True)
+    say(console, f"{path} written; check it, above all the lines marked CHECK")
     if not facts.in_job:
         hint = (
             f"{facts.host} may be a login node; on a compute node: srun -N 1 -n 1 mlhpc doctor --site {name}"
         )
-        console.print(hint, soft_wrap=True)
+        say(console, hint)
     return 0
 
 

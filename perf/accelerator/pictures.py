@@ -8,8 +8,8 @@ import altair as alt
 
 from mlhpc.common.pages import charts
 from mlhpc.common.pages.blocks import Cell, Section, Table, number, table
-from mlhpc.common.pages.charts import CARD, INK, SOFT, Figure, data, figure, log_axis
-from mlhpc.common.pages.plots import curves, tooltips
+from mlhpc.common.pages.charts import INK, SOFT, Figure, data, figure, log_axis
+from mlhpc.common.pages.plots import curves, faded_unless, picked_by, tooltips, with_halo
 from mlhpc.perf.accelerator.memory import Memory
 from mlhpc.perf.accelerator.paper000 import Row
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds
@@ -68,7 +68,7 @@ def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = No
     colour, shape, _ = charts.series_scales(names)
     x = alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis)
     y = alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis)
-    picked = alt.selection_point(fields=["kind"], bind="legend", toggle="true")
+    picked = picked_by("kind")
     marks = (
         alt.Chart(data(rows))
         .mark_point(filled=True, clip=True)
@@ -78,25 +78,16 @@ def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = No
             color=alt.Color("kind:N", scale=colour, legend=alt.Legend(columns=3)),
             shape=alt.Shape("kind:N", scale=shape, legend=alt.Legend(columns=3)),
             size=alt.Size("weight:Q", legend=None, scale=_SIZES),
-            opacity=alt.condition(picked, alt.value(0.7), alt.value(0.08)),
+            opacity=faded_unless(picked, 0.08, 0.7),
             tooltip=tooltips(_SHOWN),
         )
         .add_params(picked)
     )
-    roofs = _roofs(ceilings, x_axis.low, x_axis.high, y_axis.low)
-    lines = (
-        alt.Chart(data(roofs))
-        .mark_line(color=INK[0], strokeWidth=1.5, clip=True)
-        .encode(x=x, y=y, detail="roof:N")
-    )
-    labels = alt.Chart(data([row for row in roofs if row["label"]])).encode(
-        x=alt.X("at:Q", scale=x_axis.scale), y=y, text="roof:N"
-    )
-    # A halo of the page's colour keeps the text legible on marks and lines.
-    texts = [
-        labels.mark_text(align="right", dy=-8, stroke=CARD[0], strokeWidth=4),
-        labels.mark_text(align="right", dy=-8, color=SOFT[0]),
-    ]
+    roofs, names_at = _roofs(ceilings, x_axis.low, x_axis.high, y_axis.low)
+    lines = alt.Chart(data(roofs)).mark_line(color=INK[0], strokeWidth=1.5, clip=True)
+    lines = lines.encode(x=x, y=y, detail="roof:N")
+    labels = alt.Chart(data(names_at)).encode(x=x, y=y, text="roof:N")
+    texts = with_halo(labels, SOFT[0], align="right", dy=-8)
     alt_text = (
         f"Roofline of {len(drawn)} layers on {ceilings.name}: memory {_giga(ceilings.bandwidth)}B/s, float32 "
         f"{_tera(ceilings.float32)}, tensor cores {_tera(ceilings.tensor)}"
@@ -109,11 +100,11 @@ def memory_section(
     by_batch: Sequence[Memory],
     capacities: Sequence[tuple[str, float]],
     paper: Row | None = None,
-    fits: int | None = None,
+    fits: int = 0,
 ) -> Section:
     """Memory of a step against the local batch, and the ``capacities`` (name, bytes) it has to fit into.
-    ``paper``: its activation memory, and the largest batch it ran. ``fits``: the largest batch that fits."""
-    about = f"The largest local batch that fits is {fits}. " if fits else ""
+    ``paper``: its activation memory, and the largest batch it ran. ``fits``: the largest power of two to fit."""
+    about = f"The largest power of two that fits is {fits}. " if fits else "Not even one sample fits. "
     about += "What libraries reserve (a CUDA context, workspaces of cuDNN) is not in it."
     return Section(title, about, (memory(by_batch, capacities, paper), _memory_table(by_batch)))
 
@@ -195,34 +186,23 @@ def _mark(kind: str, layer: str, intensity: float, rate: float, bound: str) -> d
     }
 
 
-def _roofs(ceilings: Ceilings, left: float, right: float, bottom: float) -> list[dict[str, Any]]:
-    """Two rows a roof; the first carries where its label stands."""
+Rows = list[dict[str, Any]]
+
+
+def _roofs(ceilings: Ceilings, left: float, right: float, bottom: float) -> tuple[Rows, Rows]:
+    """The ends of each roof, and where its label is."""
     bandwidth = ceilings.bandwidth / 1e12
-    rows = []
     flat = {f"tensor cores {_tera(ceilings.tensor)}": ceilings.tensor / 1e12}
     if ceilings.float32 != ceilings.tensor:
         flat[f"float32 {_tera(ceilings.float32)}"] = ceilings.float32 / 1e12
-    for name, height in flat.items():
-        knee = max(left, height / bandwidth)
-        rows += [
-            {"roof": name, "x": knee, "y": height, "at": right, "label": True},
-            {"roof": name, "x": right, "y": height, "at": right, "label": False},
-        ]
-    name = f"memory {_giga(ceilings.bandwidth)}B/s"
+    slope = f"memory {_giga(ceilings.bandwidth)}B/s"
     start = max(left, bottom / bandwidth)
-    rows += [
-        {"roof": name, "x": start, "y": start * bandwidth, "at": start, "label": False},
-        {
-            "roof": name,
-            "x": ceilings.balance,
-            "y": ceilings.tensor / 1e12,
-            "at": ceilings.balance,
-            "label": False,
-        },
-    ]
     middle = (start * ceilings.balance) ** 0.5
-    rows.append({"roof": name, "x": middle, "y": middle * bandwidth, "at": middle, "label": True})
-    return rows
+    lines = [{"roof": slope, "x": x, "y": x * bandwidth} for x in (start, ceilings.balance)]
+    for name, height in flat.items():
+        lines += [{"roof": name, "x": x, "y": height} for x in (max(left, height / bandwidth), right)]
+    labels = [{"roof": name, "x": right, "y": height} for name, height in flat.items()]
+    return lines, [*labels, {"roof": slope, "x": middle, "y": middle * bandwidth}]
 
 
 def _kinds(points: Sequence[Point]) -> Table:
@@ -231,22 +211,27 @@ def _kinds(points: Sequence[Point]) -> Table:
     kinds: dict[str, list[Point]] = {}
     for point in points:
         kinds.setdefault(point.kind, []).append(point)
-    rows = []
-    for kind, these in sorted(kinds.items(), key=lambda item: -least_seconds(item[1])):
-        flops, moved, seconds = sum(p.flops for p in these), sum(p.bytes for p in these), least_seconds(these)
-        rows.append(
-            (
-                Cell(kind),
-                Cell(str(len(these)), value=len(these)),
-                Cell(f"{flops / 1e9:.3g}", value=flops),
-                Cell(f"{moved / 2**20:.3g}", value=moved),
-                Cell(f"{flops / moved:.3g}" if moved else "", value=flops / moved if moved else None),
-                Cell(f"{1e3 * seconds:.3g}", value=seconds),
-                Cell(f"{seconds / whole:.1%}", value=seconds / whole),
-            )
-        )
-    head = ("kind of layer", "layers", "GFLOP", "MiB moved", "FLOPs a byte", "least ms", "share")
-    return Table("layers-by-kind", head, tuple(rows))
+
+    def intensity(moved: float, flops: float) -> Cell:
+        return number(flops / moved if moved else None, "{:.3g}".format)
+
+    sums = [
+        (kind, len(these), sum(p.flops for p in these), sum(p.bytes for p in these), least_seconds(these))
+        for kind, these in kinds.items()
+    ]
+    return table(
+        "layers-by-kind",
+        sorted(sums, key=lambda row: -row[4]),
+        {
+            "kind of layer": lambda row: row[0],
+            "layers": lambda row: number(row[1], str),
+            "GFLOP": lambda row: number(row[2], lambda flops: f"{flops / 1e9:.3g}"),
+            "MiB moved": lambda row: number(row[3], lambda moved: f"{moved / 2**20:.3g}"),
+            "FLOPs a byte": lambda row: intensity(row[3], row[2]),
+            "least ms": lambda row: number(row[4], lambda seconds: f"{1e3 * seconds:.3g}"),
+            "share": lambda row: number(row[4] / whole, "{:.1%}".format),
+        },
+    )
 
 
 def _memory_table(by_batch: Sequence[Memory]) -> Table:

@@ -10,7 +10,8 @@ from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, tabl
 from mlhpc.common.pages.charts import INK, SERIES, Figure, data, figure
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import tooltips
-from mlhpc.perf.profile.tables import NOTE, Shown, print_table
+from mlhpc.common.pages.terminal import print_table, say
+from mlhpc.perf.profile.tables import NOTE, Shown
 
 PARTS = ("compute", "memory", "communication", "input wait", "other wait")
 """Compute: layers with products. Memory: what only moves numbers: the other layers, the optimizer, copies. A
@@ -45,10 +46,10 @@ def per_sample(shown: Shown) -> dict[str, float]:
 
 def show(shown: Sequence[Shown]) -> None:
     console = Console(highlight=False)
-    console.print(f"[bold]{_title(shown)}[/]", soft_wrap=True)
-    console.print(_about(shown), soft_wrap=True)
-    console.print(NOTE, soft_wrap=True)
-    print_table(console, by_batch(shown))
+    say(console, _title(shown), "bold")
+    say(console, _about(shown))
+    say(console, NOTE)
+    print_table(by_batch(shown), console)
 
 
 def page(shown: Sequence[Shown]) -> str:

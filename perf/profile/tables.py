@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
-from rich import box
 from rich.console import Console
-from rich.table import Table as Printed
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, table
 from mlhpc.common.pages.charts import ACCENT, SERIES, Figure, data, figure
 from mlhpc.common.pages.html import render
-from mlhpc.common.pages.plots import tooltips
+from mlhpc.common.pages.plots import faded_unless, picked_by, tooltips
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Profile
 from mlhpc.errors import count
 from mlhpc.perf.accelerator.roofline import Ceilings
@@ -104,23 +103,23 @@ def efficiency_text(bins: Sequence[Bin]) -> str:
 
 def show(shown: Shown) -> None:
     console = Console(highlight=False)
-    console.print(f"[bold]{shown.title}[/]", soft_wrap=True)
-    console.print(shown.about, soft_wrap=True)
-    console.print(NOTE, soft_wrap=True)
-    print_table(console, _parts(shown))
+    say(console, shown.title, "bold")
+    say(console, shown.about)
+    say(console, NOTE)
+    print_table(_parts(shown), console)
     if shown.profile.exchange:
-        console.print(EXCHANGE_NOTE, soft_wrap=True)
-        print_table(console, exchange_table(shown.ranks))
-        print_table(console, message_table(shown.ranks))
+        say(console, EXCHANGE_NOTE)
+        print_table(exchange_table(shown.ranks), console)
+        print_table(message_table(shown.ranks), console)
     if shown.profile.reading:
-        console.print(READING_NOTE, soft_wrap=True)
-        print_table(console, reading_table(shown.ranks))
-    print_table(console, _kinds(shown))
-    print_table(console, _layers(shown, LAYERS_PRINTED))
-    print_table(console, _operations(shown, OPERATIONS_PRINTED))
+        say(console, READING_NOTE)
+        print_table(reading_table(shown.ranks), console)
+    print_table(_kinds(shown), console)
+    print_table(_layers(shown, LAYERS_PRINTED), console)
+    print_table(_operations(shown, OPERATIONS_PRINTED), console)
     if shown.ceilings:
-        console.print(_of_peaks(shown), soft_wrap=True)
-        print_table(console, _bins(shown))
+        say(console, _of_peaks(shown))
+        print_table(_bins(shown), console)
 
 
 def page(shown: Shown) -> str:
@@ -161,6 +160,7 @@ def efficiency(bins: Sequence[Bin]) -> Figure:
             text = f"{1e3 * seconds:.3g} ms"
             rows.append({"bin": name, "what": what, "ms": 1e3 * seconds, "text": text, "layers": layers})
     scale = alt.Scale(domain=[measured, potential], range=[ACCENT[0], SERIES[2][0]])
+    picked = picked_by("what")
     chart = (
         alt.Chart(data(rows))
         .mark_bar()
@@ -169,10 +169,12 @@ def efficiency(bins: Sequence[Bin]) -> Figure:
             xOffset=alt.XOffset("what:N", sort=None),
             y=alt.Y("ms:Q", title="ms a step"),
             color=alt.Color("what:N", scale=scale, legend=alt.Legend(symbolType="square")),
+            opacity=faded_unless(picked),
             tooltip=tooltips(
                 [("bin", "efficiency"), ("what", "time"), ("text", "a step"), ("layers", "layers")]
             ),
         )
+        .add_params(picked)
     )
     left = efficiency_text(bins)
     alt_text = f"Time of a step by hardware efficiency of its layers; {left} of it at full efficiency"
@@ -264,13 +266,3 @@ def _bins(shown: Shown) -> Table:
 
 def _ms(seconds: float) -> Cell:
     return number(1e3 * seconds, "{:.3g}".format)
-
-
-def print_table(console: Console, table: Table) -> None:
-    """A table of a page, in the terminal."""
-    printed = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, title in enumerate(table.head):
-        printed.add_column(title, justify="left" if column < table.text_columns else "right", overflow="fold")
-    for row in table.rows:
-        printed.add_row(*(cell.text for cell in row))
-    console.print(printed)

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from mlhpc.common.files.untrusted import printable
+from mlhpc.common.pages.blocks import Cell, Table, table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
@@ -56,9 +56,9 @@ def print_score(path: Path, ruleset: str, console: Console) -> int:
     for checked in check_sets(path, ruleset):
         _heading(checked.results, console)
         if checked.score.runs:
-            console.print(_runs(checked))
+            print_table(_runs(checked), console)
         for line in _lines(checked, ruleset):
-            console.print(line, soft_wrap=True)
+            say(console, line)
         good &= checked.passes and checked.score.minutes is not None
     return 0 if good else 1
 
@@ -69,25 +69,24 @@ def _heading(results: ResultSet, console: Console) -> None:
     division = division_of(results)
     facts = [METRIC[results.metric], f"{division} division"] if division else [METRIC[results.metric]]
     title = printable(" · ".join([*filter(None, heading), *facts]))
-    console.print(Text("\n" + title, style="bold"), soft_wrap=True)
-    console.print(Text(printable(str(results.path)), style="dim"), soft_wrap=True)
+    say(console, Text("\n" + title, style="bold"))
+    say(console, Text(printable(str(results.path)), style="dim"))
 
 
 def _runs(checked: SetCheck) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", overflow="fold")
-    for name in ("minutes", "without staging", "epochs"):
-        table.add_column(name, justify="right")
-    table.add_column("in the score", overflow="fold")
-    for run in checked.score.runs:
-        table.add_row(
-            Text(printable(_name(checked.results, run.path))),
-            _minutes(run.seconds),
-            _minutes(run.without_staging_s),
-            "" if run.epochs_to_target is None else str(run.epochs_to_target),
-            _part(run, checked.score.minutes is not None),
-        )
-    return table
+    scored = checked.score.minutes is not None
+    return table(
+        "runs",
+        checked.score.runs,
+        {
+            "run": lambda run: _name(checked.results, run.path),
+            "minutes": lambda run: _minutes(run.seconds),
+            "without staging": lambda run: _minutes(run.without_staging_s),
+            "epochs": lambda run: "" if run.epochs_to_target is None else str(run.epochs_to_target),
+            "in the score": lambda run: _part(run, scored),
+        },
+        prose=(4,),
+    )
 
 
 def _name(results: ResultSet, path: Path) -> str:
@@ -100,11 +99,11 @@ def _minutes(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds / 60:.4f}"
 
 
-def _part(run: RunScore, scored: bool) -> Text:
+def _part(run: RunScore, scored: bool) -> Cell:
     if not run.converged:
-        return Text(f"no: {run.why}", style="red")
+        return Cell(f"no: {run.why}", tone="error")
     return (
-        Text(f"no: {run.dropped}", style="yellow") if run.dropped else Text("yes" if scored else "no score")
+        Cell(f"no: {run.dropped}", tone="warning") if run.dropped else Cell("yes" if scored else "no score")
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mlhpc.common.pages.blocks import Cell, Table
+from mlhpc.common.pages.terminal import say
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.run_directory import RunDirectory, read
@@ -62,6 +64,9 @@ def differences(first: Path, second: Path) -> list[Difference]:
 def between(a: RunDirectory, b: RunDirectory) -> list[Difference]:
     """The differences between two runs that were read, by kind and in the order of the first one's files."""
     facts_a, facts_b = dict(_facts(a)), dict(_facts(b))
+    if (a.config is None) != (b.config is None):  # then no setting can be compared: say so, once
+        for facts, run in ((facts_a, a), (facts_b, b)):
+            _leave_settings_out(facts, run)
     found = [
         Difference(kind, key, facts_a.get((kind, key)), facts_b.get((kind, key)))
         for kind, key in dict.fromkeys((*facts_a, *facts_b))
@@ -69,6 +74,13 @@ def between(a: RunDirectory, b: RunDirectory) -> list[Difference]:
     ]
     order: tuple[Kind, ...] = ("settings", "environment", "data", "machine")
     return sorted(found, key=lambda difference: order.index(difference.kind))
+
+
+def _leave_settings_out(facts: dict[tuple[Kind, str], Any], run: RunDirectory) -> None:
+    for kind, key in list(facts):
+        if kind == "settings" or key.startswith("data."):
+            del facts[kind, key]
+    facts["settings", "config.toml"] = "readable" if run.config else dict(run.problems).get("config.toml")
 
 
 def print_differences(found: Sequence[Difference], console: Console) -> None:
@@ -80,15 +92,16 @@ def print_differences(found: Sequence[Difference], console: Console) -> None:
         if difference.kind != kind:
             kind = difference.kind
             console.print(Text(kind, style="bold"))
-        console.print(Text(f"  {printable(difference.key)}"), soft_wrap=True)
+        say(console, Text(f"  {printable(difference.key)}"))
         for letter, value in (("A", difference.a), ("B", difference.b)):
-            console.print(Text.assemble((f"    {letter}  ", "dim"), _text(value)), soft_wrap=True)
+            say(console, Text.assemble((f"    {letter}  ", "dim"), _text(value)))
 
 
 def differences_section(entries: Sequence[Entry]) -> list[Table] | None:
     """For a comparison page: how the runs of each set differ from the first set's, as far as the sets are run
     directories. None where there is nothing to show."""
-    runs = [(entry.letter, run) for entry in entries if (run := _first_run(entry.path))][: _MOST_RUNS + 1]
+    readable = ((entry.letter, run) for entry in entries if (run := _first_run(entry.path)))
+    runs = list(islice(readable, _MOST_RUNS + 1))
     rows = [
         (
             Cell(f"{runs[0][0]}, {letter}"),
@@ -126,10 +139,9 @@ def _first_run(path: Path) -> RunDirectory | None:
 
 
 def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
-    if run.config:
-        for key, value in _leaves(run.config.model_dump(mode="json", exclude_none=True)):
-            if key != "description":
-                yield ("data" if key.startswith("data.") else "settings", key), value
+    for key, value in _leaves(run.config.model_dump(mode="json", exclude_none=True) if run.config else {}):
+        if key != "description":
+            yield ("data" if key.startswith("data.") else "settings", key), value
     for name, value in run.env.items():
         if name not in _OF_EACH_RUN:
             for key, leaf in _leaves({name: value}):

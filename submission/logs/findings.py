@@ -10,7 +10,8 @@ from rich.text import Text
 
 from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.common.files.untrusted import printable
-from mlhpc.errors import count
+from mlhpc.common.pages.terminal import say
+from mlhpc.errors import count, few
 
 __all__ = ["STYLES", "Finding", "Severity", "grouped", "passes", "print_findings", "verdict"]
 
@@ -41,16 +42,17 @@ def grouped(findings: Sequence[Finding]) -> list[Finding]:
     for f in findings:
         groups.setdefault(replace(f, where="", actual=""), []).append(f)
     return [
-        replace(key, where=_some([f.where for f in same], ", "), actual=_some([f.actual for f in same], "; "))
+        replace(
+            key,
+            where=_distinct([f.where for f in same], ", "),
+            actual=_distinct([f.actual for f in same], "; "),
+        )
         for key, same in groups.items()
     ]
 
 
-def _some(texts: Sequence[str], between: str, shown: int = 3) -> str:
-    """The first few distinct texts."""
-    distinct = list(dict.fromkeys(texts))
-    more = len(distinct) - shown
-    return between.join(distinct[:shown]) + (f" and {more} more" if more > 0 else "")
+def _distinct(texts: Sequence[str], between: str) -> str:
+    return few(list(dict.fromkeys(texts)), 3, between)
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> int:
@@ -73,5 +75,5 @@ def print_findings(findings: Sequence[Finding], console: Console) -> int:
             )
         console.print(table)
     good = passes(findings)
-    console.print(Text(verdict(findings), style="bold green" if good else "bold red"), soft_wrap=True)
+    say(console, Text(verdict(findings), style="bold green" if good else "bold red"))
     return 0 if good else 1

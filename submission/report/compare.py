@@ -22,6 +22,9 @@ from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.score.rcp import pruned, reference_points
 from mlhpc.submission.score.set_score import set_findings
 
+DETAILED = 150
+"""Maximum number of sets that the planes show and that are predicted from the others; the tables have all."""
+
 
 @dataclass(frozen=True)
 class Predicted:
@@ -114,11 +117,12 @@ def _predictions(
     entries: Sequence[Entry], configurations: Sequence[tuple[int, int | None]]
 ) -> Iterator[Predicted]:
     """For every machine and division: the requested ``configurations``, or else half and double of the measured
-    sizes; then each measured set, predicted from the others."""
+    sizes; then each measured set, of the first ``DETAILED``, predicted from the others."""
     measured_sets = [(e, m) for e in entries if (m := e.measured)]
     groups: dict[tuple[object, ...], list[tuple[Entry, Measured]]] = {}
     for entry, measured in measured_sets:
         groups.setdefault((entry.problem, entry.line, entry.division), []).append((entry, measured))
+    tested = {e.letter for e, _ in measured_sets[:DETAILED]}
     for group in groups.values():
         first = group[0][0]
         comparable = [(e, m) for e, m in measured_sets if e.problem == first.problem]
@@ -128,7 +132,7 @@ def _predictions(
         sizes = [(units, batch or _same_share(units, group)) for units, batch in configurations]
         for units, batch in sizes or neighbours([m for _, m in group]):
             yield from _predicted(first, units, batch, system, division, reference_epochs, None)
-        for entry, measured in group:
+        for entry, measured in (pair for pair in group if pair[0].letter in tested):
             yield from _predicted(
                 first, measured.units, measured.batch, system, division, reference_epochs, entry
             )

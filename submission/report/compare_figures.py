@@ -13,9 +13,10 @@ from typing import Any
 from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.blocks import Cell, Details, Grid, Legend, Table, number, table
 from mlhpc.common.pages.charts import Figure, LogAxis
+from mlhpc.errors import few
 from mlhpc.perf.scaling import Point
 from mlhpc.submission.logs.phases import PARTS
-from mlhpc.submission.report.compare import references
+from mlhpc.submission.report.compare import DETAILED, references
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.summary import duration, plain, time_unit, whole
@@ -24,6 +25,8 @@ BARS = 24
 """Maximum number of sets in one bar chart; the others are only in the table."""
 _LABELS = {key: label for key, (label, _) in PARTS.items()}
 _WHISKERS = "bars: ± standard deviation"
+_LETTERS = 8
+"""Maximum number of letters in the label of overlapping marks."""
 _NEAR = 0.05
 """Marks closer than this share of both axes get one common label."""
 
@@ -109,7 +112,7 @@ class _Plane:
 def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
     """Figure 2: epoch scaling and throughput scaling, joined on the batch size; None if no set of
     ``group`` has all the quantities drawn."""
-    shown = [e for e in group if e.measured]
+    shown = [e for e in group if e.measured][:DETAILED]
     if not shown:
         return None
     units = {e.letter: float(e.scale or 1) for e in shown}
@@ -161,10 +164,10 @@ def _draw(plane: _Plane, shown: Sequence[Entry]) -> Figure:
          "set": f"reference: {plain(p.value[0])} epochs at batch size {whole(p.size)}"}
         for p in sorted(plane.reference, key=lambda p: p.size)
     ]  # fmt: skip
-    says = "; ".join(" ".join(filter(None, (row["set"], row["values"]))) for row in [*rows, *reference])
+    says = [" ".join(filter(None, (row["set"], row["values"]))) for row in [*rows, *reference]]
     return plots.curves(
         rows,
-        f"{plane.title}. {says}",
+        f"{plane.title}. {few(says, BARS, '; ')}",
         x_axis=plane.x_axis,
         y_axis=plane.y_axis,
         series=_machines(shown),
@@ -198,7 +201,7 @@ def _row(plane: _Plane, entry: Entry) -> dict[str, Any]:
 
 
 def _labels(rows: Sequence[dict[str, Any]], plane: _Plane) -> list[dict[str, Any]]:
-    """Letters at their marks; overlapping marks share one label."""
+    """Letters at their marks; overlapping marks share one label, of few letters."""
     labels: list[dict[str, Any]] = []
     for row in rows:
         near = (
@@ -209,10 +212,10 @@ def _labels(rows: Sequence[dict[str, Any]], plane: _Plane) -> list[dict[str, Any
         )
         label = next(near, None)
         if label is None:
-            labels.append({"x": row["x"], "y": row["y"], "text": row["letter"]})
-        elif row["letter"] not in label["text"].split():
-            label["text"] += f" {row['letter']}"
-    return labels
+            labels.append({"x": row["x"], "y": row["y"], "letters": [row["letter"]]})
+        elif row["letter"] not in label["letters"]:
+            label["letters"].append(row["letter"])
+    return [{"x": at["x"], "y": at["y"], "text": few(at["letters"], _LETTERS, " ")} for at in labels]
 
 
 def _machine(entry: Entry) -> str:

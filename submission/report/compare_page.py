@@ -10,7 +10,7 @@ from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
 from mlhpc.submission.logs.differences import differences_section
-from mlhpc.submission.report.compare import Comparison, Predicted
+from mlhpc.submission.report.compare import DETAILED, Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
 from mlhpc.submission.report.run_sections import findings_table
@@ -39,6 +39,7 @@ def page(comparison: Comparison) -> str:
         findings=_findings(comparison),
         problems=[_problem(group, comparison) for group in comparison.by_problem],
         bars=BARS,
+        detailed=DETAILED,
     )
 
 

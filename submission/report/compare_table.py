@@ -1,17 +1,57 @@
 """A comparison of many runs as tables in the terminal."""
 
-from rich import box
+from collections.abc import Callable
+
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from mlhpc.common.pages.blocks import table
+from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import STYLES
-from mlhpc.submission.report.compare import Comparison
+from mlhpc.submission.report.compare import Comparison, Predicted
+from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.summary import plain, whole
 
 _FINDINGS_SHOWN = 5
+
+
+def _share(entry: Entry, key: str) -> str:
+    if not entry.runs:
+        return ""
+    if key == "first_epoch_excess" and entry.excess_s is None:
+        return "not known"
+    total = sum(entry.parts_s.values())
+    return f"{entry.parts_s[key] / total:.1%}" if total else ""
+
+
+def _score(entry: Entry) -> str:
+    return "none" if entry.score is None or entry.score.minutes is None else f"{entry.score.minutes:.4f}"
+
+
+def _range(p: Predicted) -> str:
+    return f"{plain(p.prediction.seconds.low / 60)} to {plain(p.prediction.seconds.high / 60)}"
+
+
+_MEASURED: dict[str, Callable[[Entry], str]] = {
+    "set": lambda e: e.letter,
+    "runs": lambda e: f"{len(e.runs)}/{e.logs}",
+    "units": lambda e: whole(e.scale),
+    "batch": lambda e: whole(e.batch),
+    "score": _score,
+    "staging": lambda e: _share(e, "staging"),
+    "excess": lambda e: _share(e, "first_epoch_excess"),
+    "epochs": lambda e: plain(e.epochs and e.epochs.mean),
+    "rate": lambda e: plain(e.train_rate and e.train_rate.mean),
+}
+_PREDICTED: dict[str, Callable[[Predicted], str]] = {
+    "prediction for": lambda p: f"{p.org}, {p.machine}, {p.division}",
+    "units": lambda p: whole(p.prediction.units),
+    "batch": lambda p: whole(p.prediction.batch),
+    "min": lambda p: plain(p.prediction.seconds.value / 60),
+    "range": _range,
+}
 
 
 def text(value: object, style: str = "") -> Text:
@@ -33,37 +73,10 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
                 console.print(text(f"  no score: {e.score.why}", "yellow"))
             for note in e.notes:
                 console.print(text(f"  {note}", "yellow"))
-        measured = _grid("set", "runs", "units", "batch", "score", "staging", "excess", "epochs", "rate")
-        for e in group:
-            seconds = e.parts_s
-            total = sum(seconds.values())
-            shares = {key: f"{part / total:.1%}" if total else "" for key, part in seconds.items()}
-            if e.excess_s is None and e.runs:
-                shares["first_epoch_excess"] = "not known"
-            measured.add_row(
-                e.letter,
-                f"{len(e.runs)}/{e.logs}",
-                whole(e.scale),
-                whole(e.batch),
-                "none" if e.score is None or e.score.minutes is None else f"{e.score.minutes:.4f}",
-                *(shares.get(key, "") for key in ("staging", "first_epoch_excess")),
-                plain(e.epochs and e.epochs.mean),
-                plain(e.train_rate and e.train_rate.mean),
-            )
-        console.print(measured)
+        print_table(table("sets", group, _MEASURED, text_columns=1), console)
         new = [p for p in comparison.predictions if p.problem == group[0].problem and p.measured_min is None]
         if new:
-            predicted = _grid("prediction for", "units", "batch", "min", "range")
-            for p in new:
-                estimate, time = p.prediction, p.prediction.seconds
-                predicted.add_row(
-                    text(f"{p.org}, {p.machine}, {p.division}"),
-                    whole(estimate.units),
-                    whole(estimate.batch),
-                    plain(time.value / 60),
-                    f"{plain(time.low / 60)} to {plain(time.high / 60)}",
-                )
-            console.print(predicted)
+            print_table(table("predictions", new, _PREDICTED), console)
     legend = (
         "score: minutes; staging, first epoch's excess: share of the time; rate: training samples/s per unit"
     )
@@ -84,11 +97,3 @@ def _print_problems(comparison: Comparison, console: Console) -> None:
         console.print(line)
     if (more := len(problems) - _FINDINGS_SHOWN) > 0:
         console.print(Text(f"  and {more} more: see the page"))
-
-
-def _grid(first: str, *others: str) -> Table:
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    grid.add_column(first, overflow="fold")
-    for name in others:
-        grid.add_column(name, justify="right", no_wrap=True)
-    return grid

@@ -3,6 +3,7 @@
 import re
 import statistics
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from mlhpc.benchmarks import registry
@@ -113,12 +114,12 @@ class Entry:
         own = "" if self.official or self.preset is None else self.preset
         return self.benchmark, *self.data_set, own
 
-    @property
+    @cached_property
     def line(self) -> tuple[str, str, str]:
         """One machine of one submitter: throughput scaling joins its sets."""
         return self.org, self.unit, re.sub(r"\s*\(.*?\)", "", self.machine)
 
-    @property
+    @cached_property
     def time_s(self) -> Spread | None:
         return spread(r.phases.total for r in self.runs)
 

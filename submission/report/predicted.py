@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlhpc.common.pages.blocks import Banner, Cell, Section, Table
+from mlhpc.common.pages.blocks import Banner, Section, Table, number, table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import staging_seconds
@@ -102,31 +102,27 @@ def _measured_words(run: RunDirectory) -> str:
     return "the training step limits: the input path keeps up"
 
 
-def lines(found: Beside) -> list[tuple[str, str, str, str, str]]:
-    """(part, measured, predicted, interval, ratio) as text."""
-    rows = []
-    for part in found.parts:
-        low_high = f"{duration(part.predicted[1])} – {duration(part.predicted[2])}" if part.predicted else ""
-        rows.append(
-            (
-                part.label,
-                "" if part.measured is None else duration(part.measured),
-                duration(part.predicted[0]) if part.predicted else "no model",
-                low_high,
-                f"{part.ratio:.2f}" if part.ratio else "",
-            )
-        )
-    return rows
+def predicted_table(found: Beside) -> Table:
+    def interval(part: PredictedPart) -> str:
+        return f"{duration(part.predicted[1])} – {duration(part.predicted[2])}" if part.predicted else ""
+
+    return table(
+        "predicted",
+        found.parts,
+        {
+            "part": lambda part: part.label,
+            "measured": lambda part: number(part.measured, duration),
+            "predicted": lambda part: number(part.predicted and part.predicted[0], duration, none="no model"),
+            "interval": interval,
+            "measured / predicted": lambda part: number(part.ratio or None, "{:.2f}".format),
+        },
+    )
+
+
+def words(found: Beside) -> str:
+    return f"Measured: {found.measured}. Predicted: {found.predicted}."
 
 
 def section(found: Beside) -> Section:
-    head = ("part", "measured", "predicted", "interval", "measured / predicted")
-    rows = []
-    for part, texts in zip(found.parts, lines(found), strict=True):
-        values = (None, part.measured, part.predicted and part.predicted[0], None, part.ratio)
-        cells = (Cell(text, value=value) for text, value in zip(texts, values, strict=True))
-        rows.append(tuple(cells))
-    table = Table("predicted", head, tuple(rows))
     about = f"Predicted for {found.machine} from its figures; {'; '.join(found.notes)}."
-    words = Banner(f"Measured: {found.measured}. Predicted: {found.predicted}.")
-    return Section("Predicted beside measured", about, (words, table))
+    return Section("Predicted beside measured", about, (Banner(words(found)), predicted_table(found)))

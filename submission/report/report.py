@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mlhpc.benchmarks import registry
 from mlhpc.common.pages.html import write
+from mlhpc.common.pages.terminal import print_table
 from mlhpc.errors import UserError, count
 from mlhpc.perf.machines import machine as find_machine
 from mlhpc.submission.check.check import check_run
@@ -19,8 +19,8 @@ from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page
 from mlhpc.submission.report.compare_table import print_comparison, text
-from mlhpc.submission.report.predicted import Beside, beside, lines
-from mlhpc.submission.report.run_page import page
+from mlhpc.submission.report.predicted import Beside, beside, predicted_table, words
+from mlhpc.submission.report.run_page import breakdown_table, page
 from mlhpc.submission.report.summary import (
     data_rate,
     duration,
@@ -120,19 +120,7 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console
     for name, problem in () if running(run) else run.problems[:_PROBLEMS_SHOWN]:
         console.print(text(f"{name} {problem}", "yellow"))
     if breakdown := parts(run):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("where the time went")
-        table.add_column("seconds", justify="right")
-        table.add_column("share", justify="right")
-        for part in breakdown:
-            if part.seconds is None:
-                table.add_row(part.label, part.unknown, "")
-            else:
-                table.add_row(part.label, f"{part.seconds:.2f}", f"{part.share:.1%}")
-        table.add_section()
-        total = sum(part.seconds or 0.0 for part in breakdown)
-        table.add_row("sum, from run_start to run_stop", f"{total:.2f}", "100.0%")
-        console.print(table)
+        print_table(breakdown_table(breakdown), console)
     facts = _facts(run)
     if reasons:
         facts = {"time to train": f"no score{' yet' * bool(running(run))}: " + "; ".join(reasons), **facts}
@@ -152,15 +140,9 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console
 
 
 def _print_predicted(found: Beside, console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("part")
-    for title in ("measured", "predicted", "interval", "ratio"):
-        table.add_column(title, justify="right")
-    for row in lines(found):
-        table.add_row(*row)
     console.print(text(f"predicted for {found.machine}", "bold"))
-    console.print(table)
-    console.print(text(f"measured: {found.measured}; predicted: {found.predicted}"))
+    print_table(predicted_table(found), console)
+    console.print(text(words(found)))
     for note in found.notes:
         console.print(text(note, "dim"))
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mlhpc.benchmarks import registry
-from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, number, table
+from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, passes, verdict
@@ -13,6 +13,7 @@ from mlhpc.submission.report import run_charts, run_sections
 from mlhpc.submission.report.predicted import Beside
 from mlhpc.submission.report.predicted import section as prediction_section
 from mlhpc.submission.report.summary import (
+    Part,
     data_rate,
     duration,
     no_score,
@@ -134,27 +135,26 @@ def _missing(run: RunDirectory) -> Section | None:
 
 
 def _breakdown(run: RunDirectory) -> Section | None:
-    breakdown_parts = parts(run)
-    if not breakdown_parts:
+    known = parts(run)
+    if not known:
         return None
-    total = sum(part.seconds or 0.0 for part in breakdown_parts)
-    in_numbers = table(
+    about = "Parts of the interval from run_start to run_stop, on rank 0. They add up to the total."
+    drawn = (run_charts.breakdown(known),) if any(part.seconds for part in known) else ()
+    return Section("Where the time went", about, (*drawn, breakdown_table(known)))
+
+
+def breakdown_table(known: Sequence[Part]) -> Table:
+    total = sum(part.seconds or 0.0 for part in known)
+    return table(
         "breakdown",
-        breakdown_parts,
+        known,
         {
             "part": lambda part: Cell(part.label, (part.what,), part.label, swatch=part.key),
-            "seconds": lambda part: (
-                Cell(part.unknown, value="")
-                if part.seconds is None
-                else number(part.seconds, "{:.2f}".format)
-            ),
+            "seconds": lambda part: number(part.seconds, "{:.2f}".format, none=part.unknown),
             "share": lambda part: Cell("" if part.seconds is None else f"{part.share:.1%}", value=part.share),
         },
         foot=(Cell("Sum"), Cell(f"{total:.2f}"), Cell("100.0%")),
     )
-    about = "Parts of the interval from run_start to run_stop, on rank 0. They add up to the total."
-    blocks = (run_charts.breakdown(breakdown_parts), in_numbers) if total else (in_numbers,)
-    return Section("Where the time went", about, blocks)
 
 
 def _progress(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:

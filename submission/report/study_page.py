@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from mlhpc.benchmarks import registry
-from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, number, table
+from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.submission.report.study import GLOBAL_BATCH, Study, accuracy_loss, is_numeric
@@ -32,7 +32,7 @@ def page(study: Study) -> str:
             *(_section(study, axis) for axis in study.axes),
             _variability(study),
             _servers(study),
-            _table(study),
+            _in_numbers(study),
         ],
         foot="Cells are measured by runs of the suite; the data set is evicted from the page cache before each. "
         "Intervals: 95% of the mean over three or more repeats (Student's t). After Han et al. 2019.",
@@ -79,18 +79,22 @@ def _variability(study: Study) -> Section | None:
     return Section("Variability by storage", about, (Grid(tuple(figures), 3),)) if figures else None
 
 
-def _table(study: Study) -> Section:
-    Columns = dict[str, Callable[[StudyCell], Cell | str]]
-    settings: Columns = {study.name(axis): partial(_setting, axis) for axis in study.axes}
-    relative: Columns = {}
+def _in_numbers(study: Study) -> Section:
     about = "Means over the runs of a cell. Data wait is a share of the time of the steps."
     if "ranks" in study.axes:
         about += " Speed-up and efficiency: against the fewest ranks with the same other settings."
-        relative = {
-            "speed-up": lambda cell: number(_speedup(study, cell)[0], "{:.3g}".format),
-            "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
-        }
-    cells = table(
+    return Section("In numbers", about, (cells_table(study),))
+
+
+def cells_table(study: Study) -> Table:
+    """Every cell of the study with its settings and what was measured; what matters less comes last."""
+    Columns = dict[str, Callable[[StudyCell], Cell | str]]
+    settings: Columns = {study.name(axis): partial(_setting, axis) for axis in study.axes}
+    relative: Columns = {
+        "speed-up": lambda cell: number(_speedup(study, cell)[0], "{:.3g}".format),
+        "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
+    }
+    return table(
         "study",
         study.cells,
         {
@@ -98,21 +102,20 @@ def _table(study: Study) -> Section:
             "runs": lambda cell: Cell(str(len(cell.runs)), cell.failures, len(cell.runs)),
             "samples/s": lambda cell: number(_mean(run.samples_per_s for run in cell.runs), plain),
             "95% interval": _interval,
-            **relative,
-            "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
+            **(relative if "ranks" in study.axes else {}),
             "step, ms": lambda cell: number(_mean(run.step_s * 1e3 for run in cell.runs), plain),
             "data wait": lambda cell: number(_mean(run.wait_share for run in cell.runs), "{:.1%}".format),
+            "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
             "staging, s": lambda cell: number(_mean(run.staging_s for run in cell.runs), plain),
         },
         text_columns=len(settings) or 1,
     )
-    return Section("In numbers", about, (cells,))
 
 
 def _servers(study: Study) -> Section | None:
     """What runs with parameter servers measured besides their throughput (paper 003, Figs. 9b, 12, Table III)."""
-    cells = [cell for cell in study.cells if any(run.servers for run in cell.runs)]
-    if not cells:
+    rows = servers_table(study)
+    if rows is None:
         return None
     about = (
         "Accuracy: of the final weights on the evaluation images, after the same number of training samples; its "
@@ -122,12 +125,19 @@ def _servers(study: Study) -> Section | None:
         "since a gradient's weights were fetched. Bytes of a server, or with none of a rank of the ring's sends, "
         "are counted at the messages; by formula: 2·M·W/P, 2·M·(W−1)/W."
     )
+    return Section("Accuracy and traffic", about, (Grid(tuple(accuracy(study)), 3), rows))
+
+
+def servers_table(study: Study) -> Table | None:
+    """The cells with parameter servers; None without any. What matters less comes last."""
+    cells = [cell for cell in study.cells if any(run.servers for run in cell.runs)]
+    if not cells:
+        return None
     settings: dict[str, Callable[[StudyCell], Cell | str]] = {
         study.name(axis): partial(_setting, axis) for axis in study.axes
     }
     columns = {
         **settings,
-        "samples/s": lambda cell: number(_mean(run.samples_per_s for run in cell.runs), plain),
         "accuracy": _figure("accuracy", "{:.3f}".format),
         "accuracy loss": lambda cell: number(accuracy_loss(study, cell), "{:+.3f}".format),
         "staleness": _figure("staleness", "{:.2f}".format),
@@ -137,8 +147,7 @@ def _servers(study: Study) -> Section | None:
         "server or ring rank, MB/step": _figure("busiest_bytes", _megabytes),
         "by formula": _figure("predicted_bytes", _megabytes),
     }
-    rows = table("servers", cells, columns, text_columns=len(settings))
-    return Section("Accuracy and traffic", about, (Grid(tuple(accuracy(study)), 3), rows))
+    return table("servers", cells, columns, text_columns=len(settings))
 
 
 def _figure(name: str, text: Callable[[float], str]) -> Callable[[StudyCell], Cell | str]:

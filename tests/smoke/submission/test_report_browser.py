@@ -37,8 +37,19 @@ document.getElementById("f").onload = async function () {{
   const text = [...page.querySelectorAll(".live svg text")];
   const visible = e => e.checkVisibility({{visibilityProperty: true}});
   const saved = all.length ? await all[0].view.toSVG() : "";
+  // Clicks the first entry of each legend, and counts the marks that fade.
+  const marks = ".live :is(.mark-symbol, .mark-rect, .mark-line, .mark-rule).role-mark > *";
+  const faded = c => [...c.querySelectorAll(marks)].filter(e => view.getComputedStyle(e).opacity < 0.5).length;
+  const picked = [];
+  for (const c of all.filter(c => c.querySelectorAll(".live .role-legend-symbol > *").length > 1)) {{
+    const before = faded(c);
+    const click = new view.MouseEvent("click", {{bubbles: true}});
+    c.querySelector(".live .role-legend-symbol > *").dispatchEvent(click);
+    await c.view.runAsync();
+    picked.push([c.dataset.name, before, faded(c)]);
+  }}
   document.getElementById("out").textContent = "JSON" + JSON.stringify({{
-    out, scroll: page.documentElement.scrollWidth, text: page.body.innerText,
+    picked, out, scroll: page.documentElement.scrollWidth, text: page.body.innerText,
     big: [...page.querySelectorAll(".big")].filter(visible).map(e => e.innerText),
     font: Math.min(...text.map(e => parseFloat(view.getComputedStyle(e).fontSize))),
     fetched: view.performance.getEntriesByType("resource").map(e => e.name),
@@ -153,6 +164,19 @@ def test_a_comparison_fits_and_fetches_nothing(chromium: str, width: int, tmp_pa
     assert seen["scroll"] <= width
     assert seen["font"] >= 12
     assert seen["drawn"] == seen["charts"] == 12
+
+
+def test_a_click_in_a_legend_picks_out_its_marks(chromium: str, tmp_path: Path) -> None:
+    """In the four planes too, where sets of several machines are drawn."""
+    for n, nodes in enumerate((2, 4, 8)):
+        minutes = [10.0 + n + i / 10 for i in range(10)]
+        make_set(tmp_path / "tree" / f"org{n}", minutes=minutes, nodes=nodes, system=f"system{n}")
+    page = report_on([tmp_path / "tree"], Console(file=StringIO()), tmp_path / "page.html")
+    assert page
+    picked = probe(chromium, tmp_path, page.read_text("utf-8"), 1400)["picked"]
+    planes = ["a-choice-of-the-batch-size", "b-epoch-scaling", "c-throughput-scaling", "d-time-to-compute"]
+    assert [name for name, *_ in picked] == ["absolute", "relative", *planes]
+    assert all(before == 0 < after for _, before, after in picked), picked
 
 
 def test_the_probe_detects_overflow(chromium: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,8 +66,8 @@ def compared(loaders, monkeypatch, close, lossy=False):
 
 
 def row(text, way):
-    (found,) = [line for line in text.splitlines() if line.startswith(f"│ {way} ")]
-    return [cell.strip() for cell in found.split("│")[1:-1]]
+    (found,) = [line for line in text.splitlines() if line.startswith(f" {way}  ")]
+    return re.split(r"\s{2,}", found.strip())
 
 
 @pytest.mark.parametrize(
