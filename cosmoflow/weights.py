@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.benchmarks.cosmoflow import CosmoFlow, Network
-from mlhpc.common.files import atomic
 from mlhpc.errors import UserError
 
 Array = npt.NDArray[np.float32]
+
+LAYOUT = "channels last, kernels [..., in, out]"
+"""Of the neutral form, as a safetensors file names it."""
 
 _TO_PYTORCH = {5: (4, 3, 0, 1, 2), 2: (1, 0), 1: (0,)}
 _FROM_PYTORCH = {5: (2, 3, 4, 1, 0), 2: (1, 0), 1: (0,)}
@@ -48,15 +50,6 @@ def from_pytorch(state: Mapping[str, Array], network: Network) -> list[Array]:
     """The inverse of ``to_pytorch``. Raises KeyError where a weight is missing."""
     weights = [np.asarray(state[name]) for name in pytorch_names(network)]
     return [np.ascontiguousarray(w.transpose(_FROM_PYTORCH[w.ndim])) for w in weights]
-
-
-def save(path: Path, weights: Sequence[Array], network: Network) -> None:
-    """Write the neutral ``weights`` as a safetensors file. Raises OSError."""
-    from safetensors.numpy import save as encode
-
-    facts = {"benchmark": "cosmoflow", "layout": "channels last, kernels [..., in, out]"}
-    tensors = {name: np.ascontiguousarray(w) for name, w in zip(names(network), weights, strict=True)}
-    atomic.write_bytes(path, encode(tensors, metadata=facts))
 
 
 def require_weights(run: CosmoFlow) -> None:
