@@ -35,7 +35,9 @@ def main(options: argparse.Namespace) -> int:
             tensors, layout = _tensors(saved, settings)
         _save(out, tensors, {"benchmark": settings.benchmark, "layout": layout})
     except ModuleNotFoundError as error:
-        raise UserError(f"this needs {error.name}, which is not installed here; see docs/dependencies.md") from None
+        raise UserError(
+            f"this needs {error.name}, which is not installed here; see docs/dependencies.md"
+        ) from None
     numbers = sum(array.size for array in tensors.values())
     print(f"{out}: {numbers} weights in {count(len(tensors), 'array')}, after epoch {saved.epoch}")
     return 0

@@ -1,6 +1,6 @@
 """A ReFrame test: one run per benchmark, staged, checked, with time to train and throughput. docs/ecosystem.md.
 
-    reframe -C run_scripts/reframe/settings.py -c run_scripts/reframe/mlhpc_test.py -r -S num_tasks=2
+reframe -C run_scripts/reframe/settings.py -c run_scripts/reframe/mlhpc_test.py -r -S num_tasks=2
 """
 
 import json
