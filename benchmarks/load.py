@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,15 @@ def runs_of_a_score(benchmark: str) -> int:
 def hyperparameter_keys(benchmark: str) -> tuple[str, ...]:
     """The keys of the logging rules that are hyperparameters of ``benchmark``."""
     return _run_class(benchmark).hyperparameter_keys()
+
+
+def dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting of a table and the tables in it, under the dotted name that ``--set`` uses."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def toml_value(value: Any) -> str:

@@ -168,7 +168,7 @@ def seed_of(directory: Path, run: Run) -> int:
     UserError when other settings differ, naming them."""
     saved = checkpoint.load(directory)
     before, now = (
-        dict(_settings(each.model_dump(mode="json", exclude={"division"})))
+        dict(load.dotted(each.model_dump(mode="json", exclude={"division"})))
         for each in (load.loads(saved.config), run)
     )
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
@@ -190,15 +190,6 @@ def extended_from(directory: Path | None, run: Run) -> int | None:
         return None
     before = load.loads(checkpoint.load(directory).config).training.max_epochs
     return before if before < run.training.max_epochs else None
-
-
-def _settings(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting of a table and the tables in it, under the dotted name that ``--set`` uses."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _settings(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _make_out(run: Run, requested: Path | None) -> Path:

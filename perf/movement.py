@@ -6,10 +6,13 @@ all-reduce of the gradients, whose share of one sample falls with the local batc
 overlaps, and memory runs at its peak.
 """
 
+import math
 from dataclasses import dataclass
 
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
+from mlhpc.perf.parts import parts
+from mlhpc.perf.scaling import Triple
 from mlhpc.perf.units import written
 
 GIB, MIB = 2.0**30, 2.0**20
@@ -66,6 +69,20 @@ def tier_of(machine: Machine, size: float, nodes: int, *, staged: bool = True) -
         f"than every tier of {machine.name} (largest: {largest[0].name}, {written(largest[1], 'bytes')}); "
         "take more nodes"
     )
+
+
+def staging_seconds(machine: Machine, size: float, nodes: int, tier: Tier) -> Triple:
+    """In which each of ``nodes`` copies ``size`` bytes from the shared file system to ``tier``: at what published
+    sets reached per node, within what the machine's figures allow."""
+    shared = machine.get("storage.shared_read")
+    if shared is None and machine.nodes == 1:
+        return 0.0, 0.0, 0.0  # the data set lies there already
+    limits = [machine.get("storage.shared_read_node"), shared and shared / nodes]
+    if tier.name == "node-local storage":
+        limits.append(machine.get("storage.local_write"))
+    limit = min((rate for rate in limits if rate), default=math.inf)
+    middle, slow, fast = parts().staging_rate
+    return size / min(middle, limit), size / min(fast, limit), size / min(slow, limit)
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,14 @@ from mlhpc.perf.calibration import (
 from mlhpc.perf.collectives import AllReduce, all_reduce
 from mlhpc.perf.epochs import epochs_to_target
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.movement import Tier, tier_of
+from mlhpc.perf.movement import Tier, staging_seconds, tier_of
 from mlhpc.perf.networks.layer import Network
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.parts import parts
 from mlhpc.perf.samples import SampleBytes, sample_bytes
-from mlhpc.perf.scaling import Estimate, Triple
-from mlhpc.perf.spatial import Spatial, halo, slab_plan, spatial_of, splits_of
+from mlhpc.perf.scaling import Estimate, Triple, added, multiplied, scaled
+from mlhpc.perf.spatial import Spatial, divide, halo_seconds, slab_plan, spatial_of
 from mlhpc.perf.units import written
-
-_MOST_PARTS = 16
-"""Accelerators on one sample beyond which nothing is published (paper 001: 4 and 16)."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +109,14 @@ class Prediction:
 
     @property
     def epoch_s(self) -> Triple:
-        return _sum(self.train_s, self.eval_s)
+        return added(self.train_s, self.eval_s)
 
     @property
     def total_s(self) -> Triple | None:
         if self.epochs is None:
             return None
-        trained = _times(self.epoch_s, self.epochs.ends)
-        return _sum(self.staging_s, trained, self.extra_s)
+        trained = multiplied(self.epoch_s, self.epochs.ends)
+        return added(self.staging_s, trained, self.extra_s)
 
     @property
     def bound(self) -> str:
@@ -188,7 +185,7 @@ class Model:
                 f"{machine.at('nodes')}: {nodes} nodes asked for, {machine.name} has {machine.nodes}"
             )
         accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
-        together, local = self.divided(accelerators)
+        together, local = divide(batch, accelerators, self.plan)
         self.require_fits(local, together)
         size = self.bytes.stored * run.data.train_samples
         tier = tier_of(machine, size * together, nodes, staged=self.staged)
@@ -200,30 +197,17 @@ class Model:
                 "suite's own benchmarks keep a sample on one accelerator"
             )
         steps = max(1, run.data.train_samples // batch)
-        train_s = _scaled(step_s.ends, steps)
+        train_s = scaled(step_s.ends, steps)
         spent = parts()
         per_eval = run.data.eval_samples / run.data.train_samples
-        eval_s = _scaled(_times(train_s, spent.evaluation), per_eval)
+        eval_s = scaled(multiplied(train_s, spent.evaluation), per_eval)
         staging_s = self.staging(nodes, together, tier, notes)
-        trained = _times(_sum(train_s, eval_s), self.epochs.ends if self.epochs else (1.0, 1.0, 1.0))
-        extra = _times(trained, spent.rest)
+        trained = multiplied(added(train_s, eval_s), self.epochs.ends if self.epochs else (1.0, 1.0, 1.0))
+        extra = multiplied(trained, spent.rest)
         rate = None if step.input == 0 else batch / step.input
         return Prediction(machine, run, nodes, accelerators, together, local, step, step_s, self.efficiency, tier,
                           staging_s, train_s, eval_s, self.epochs, extra, rate,
                           tuple(notes))  # fmt: skip
-
-    def divided(self, accelerators: int) -> tuple[int, int]:
-        """As :func:`divide`; where the run says how samples are cut, by that."""
-        batch = self.run.hyperparameters.global_batch_size
-        if self.plan is None:
-            return divide(batch, accelerators)
-        groups = accelerators // self.plan.size
-        if accelerators % self.plan.size or batch % groups:
-            raise UserError(
-                f"training.spatial={list(self.plan.parts)}: {accelerators} accelerators and a global batch of "
-                f"{batch} cannot form groups of {self.plan.size} with equal shares; use another number of nodes"
-            )
-        return self.plan.size, batch // groups
 
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
         machine, net = self.machine, self.network
@@ -238,24 +222,9 @@ class Model:
             compute,
             launch,
             reduce,
-            self.halo(together, local, nodes),
+            halo_seconds(machine, self.run, nodes, together, local),
             self.input(local, tier),
         )
-
-    def halo(self, together: int, local: int, nodes: int) -> float:
-        if together == 1:
-            return 0.0
-        machine, run = self.machine, self.run
-        size = 4 if run.training.precision == "float32" else 2
-        kernel = int(getattr(run.network, "conv_kernel", 3))
-        parts = self.plan.parts if self.plan else splits_of(together, len(run.data.sample_shape) - 1)
-        sent = halo(self.network, parts, kernel)
-        inside = together <= machine.per_node or nodes == 1
-        rate = machine.get("links.peers") if inside else None
-        rate = rate or machine.need("network.bandwidth", "an exchange of halos between nodes")
-        delay = machine.get("network.latency") or 0.0
-        elements = sent.elements + sent.backward_elements
-        return local * (elements * size / rate + (sent.messages + sent.backward_messages) * delay)
 
     def input(self, local: int, tier: Tier) -> float:
         """Seconds that the input path takes for a step of a node; 0 where no rate is known. Every accelerator of a
@@ -276,20 +245,7 @@ class Model:
             return 0.0, 0.0, 0.0
         run = self.run
         size = self.bytes.stored * (run.data.train_samples + run.data.eval_samples) * together / nodes
-        return self.copying(size, nodes, tier)
-
-    def copying(self, size: float, nodes: int, tier: Tier) -> Triple:
-        """Seconds in which each of ``nodes`` copies ``size`` bytes out of the shared file system: at what
-        published sets reached a node, within what the machine's figures allow."""
-        shared = self.machine.get("storage.shared_read")
-        if shared is None and self.machine.nodes == 1:
-            return 0.0, 0.0, 0.0  # the data set lies there already
-        limits = [self.machine.get("storage.shared_read_node"), shared and shared / nodes]
-        if tier.name == "node-local storage":
-            limits.append(self.machine.get("storage.local_write"))
-        limit = min((rate for rate in limits if rate), default=math.inf)
-        middle, slow, fast = parts().staging_rate
-        return size / min(middle, limit), size / min(fast, limit), size / min(slow, limit)
+        return staging_seconds(self.machine, size, nodes, tier)
 
     def interval(self, step: Step) -> tuple[Estimate, list[str]]:
         """From how far the published sets lie from each other: nine of ten are within it."""
@@ -338,24 +294,6 @@ class Model:
         return weights + (needed.peak - weights) / together
 
 
-def divide(batch: int, accelerators: int) -> tuple[int, int]:
-    """(accelerators on one sample, samples of such a group). Raises UserError where it does not come out even."""
-    if batch >= accelerators:
-        if batch % accelerators:
-            raise UserError(
-                f"a global batch of {batch} cannot be shared equally by {accelerators} accelerators; use a "
-                f"multiple of {accelerators}, or another number of nodes"
-            )
-        return 1, batch // accelerators
-    together = accelerators // batch
-    if accelerators % batch or together > _MOST_PARTS or together & (together - 1):
-        raise UserError(
-            f"a global batch of {batch} on {accelerators} accelerators: a sample can be divided among 2, 4, 8 or "
-            f"{_MOST_PARTS} of them; use fewer nodes or a larger batch"
-        )
-    return together, 1
-
-
 def over_nodes(
     machine: Machine, run: Run, *, most: int | None = None, staged: bool = True
 ) -> Iterator[Prediction]:
@@ -394,27 +332,6 @@ def _epochs(run: Run) -> Estimate | None:
         return epochs_to_target(run.benchmark, run.preset, run.hyperparameters.global_batch_size)
     except UserError:
         return None
-
-
-def _sum(*terms: Triple) -> Triple:
-    """The terms are independent, so their deviations add in quadrature."""
-    value = sum(t[0] for t in terms)
-    below = math.hypot(*(t[0] - t[1] for t in terms))
-    return value, max(0.0, value - below), value + math.hypot(*(t[2] - t[0] for t in terms))
-
-
-def _times(a: Triple, b: Triple) -> Triple:
-    """The same for factors, by their logarithms."""
-    value = a[0] * b[0]
-    if min(*a, *b) <= 0:
-        return value, a[1] * b[1], a[2] * b[2]
-    below = math.hypot(math.log(a[0] / a[1]), math.log(b[0] / b[1]))
-    above = math.hypot(math.log(a[2] / a[0]), math.log(b[2] / b[0]))
-    return value, value * math.exp(-below), value * math.exp(above)
-
-
-def _scaled(a: Triple, factor: float) -> Triple:
-    return a[0] * factor, a[1] * factor, a[2] * factor
 
 
 def _rate(value: float) -> str:

@@ -41,6 +41,27 @@ class Estimate(NamedTuple):
         return self.value, self.low, self.high
 
 
+def added(*terms: Triple) -> Triple:
+    """The sum of independent terms: their deviations add in quadrature."""
+    value = sum(t[0] for t in terms)
+    below = math.hypot(*(t[0] - t[1] for t in terms))
+    return value, max(0.0, value - below), value + math.hypot(*(t[2] - t[0] for t in terms))
+
+
+def multiplied(a: Triple, b: Triple) -> Triple:
+    """The product of independent factors: the deviations of their logarithms add in quadrature."""
+    value = a[0] * b[0]
+    if min(*a, *b) <= 0:
+        return value, a[1] * b[1], a[2] * b[2]
+    below = math.hypot(math.log(a[0] / a[1]), math.log(b[0] / b[1]))
+    above = math.hypot(math.log(a[2] / a[0]), math.log(b[2] / b[0]))
+    return value, value * math.exp(-below), value * math.exp(above)
+
+
+def scaled(a: Triple, factor: float) -> Triple:
+    return a[0] * factor, a[1] * factor, a[2] * factor
+
+
 @dataclass(frozen=True)
 class Measured:
     """The quantities of one set that the model uses. Times are in seconds.

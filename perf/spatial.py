@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data.slabs import SlabPlan, plan_slabs
+from mlhpc.errors import UserError
+from mlhpc.perf.machines import Machine
 from mlhpc.perf.networks.layer import Layer, Network, Precision, activation_bytes
 from mlhpc.perf.networks.registry import network_of
 
 CONVOLUTIONS = ("convolution", "depthwise convolution", "pointwise convolution", "transposed convolution")
+_MOST_PARTS = 16
+"""Accelerators on one sample beyond which nothing is published (paper 001: 4 and 16)."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,33 @@ def _of_layer(layer: Layer, splits: tuple[int, ...], width: int) -> tuple[int, i
     return round(elements), messages
 
 
+def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple[int, int]:
+    """(accelerators on one sample, samples of such a group), as ``plan`` cuts samples where there is one. Raises
+    UserError where it does not come out even."""
+    if plan is not None:
+        groups = accelerators // plan.size
+        if accelerators % plan.size or batch % groups:
+            raise UserError(
+                f"training.spatial={list(plan.parts)}: {accelerators} accelerators and a global batch of "
+                f"{batch} cannot form groups of {plan.size} with equal shares; use another number of nodes"
+            )
+        return plan.size, batch // groups
+    if batch >= accelerators:
+        if batch % accelerators:
+            raise UserError(
+                f"a global batch of {batch} cannot be shared equally by {accelerators} accelerators; use a "
+                f"multiple of {accelerators}, or another number of nodes"
+            )
+        return 1, batch // accelerators
+    together = accelerators // batch
+    if accelerators % batch or together > _MOST_PARTS or together & (together - 1):
+        raise UserError(
+            f"a global batch of {batch} on {accelerators} accelerators: a sample can be divided among 2, 4, 8 or "
+            f"{_MOST_PARTS} of them; use fewer nodes or a larger batch"
+        )
+    return together, 1
+
+
 def splits_of(parts: int, axes: int) -> tuple[int, ...]:
     """How Fugaku's runs divided a sample: 4 along the first axis, then 4 along the next (paper 001: 4x1, 4x4)."""
     found: list[int] = []
@@ -66,6 +97,24 @@ def splits_of(parts: int, axes: int) -> tuple[int, ...]:
     if parts > 1:
         found.append(parts)
     return tuple(found) or (1,)
+
+
+def halo_seconds(machine: Machine, run: Run, nodes: int, parts: int, local_batch_size: int) -> float:
+    """Of a step in which ``parts`` accelerators compute ``local_batch_size`` samples together, on the links within
+    a node where the group fits one. Raises UserError where the machine file has no bandwidth between nodes."""
+    if parts == 1:
+        return 0.0
+    size = 4 if run.training.precision == "float32" else 2
+    kernel = int(getattr(run.network, "conv_kernel", 3))
+    plan = slab_plan(run)
+    splits = plan.parts if plan else splits_of(parts, len(run.data.sample_shape) - 1)
+    sent = halo(network_of(run), splits, kernel)
+    inside = parts <= machine.per_node or nodes == 1
+    rate = machine.get("links.peers") if inside else None
+    rate = rate or machine.need("network.bandwidth", "an exchange of halos between nodes")
+    delay = machine.get("network.latency") or 0.0
+    elements = sent.elements + sent.backward_elements
+    return local_batch_size * (elements * size / rate + (sent.messages + sent.backward_messages) * delay)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlhpc.common.data import manifest
+from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.files import atomic
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, count
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -87,10 +88,24 @@ def write_missing(
     return len(todo)
 
 
-def write_manifest(out: Path, facts: dict[str, object], files: int, world: World, workers: int) -> None:
+def write_manifest(out: Path, facts: dict[str, Any], files: int, world: World, workers: int) -> Manifest:
     """Checksum the ``files`` under ``out`` and write the manifest with these ``facts``. Called by all ranks."""
     with progress(files, "checksums", "files", show=world.rank == 0) as advance:
-        manifest.index(out, facts, world, workers, lambda size: advance(world.size))
+        return manifest.index(out, facts, world, workers, lambda size: advance(world.size))
+
+
+def write_manifest_of_converted(
+    out: Path, facts: dict[str, Any], files: int, world: World, workers: int
+) -> Manifest:
+    """``write_manifest`` after a conversion. Raises UserError, the same on all ranks, where ``out`` holds more or
+    fewer than the ``files`` that were converted."""
+    converted = write_manifest(out, facts, files, world, workers)
+    if len(converted.files) != files:
+        raise UserError(
+            f"{out}: {count(len(converted.files), 'file')}, but {files} were converted; "
+            "files of another origin are among them: convert into an empty folder"
+        )
+    return converted
 
 
 def missing(out: Path, names: Sequence[str]) -> list[str]:

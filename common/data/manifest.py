@@ -1,10 +1,6 @@
 """``manifest.json``: every file of a data set with its size and checksum, and the facts of the data set.
 
-The checksum is CRC-32 (ISO-HDLC, the one of gzip, zip and PNG). It finds truncated, damaged and mixed-up files;
-it does not resist forgery. isal computes it at several times the speed of any disk without holding the interpreter
-lock, so that staging can verify what it copies; anyone can recompute it with ``zlib.crc32``, ``crc32`` or
-``rhash``. CRC-32C would serve as well, but its Python binding holds the lock; cryptographic hashes run at 1 GB/s
-per core and would slow down staging.
+The checksum (``common/files/checksum.py``) finds truncated, damaged and mixed-up files; it resists no forgery.
 """
 
 import json
@@ -16,18 +12,14 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from isal import isal_zlib
-
 from mlhpc.common.files import atomic
+from mlhpc.common.files.checksum import checksum
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 
 NAME = "manifest.json"
-# Bytes at a time: small enough to be checksummed while in the cache, large enough that threads rarely hand over
-# the interpreter lock, which is slow where cores are shared.
-BLOCK = 2 << 20
 _VERSION = 1
 _OUTSIDE = frozenset({"", ".", ".."})  # path components of absolute paths and of paths not in normal form
 T = TypeVar("T")
@@ -317,17 +309,6 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
         files += of_folder[:needed] if one_each else of_folder
         selected[folder] = needed if one_each else available
     return replace(manifest, files=tuple(sorted(files)), facts=manifest.facts | {"samples": selected})
-
-
-def checksum(path: Path) -> tuple[int, int]:
-    """Size and CRC-32 of a regular file's content. Raises OSError."""
-    block = memoryview(bytearray(BLOCK))
-    size = crc = 0
-    with open(open_regular(path), "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            crc = isal_zlib.crc32(block[:count], crc)
-            size += count
-    return size, crc
 
 
 def _names(root: Path, world: World) -> list[str]:

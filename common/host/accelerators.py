@@ -54,7 +54,7 @@ def visible_variable(vendor: Vendor, env: Mapping[str, str] = os.environ) -> str
 
 
 def _nvidia() -> list[Accelerator]:
-    answer = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    answer = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     if answer is not None:
         rows = [line.rpartition(",") for line in answer.splitlines() if line.strip()]
         return [Accelerator("nvidia", name.strip(), _number(memory)) for name, _, memory in rows]
@@ -112,7 +112,7 @@ def _xpu_smi(answer: Any) -> Iterator[Accelerator]:
 
 def _parsed(parse: Callable[[Any], Iterator[Any]], *command: str) -> Iterator[Any]:
     """What ``parse`` makes of the JSON that ``command`` prints; nothing where it is not what was expected."""
-    answer = _output(*command)
+    answer = output_of(*command)
     try:
         yield from list(parse(json.loads(answer))) if answer else ()
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -124,7 +124,7 @@ def _number(value: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def _output(*command: str) -> str | None:
+def output_of(*command: str) -> str | None:
     """The output of ``command``; None if it is missing, failed, or ran for more than 30 s."""
     if not shutil.which(command[0]):
         return None

@@ -5,7 +5,6 @@ import ctypes
 import os
 import platform
 import re
-import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.accelerators import accelerators, output_of
 
 PACKAGES = (
     "mlhpc", "numpy", "tensorflow", "tensorflow-cpu", "keras", "horovod", "torch", "torchvision",
@@ -101,7 +100,7 @@ def drivers() -> dict[str, str | None]:
     amd = _text(Path("/sys/module/amdgpu/version"))
     intel = _text(Path("/sys/module/i915/version")) or _text(Path("/sys/module/xe/version"))
     rocm = _text(Path("/opt/rocm/.info/version"))
-    mpi = _output("mpirun", "--version") if shutil.which("mpirun") else None
+    mpi = output_of("mpirun", "--version")
     return {
         "nvidia": nvidia[1] if nvidia else None,
         "cuda": _cuda_of_driver(),
@@ -155,17 +154,6 @@ def _cuda_of_driver() -> str | None:
     except (OSError, AttributeError):
         return None
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
-
-
-def _output(*command: str) -> str | None:
-    """The output of ``command``; None if it failed, or ran for more than 30 s."""
-    try:
-        completed = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return completed.stdout
 
 
 def _text(path: Path) -> str | None:

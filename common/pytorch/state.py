@@ -15,7 +15,6 @@ from torch.amp.grad_scaler import GradScaler
 from mlhpc.common.pytorch.devices import random_state
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training import checkpoint
-from mlhpc.errors import UserError, count
 
 
 def save(
@@ -64,11 +63,7 @@ def restore(
     Raises UserError when it is missing, damaged or of another network, or was written by another number of ranks.
     """
     saved = checkpoint.load(directory)
-    if len(saved.of_rank) != world.size:
-        raise UserError(
-            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with the same number, not "
-            f"{world.size}"
-        )
+    checkpoint.require_ranks(saved, directory, world.size)
     with checkpoint.reading(directory / "checkpoint.npz"):
         (packed,) = saved.shared
         state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)

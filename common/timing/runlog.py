@@ -7,7 +7,6 @@ correction of the system clock in the middle of a run cannot change a time to tr
 
 import fcntl
 import json
-import logging
 import os
 import resource
 import sys
@@ -19,11 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
-from mlperf_logging.mllog.mllog import MLLogger
-
 from mlhpc.common.files.atomic import write_all
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.heartbeat import Heartbeat
+from mlhpc.common.timing.mllog_file import close_mllog, has_run_stop, metadata_of, open_mllog
 from mlhpc.common.timing.steps import RecordEvent, StepTimer, percentiles
 from mlhpc.errors import QUIET, Terminated, UserError
 
@@ -77,7 +75,7 @@ class RunLog:
             self._events = open(out / f"events.rank{world.rank}.jsonl", "ab", buffering=0)
             with suppress(OSError):  # this lock tells readers a running run from a dead one
                 fcntl.flock(self._events, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            self._mllog = _mllogger(out / "run.log") if world.rank == 0 else None
+            self._mllog = open_mllog(out / "run.log") if world.rank == 0 else None
         except OSError as error:
             raise UserError(
                 f"cannot write the log in {out}: {error.strerror}; choose another --out"
@@ -96,10 +94,7 @@ class RunLog:
         with self._closing:  # not while another thread records the loss of a rank
             self._events.close()
         if self._mllog:
-            for handler in list(self._mllog.logger.handlers):
-                with suppress(OSError):  # a record that could not be written has been reported already
-                    handler.close()
-                self._mllog.logger.removeHandler(handler)
+            close_mllog(self._mllog)
 
     def now(self) -> float:
         """Seconds since the log was opened, on this rank's monotonic clock."""
@@ -231,7 +226,7 @@ class RunLog:
         """A measured value, such as ``eval_error``; with ``epoch`` if the rules require ``epoch_num``."""
         at = self._event("metric", name, value=value, **tags)
         if name in ("eval_error", "eval_accuracy"):
-            self._record("event", name, value, _metadata(tags), at)
+            self._record("event", name, value, metadata_of(tags), at)
 
     def hyperparameters(self, values: dict[str, Any]) -> None:
         """Facts of the run that the rules require as records, one per key."""
@@ -293,7 +288,7 @@ class RunLog:
         if name == "run" and edge == "stop":
             self._run_stop(at)
         elif name in RULED_SPANS:
-            self._record("start" if edge == "start" else "end", f"{name}_{edge}", None, _metadata(tags), at)
+            self._record("start" if edge == "start" else "end", f"{name}_{edge}", None, metadata_of(tags), at)
 
     def _run_stop(self, at: float, **reason: str) -> None:
         """Only once: the run's own end and the loss of a rank may coincide."""
@@ -326,40 +321,14 @@ class RunLog:
                 place=loss.place,
             )
             if self._mllog is None:
-                if _has_run_stop(self.out / "run.log", RANK_0_MAY_STILL_WRITE_S):
+                if has_run_stop(self.out / "run.log", RANK_0_MAY_STILL_WRITE_S):
                     return
-                self._mllog = _mllogger(self.out / "run.log")
+                self._mllog = open_mllog(self.out / "run.log")
             if any(phase == "run" for phase in self._open_spans):
                 self._run_stop(at, reason=str(loss))
-
-
-def _has_run_stop(path: Path, patience_s: float) -> bool:
-    """Whether rank 0 closed the log itself, as it does when it raised and was not killed."""
-    until = time.monotonic() + patience_s
-    while not (closed := '"run_stop"' in path.read_text(encoding="utf-8")) and time.monotonic() < until:
-        time.sleep(0.1)
-    return closed
 
 
 def _reason(raised: BaseException) -> str:
     if isinstance(raised, UserError | Terminated):
         return str(raised)
     return "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
-
-
-def _metadata(tags: dict[str, Any]) -> dict[str, Any]:
-    """The names of published logs: ``epoch_num`` for the epoch, from 1 as in most of them, and ``step_num`` for
-    the number of updates so far."""
-    return {f"{key}_num" if key in ("epoch", "step") else key: value for key, value in tags.items()}
-
-
-class _Handler(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:
-        raise
-
-
-def _mllogger(path: Path) -> MLLogger:
-    # A logger of its own name and file: mllog's default prints to standard output.
-    logger = logging.Logger(f"mlhpc.mllog.{path}", level=logging.INFO)
-    logger.addHandler(_Handler(path, mode="a", encoding="utf-8"))
-    return MLLogger(logger=logger, root_dir=os.fspath(Path(__file__).resolve().parents[2]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, count
 
 Arrays = Sequence[npt.NDArray[np.generic]]
 
@@ -74,6 +74,15 @@ def load(directory: Path) -> Checkpoint:
             [file[f"{prefix}_{i}"] for i in range(n)] for prefix, n in zip(prefixes, counts, strict=True)
         )
         return Checkpoint(int(file["epoch"]), int(file["seed"]), str(file["config"]), shared, of_rank)
+
+
+def require_ranks(saved: Checkpoint, directory: Path, ranks: int) -> None:
+    """Raises UserError unless ``saved``, the checkpoint in ``directory``, was written by ``ranks`` ranks."""
+    if len(saved.of_rank) != ranks:
+        raise UserError(
+            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with the same number, not "
+            f"{ranks}"
+        )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """From the data set that a user names to the files that a run trains on."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from mlhpc.common.data.manifest import Manifest, describe
 from mlhpc.common.ranks.collectives import on_each_rank
 from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.world import World
+from mlhpc.errors import UserError
 
 
 def open_dataset(
@@ -33,6 +34,16 @@ def open_dataset(
         return dataset
 
     return on_each_rank(world, take)  # what is wrong is the same on all, and printed by one
+
+
+def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> None:
+    """Raises UserError unless a device can decode the data set: it is encoded by one of ``codecs``, the usual one
+    first. ``without``: what a data set without a codec is."""
+    if (codec := dataset.facts.get("codec", without)) not in codecs:
+        raise UserError(
+            f"{dataset.root}: loading.decode=device decodes {', '.join(codecs)}, and this data set is {codec}; "
+            f"convert it with --codec {codecs[0]}, or set loading.decode=host"
+        )
 
 
 def format_of(dataset: Manifest) -> dict[str, Any]:

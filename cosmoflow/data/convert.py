@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.data import manifest
+from mlhpc.common.data import generate, manifest
 from mlhpc.common.data.codecs import frame
 from mlhpc.common.formats.tfrecord import (
     GZIP_MAGIC,
@@ -100,13 +100,7 @@ def convert(
         "made": f"converted from {count(len(universes), 'universe')} of {size}³ voxels in {source.name}",
     }
     expected = len(slabs) * cuts**2
-    with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
-        converted = manifest.index(out, facts, world, workers, lambda size: advance(1))
-    if len(converted.files) != expected:
-        raise UserError(
-            f"{out}: {count(len(converted.files), 'file')}, but {expected} were converted; "
-            "files of another origin are among them: convert into an empty folder"
-        )
+    converted = generate.write_manifest_of_converted(out, facts, expected, world, workers)
     if world.rank == 0:
         print(f"{out}: {count(expected, 'sample')} by {codec}, {converted.bytes / 2**20:.1f} MiB")
 

@@ -9,11 +9,10 @@ from mlhpc.common.data.assign import assign_samples
 from mlhpc.common.data.manifest import Manifest, take
 from mlhpc.common.data.sharding import steps_per_epoch
 from mlhpc.common.ranks.world import World
-from mlhpc.common.training.dataset import cores_per_rank, open_dataset
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_codec
 from mlhpc.cosmoflow.data.codec import TABLES
 from mlhpc.cosmoflow.data.loader import Loader
 from mlhpc.cosmoflow.data.sample import require_facts
-from mlhpc.errors import UserError
 
 
 def open_data(run: CosmoFlow, data: Path, world: World) -> Manifest:
@@ -26,11 +25,8 @@ def open_data(run: CosmoFlow, data: Path, world: World) -> Manifest:
         enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
     )
     require_facts(dataset)
-    if run.loading.decode == "device" and dataset.facts.get("codec") not in TABLES:
-        raise UserError(
-            f"{data}: loading.decode=device decodes {' and '.join(TABLES)}, and this data set is "
-            f"{dataset.facts.get('codec', 'TFRecord')}; convert it with --codec lut, or set loading.decode=host"
-        )
+    if run.loading.decode == "device":
+        require_codec(dataset, TABLES, without="TFRecord")
     return dataset
 
 

@@ -55,13 +55,7 @@ def recode(source: Path, out: Path, world: World, workers: int, codec: str, pack
         "sample_shape": list(shape),
         "dtype": "int16",
     }
-    with progress(len(files) // world.size, "checksums", "files", show=world.rank == 0) as advance:
-        result = manifest.index(out, facts | settings, world, workers, lambda size: advance(1))
-    if len(result.files) != len(files):
-        raise UserError(
-            f"{out}: {count(len(result.files), 'file')}, {len(files)} were converted; "
-            "files of another origin are among them: convert into an empty folder"
-        )
+    result = generate.write_manifest_of_converted(out, facts | settings, len(files), world, workers)
     if world.rank == 0:
         before = sum(file.size for file in dataset.files if file.path in made)
         print(

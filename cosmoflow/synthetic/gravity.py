@@ -30,7 +30,7 @@ COLA_START = 0.1
 
 FORCE_MESH = 2
 """Cells of the COLA force mesh for one particle, a side. With 1 the power at z = 0 is a third short at half
-the Nyquist frequency; 2 and 3 agree to 15% (measured in tests/unit/cosmoflow/synthetic/test_simulate.py)."""
+the Nyquist frequency; 2 and 3 agree to 15% (measured in tests/unit/cosmoflow/synthetic/test_gravity.py)."""
 
 COLA_EXPONENT = -2.5
 """n_LPT of Tassev 2013, section A.3.2."""

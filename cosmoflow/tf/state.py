@@ -7,7 +7,6 @@ import numpy as np
 
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training import checkpoint
-from mlhpc.errors import UserError, count
 
 
 def broadcast_weights(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> None:
@@ -42,11 +41,7 @@ def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Opt
     Raises UserError when it is missing, damaged or of another network, or was written by another number of ranks.
     """
     saved = checkpoint.load(directory)
-    if len(saved.of_rank) != world.size:
-        raise UserError(
-            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with the same number, "
-            f"not {world.size}"
-        )
+    checkpoint.require_ranks(saved, directory, world.size)
     with checkpoint.reading(directory / "checkpoint.npz"):
         variables = [*model.weights, *optimizer.variables, *_random_state(model)]
         for variable, array in zip(variables, [*saved.shared, *saved.of_rank[world.rank]], strict=True):

@@ -110,13 +110,7 @@ def convert(
     if normalised_by:
         known["normalised_by"] = normalised_by
     expected = (1 if encoded else 2) * len(samples) + 1
-    with progress(expected // world.size, "checksums", "files", show=world.rank == 0) as advance:
-        made = manifest.index(out, known, world, workers, lambda size: advance(1))
-    if len(made.files) != expected:
-        raise UserError(
-            f"{out}: {count(len(made.files), 'file')}, but {expected} were converted; "
-            "files of another origin are among them: convert into an empty folder"
-        )
+    made = generate.write_manifest_of_converted(out, known, expected, world, workers)
     if world.rank == 0:
         print(f"{out}: {count(len(samples), 'sample')} by {codec}, {made.bytes / 2**20:.1f} MiB")
 

@@ -10,12 +10,11 @@ from mlhpc.common.data.manifest import Manifest, take
 from mlhpc.common.data.sharding import steps_per_epoch
 from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.common.training.dataset import cores_per_rank, open_dataset
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_codec
 from mlhpc.deepcam.data.codec import LINES
 from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
 from mlhpc.deepcam.data.loader import Loader
 from mlhpc.deepcam.data.sample import is_sample, require_layout
-from mlhpc.errors import UserError
 
 
 def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
@@ -28,11 +27,8 @@ def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statist
         enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
     )
     require_layout(dataset)
-    if run.loading.decode == "device" and dataset.facts.get("codec") not in LINES:
-        raise UserError(
-            f"{data}: loading.decode=device decodes {', '.join(LINES)}, and this data set is "
-            f"{dataset.facts.get('codec', 'hdf5')}; convert it with --codec delta, or set loading.decode=host"
-        )
+    if run.loading.decode == "device":
+        require_codec(dataset, LINES, without="hdf5")
     return dataset, on_rank0(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
 
 

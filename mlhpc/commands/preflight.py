@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.commands.parser import NAMES, Commands, add_command, add_json, folder, print_json
 from mlhpc.errors import UserError
 
@@ -101,7 +102,7 @@ def _presets(options: argparse.Namespace) -> int:
 def _rules(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.rules import document, print_rules, print_violations, violations
+    from mlhpc.rules import document, print_rules, print_violations
 
     if options.json:
         return _rules_json(options)
@@ -111,7 +112,14 @@ def _rules(options: argparse.Namespace) -> int:
     if options.preset is None:
         print_rules(options.benchmark, options.ruleset, Console())
         return 0
-    found = violations(
+    found = _violations(options)
+    return print_violations(found, f"{options.benchmark} {options.preset}", Console())
+
+
+def _violations(options: argparse.Namespace) -> list[Finding] | None:
+    from mlhpc.rules import violations
+
+    return violations(
         options.benchmark,
         options.preset,
         options.set,
@@ -119,11 +127,10 @@ def _rules(options: argparse.Namespace) -> int:
         data=options.data,
         stage=options.stage,
     )
-    return print_violations(found, f"{options.benchmark} {options.preset}", Console())
 
 
 def _rules_json(options: argparse.Namespace) -> int:
-    from mlhpc.rules import rules_content, violations
+    from mlhpc.rules import rules_content
     from mlhpc.submission.check.content import findings_content
     from mlhpc.submission.logs.findings import passes, verdict
 
@@ -132,14 +139,7 @@ def _rules_json(options: argparse.Namespace) -> int:
     if options.preset is None:
         print_json("rules", rules_content(options.benchmark, options.ruleset))
         return 0
-    found = violations(
-        options.benchmark,
-        options.preset,
-        options.set,
-        ruleset=options.ruleset,
-        data=options.data,
-        stage=options.stage,
-    )
+    found = _violations(options)
     content = {"benchmark": options.benchmark, "preset": options.preset, "applies": found is not None}
     listed = list(found or ())
     verdicts = {"passes": passes(listed), "verdict": verdict(listed), "findings": findings_content(listed)}

@@ -50,7 +50,7 @@ def settings_of(benchmark: str, preset: str) -> list[Setting]:
     run = load.load(benchmark, preset)
     definition = load.definition_of(benchmark)
     fixed, free = definition.get("closed_fixes", {}), definition.get("closed_free", {})
-    given = dict(_leaves(definition["presets"][preset])), dict(_leaves(definition["defaults"]))
+    given = dict(load.dotted(definition["presets"][preset])), dict(load.dotted(definition["defaults"]))
     return [
         Setting(
             key,
@@ -107,14 +107,6 @@ def _is_table(annotation: Any) -> bool:
 def _own(model: type[BaseModel]) -> set[str]:
     """The top-level settings that a benchmark has beyond those of every run."""
     return set(model.model_fields) - set(Run.model_fields)
-
-
-def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _source(key: str, preset: str, own: dict[str, Any], defaults: dict[str, Any]) -> str:

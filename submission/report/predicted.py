@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from mlhpc.common.pages.blocks import Banner, Cell, Section, Table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
+from mlhpc.perf.movement import staging_seconds
 from mlhpc.perf.prediction import Model, Prediction
 from mlhpc.perf.scaling import Triple
 from mlhpc.submission.logs.run_directory import Result, RunDirectory
@@ -77,7 +78,7 @@ def _predicted(model: Model, found: Prediction, result: Result) -> dict[str, Tri
     }
     if result.staging:
         size = result.staging.bytes / found.nodes
-        predicted["staging"] = model.copying(size, found.nodes, found.tier)
+        predicted["staging"] = staging_seconds(model.machine, size, found.nodes, found.tier)
         rates = [model.machine.get(f"storage.local_{way}") for way in ("read", "write")]
         if predicted["staging"][0] == 0 and (
             known := [r for r in rates if r]

@@ -2,9 +2,10 @@
 
     python tests/fuzz/run.py [--minutes M] [--inputs N] [--seed S] [--keep DIR] [READER ...]
 
-Runs every reader (or those named) on N random inputs, or for M minutes, whichever comes first. A reader may refuse
-an input with a UserError or the errors that it documents; anything else is a failure, and the input is kept in DIR
-(default: fuzz-failures). Exit status 1 when there was one. The inputs of one seed are the same in every run.
+Runs every reader (or those named) on N random inputs, or for M minutes of processor time, whichever comes first.
+A reader may refuse an input with a UserError or the errors that it documents; anything else is a failure, and the
+input is kept in DIR (default: fuzz-failures). Exit status 1 when there was one. A seed gives the same inputs in
+every run.
 """
 
 import argparse
@@ -39,12 +40,12 @@ class Outcome:
 
 
 def fuzz(reader: Reader, *, inputs: int, seconds: float, seed: int, most_failures: int = 5) -> Outcome:
-    """Runs ``reader`` on up to ``inputs`` inputs, starting none after ``seconds``."""
+    """Runs ``reader`` on up to ``inputs`` inputs, starting none after ``seconds`` of processor time."""
     begin, cpu = time.monotonic(), _cpu_seconds()
     done = refused = 0
     failures: list[tuple[bytes, str]] = []
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory()) as scratch:
-        while done < inputs and time.monotonic() - begin < seconds and len(failures) < most_failures:
+        while done < inputs and _cpu_seconds() - cpu < seconds and len(failures) < most_failures:
             data = reader.make_input(random.Random(f"{reader.name}/{seed}/{done}"))
             done += 1
             verdict = _judge(reader, data, Path(scratch))
@@ -78,7 +79,7 @@ def main() -> int:
     parser.add_argument(
         "readers", nargs="*", metavar="READER", help=f"of {', '.join(READERS)} (default: all)"
     )
-    parser.add_argument("--minutes", type=float, default=1.0, help="per reader (default: 1)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of processor time per reader (default: 1)")
     parser.add_argument("--inputs", type=int, default=1_000_000, help="per reader (default: 1 000 000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="folder for failing inputs")

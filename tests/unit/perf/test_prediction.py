@@ -7,7 +7,8 @@ import pytest
 from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine
-from mlhpc.perf.prediction import Model, best, divide, over_nodes, predict, weak, with_batch
+from mlhpc.perf.prediction import Model, best, over_nodes, predict, weak, with_batch
+from mlhpc.perf.spatial import divide
 
 MIXED = ["training.precision=mixed_float16"]
 

@@ -87,14 +87,17 @@ def test_cached_samples_keep_their_type(data_sets):
     assert second.dtype == torch.bfloat16 and torch.equal(first, second)
 
 
+def cross_entropy(logits, y):
+    return nn.functional.cross_entropy(logits, y.long())
+
+
 @pytest.mark.parametrize("sample_dtype", NUMPY)
 def test_twenty_steps_have_the_same_losses_from_every_lossless_format(data_sets, sample_dtype):
     def losses(root):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Conv2d(CHANNELS, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        loss_of = lambda logits, y: nn.functional.cross_entropy(logits, y.long())  # noqa: E731
-        step = make_train_step(model, loss_of, optimizer, make_scaler("float32", CPU))
+        step = make_train_step(model, cross_entropy, optimizer, make_scaler("float32", CPU))
         made = open_loader(root, sample_dtype=sample_dtype)
         return [float(step(x, y)) for epoch in range(10) for x, y in made.train_epoch(epoch)]
 

@@ -73,7 +73,7 @@ def test_a_hanging_nvidia_smi_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    monkeypatch.setattr(provenance.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(accelerators.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(provenance, "_NVIDIA", tmp_path)
     monkeypatch.setattr(accelerators, "_NVIDIA", tmp_path)
     assert accelerators.accelerators() == []

@@ -9,7 +9,7 @@ from helpers.thread_world import ThreadWorld, on_ranks
 
 from mlhpc.common.data.manifest import Manifest, index
 from mlhpc.common.ranks.world import Solo
-from mlhpc.common.training.dataset import open_dataset
+from mlhpc.common.training.dataset import open_dataset, require_codec
 from mlhpc.errors import AlreadyReported, UserError
 
 
@@ -46,3 +46,14 @@ def test_what_is_wrong_with_a_data_set_is_printed_by_one_rank(
     outcomes = on_ranks(1, 3, open_it)
     assert [type(outcome) for outcome in outcomes] == [UserError, AlreadyReported, AlreadyReported]
     assert all(message in str(outcome) for outcome in outcomes)
+
+
+@pytest.mark.parametrize(("facts", "found"), [({}, "TFRecord"), ({"codec": "zstd"}, "zstd")])
+def test_a_data_set_that_a_device_cannot_decode_is_refused_with_the_remedy(
+    facts: dict[str, str], found: str, tmp_path: Path
+) -> None:
+    require_codec(Manifest(tmp_path, (), {"codec": "lut-small"}), ["lut", "lut-small"], without="TFRecord")
+    with pytest.raises(UserError) as refused:
+        require_codec(Manifest(tmp_path, (), facts), ["lut", "lut-small"], without="TFRecord")
+    for part in (str(tmp_path), f"this data set is {found}", "--codec lut,", "loading.decode=host"):
+        assert part in str(refused.value)

@@ -1,34 +1,20 @@
 """The numbers of a report, its text without a score, and its charts."""
 
-import fcntl
 import json
 import math
-import os
 import re
-import time
-from io import StringIO, UnsupportedOperation
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from golden.make_run import START_MS, make_run
-from helpers.page import Page
+from helpers.report_runs import aborted, curve, report_of, unfinished
 from rich.console import Console
 
-from mlhpc.common.files.locks import is_locked
-from mlhpc.common.ranks.world import Solo
-from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
 from mlhpc.submission.report.report import report
 from mlhpc.submission.report.summary import duration, size
-
-
-def report_of(run: Path) -> tuple[Page, str]:
-    """The page of a run, and what is printed."""
-    out = StringIO()
-    path = report(run, Console(file=out, width=200))
-    assert path == run / "report.html"
-    return Page(path.read_text("utf-8")), " ".join(out.getvalue().split())
 
 
 def test_a_good_run_shows_its_numbers(tmp_path: Path) -> None:
@@ -70,18 +56,6 @@ def test_a_resnet_run_is_checked_under_the_training_rules(tmp_path: Path) -> Non
         assert "training 4.0.0" in text and "hpc 2.0.0" not in text and "MLPerf HPC training" not in text
     page, terminal = report_of(make_run(tmp_path / "other"))
     assert "hpc 2.0.0" in terminal and "hpc 2.0.0" in page.text
-
-
-def curve(page: Page) -> list[dict[str, Any]]:
-    """The evaluations in the learning curve."""
-    return [row for row in page.rows("mean absolute error") if "epoch" in row]
-
-
-def aborted(result: dict[str, Any]) -> None:
-    result.update(
-        status="aborted", time_to_train_s=None, time_to_train_without_staging_s=None, breakdown_s=None
-    )
-    result["target"]["reached"] = False
 
 
 def contradiction(result: dict[str, Any]) -> None:
@@ -189,69 +163,6 @@ def test_charts_and_tables_are_accessible_to_screen_readers(tmp_path: Path) -> N
     assert headers and set(headers) == {"row", "col"}
 
 
-EVIL = '<script>alert("x")</script>&'
-
-
-def evil_keys(result: dict[str, Any]) -> None:
-    """Markup in every string of a result, and in keys that a page may show."""
-    result.update(preset=EVIL, launcher=EVIL, status=EVIL, mlhpc=EVIL)
-    result["target"].update(label=EVIL)
-    for epoch in result["epochs"]:
-        epoch[EVIL] = epoch.pop("eval_error")
-    result["target"]["metric"] = EVIL
-    result["breakdown_s"][EVIL] = 5.0
-
-
-def test_text_of_a_run_is_never_markup(tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path / "run",
-        result=evil_keys,
-        env=lambda env: env.update(command=EVIL, os=EVIL, commit=EVIL, date=EVIL, hostname=EVIL),
-        log=lambda lines: lines[3].update(value=EVIL),
-    )
-    page, _ = report_of(run)
-    # Scripts: the data of the charts, the dark colours, the library, the page's own.
-    assert len(page.scripts) == len(page.charts) + 3
-    assert page.text.count(EVIL) >= 6
-    assert "alert(" not in "".join(text for kind, text in page.scripts[-2:])
-
-
-def test_unknown_keys_are_left_out_of_the_breakdown(tmp_path: Path) -> None:
-    page, terminal = report_of(
-        make_run(tmp_path / "run", result=lambda r: r["breakdown_s"].update(lunch=5.0))
-    )
-    assert "lunch" not in page.text and "lunch" not in terminal
-    assert "93.25 100.0%" in page.text
-
-
-def test_escapes_and_markup_do_not_reach_the_terminal(tmp_path: Path) -> None:
-    text = "\x1b[2J\u202e[red]n0[/red] \ud800"
-    run = make_run(
-        tmp_path / "run",
-        env=lambda env: env.update(cpu=text, commit=text),
-        result=lambda result: result.update(launcher=text.replace("\ud800", "")),
-    )
-    page, terminal = report_of(run)
-    for shown in (page.text, terminal):
-        assert "\x1b" not in shown and "\u202e" not in shown
-        assert r"\x1b[2J\u202e[red]n0[/red] \ud800" in shown
-
-
-def odd_numbers(result: dict[str, Any]) -> None:
-    result["time_to_train_s"] = math.inf
-    result["breakdown_s"] = dict.fromkeys(result["breakdown_s"], math.inf)
-    for epoch in result["epochs"]:
-        epoch.update(train_s=math.inf, samples_per_s=math.inf, train_loss=math.nan, learning_rate=math.inf)
-
-
-def test_numbers_that_are_not_finite_are_shown_as_not_known(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", result=odd_numbers, env=lambda env: env.update(nodes=5, accelerators=3))
-    page, terminal = report_of(run)
-    shown = page.text.partition("Check mlperf-logging")[0] + terminal  # the check names what it found
-    assert re.findall(r"\b(inf|nan)\b", shown) == []
-    assert "Learning curve" in page.text
-
-
 def test_equal_nodes_share_a_row(tmp_path: Path) -> None:
     def nodes(env: dict[str, Any]) -> None:
         env["nodes"] = [
@@ -307,106 +218,3 @@ def test_durations_are_formatted(seconds: float | None, text: str) -> None:
 )
 def test_sizes_are_formatted(count: float, text: str) -> None:
     assert size(count) == text
-
-
-# What ranks record.
-
-
-def with_events(run: Path, ranks: int) -> Path:
-    for rank in range(ranks):
-        events: list[dict[str, Any]] = [
-            {"t": 0.1, "event": "end", "name": "init", "seconds": 10.5},
-            {"t": 0.2, "event": "end", "name": "train", "epoch": 1, "seconds": 20.0},
-            {"t": 0.3, "event": "timed", "name": "data_wait", "count": 4, "seconds": 1.0 + rank, "max": 0.5,
-             "epoch": 1},
-            {"t": 0.4, "event": "steps", "name": "train", "count": 4, "seconds": 8.0, "p50": 2.0 + rank,
-             "p90": 2.5, "p99": 2.6, "max": 2.7, "epoch": 1},
-            {"t": 0.4, "event": "steps", "name": "eval", "count": 4, "seconds": 8.0, "p50": 9.0, "epoch": 1},
-            {"t": 0.5, "event": "note", "name": "memory", "peak_bytes": 3_000_000_000, "device_peak_bytes": None},
-            {"t": 0.6, "event": "timed", "name": "data_wait", "seconds": "lots", "max": math.inf},
-        ]  # fmt: skip
-        lines = "".join(json.dumps(event) + "\n" for event in events)
-        (run / f"events.rank{rank}.jsonl").write_text(f'{lines}["no event"]\n{{"cut', "utf-8")
-    return run
-
-
-def test_start_up_waiting_and_memory_are_shown(tmp_path: Path) -> None:
-    page, _ = report_of(with_events(make_run(tmp_path / "run"), 1))
-    assert "start-up (init) 10.5 s" in page.text
-    assert "longest single wait 0.50 s" in page.text
-    assert "peak memory of the process 3 GB" in page.text
-    assert "accelerator 0" not in page.text
-    times = {row["series"]: row["y"] for row in page.rows("Step time by epoch")}
-    assert times == {"p50": 2000.0, "p90": 2500.0, "p99": 2600.0, "max": 2700.0}
-
-
-def test_the_spread_over_ranks_names_the_slowest(tmp_path: Path) -> None:
-    page, _ = report_of(with_events(make_run(tmp_path / "run", ranks=4), 4))
-    assert "Spread over 4 ranks" in page.text
-    assert "data wait 1.00 s 2.50 s 4.00 s 3" in page.text
-    assert [row["value"] for row in page.rows("Data wait by rank")] == [1.0, 2.0, 3.0, 4.0]
-    # The step time is that of the slowest rank.
-    assert {row["series"]: row["y"] for row in page.rows("Step time by epoch")}["p50"] == 5000.0
-
-
-def test_events_without_percentiles_draw_no_step_time(tmp_path: Path) -> None:
-    page, _ = report_of(make_run(tmp_path / "run"))
-    assert "Step time" not in page.text
-
-
-# Runs that have not ended.
-
-
-def unfinished(folder: Path) -> Path:
-    run = make_run(folder, log=lambda lines: lines.pop())
-    (run / "result.json").unlink()
-    os.utime(run / "events.rank0.jsonl", (time.time() - 3600,) * 2)
-    return run
-
-
-def test_a_running_run_is_not_reported_as_dead(tmp_path: Path) -> None:
-    run = unfinished(tmp_path / "run")
-    with open(run / "events.rank0.jsonl", "ab") as events:
-        fcntl.flock(events, fcntl.LOCK_SH)  # as the log of a living rank holds it
-        page, terminal = report_of(run)
-    for text in (page.text, terminal):
-        assert "the run is still running; its last event was" in text
-        assert "missing" not in text and "damaged" not in text and "does not pass" not in text
-    assert "No score yet:" in page.text and "Time to train Not ended" in page.text
-
-
-def test_a_running_run_holds_a_lock_on_its_events(tmp_path: Path) -> None:
-    with RunLog(tmp_path, Solo()):
-        assert is_locked(tmp_path / "events.rank0.jsonl")
-    assert not is_locked(tmp_path / "events.rank0.jsonl")
-
-
-def test_a_run_whose_process_is_gone_has_no_score(tmp_path: Path) -> None:
-    page, _ = report_of(unfinished(tmp_path / "run"))
-    assert "No score: there is no readable result.json: the run did not end" in page.text
-
-
-def test_recent_events_of_another_machine_may_be_those_of_a_running_run(tmp_path: Path) -> None:
-    run = unfinished(tmp_path / "run")
-    for seconds, expected in ((60, True), (3600, False)):
-        os.utime(run / "events.rank0.jsonl", (time.time() - seconds,) * 2)
-        page, _ = report_of(run)
-        assert ("may still be running on another machine" in page.text) == expected
-
-
-def test_an_aborted_run_shows_its_times(tmp_path: Path) -> None:
-    page, _ = report_of(make_run(tmp_path / "run", result=aborted))
-    assert "Where the time went" in page.text and "93.25 100.0%" in page.text
-
-
-def test_the_page_is_written_even_if_the_output_pipe_closes(tmp_path: Path) -> None:
-    class Gone(StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    run = make_run(tmp_path / "run")
-    with pytest.raises(
-        (BrokenPipeError, SystemExit, UnsupportedOperation)
-    ):  # rich leaves in one of these ways
-        report(run, Console(file=Gone()))
-    assert (run / "report.html").read_text("utf-8").endswith("</html>\n")

@@ -1,0 +1,44 @@
+"""``run.log``, the MLLOG file that the rules ask for: opened, closed, and what its records carry."""
+
+import logging
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mlperf_logging.mllog.mllog import MLLogger
+
+
+class _Handler(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise
+
+
+def open_mllog(path: Path) -> MLLogger:
+    """A logger that appends to ``path`` and raises OSError where a record cannot be written."""
+    # A logger of its own name and file: mllog's default prints to standard output.
+    logger = logging.Logger(f"mlhpc.mllog.{path}", level=logging.INFO)
+    logger.addHandler(_Handler(path, mode="a", encoding="utf-8"))
+    return MLLogger(logger=logger, root_dir=os.fspath(Path(__file__).resolve().parents[2]))
+
+
+def close_mllog(mllog: MLLogger) -> None:
+    for handler in list(mllog.logger.handlers):
+        with suppress(OSError):  # a record that could not be written has been reported already
+            handler.close()
+        mllog.logger.removeHandler(handler)
+
+
+def metadata_of(tags: dict[str, Any]) -> dict[str, Any]:
+    """The names of published logs: ``epoch_num`` for the epoch, from 1 as in most of them, and ``step_num`` for
+    the number of updates so far."""
+    return {f"{key}_num" if key in ("epoch", "step") else key: value for key, value in tags.items()}
+
+
+def has_run_stop(path: Path, patience_s: float) -> bool:
+    """Whether rank 0 closed the log itself, as it does when it raised and was not killed."""
+    until = time.monotonic() + patience_s
+    while not (closed := '"run_stop"' in path.read_text(encoding="utf-8")) and time.monotonic() < until:
+        time.sleep(0.1)
+    return closed

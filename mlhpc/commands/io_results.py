@@ -1,0 +1,120 @@
+"""Commands around emulated I/O: io size, check, report, observe, similarity, list."""
+
+import argparse
+import json
+from pathlib import Path
+
+from mlhpc.commands.parser import Commands, add_command, folder
+from mlhpc.errors import UserError
+
+
+def add(actions: Commands) -> None:
+    size = add_command(actions, "size", _size, "how large MLPerf Storage wants a workload's data to be")
+    size.add_argument("workload", metavar="WORKLOAD", nargs="?", help="default: those of MLPerf Storage")
+    size.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
+    size.add_argument("--accelerators", type=int, required=True, help="of all clients together")
+    size.add_argument("--clients", type=int, default=1, help="nodes (default: 1)")
+    size.add_argument("--json", action="store_true", help="print JSON")
+    check = add_command(
+        actions, "check", _check, "check runs of a workload against the rules of MLPerf Storage"
+    )
+    check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that io run wrote")
+    check.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
+    report = add_command(actions, "report", _report, "write the page of a run")
+    report.add_argument("run", type=Path, metavar="RUN", help="a folder that io run wrote")
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN/report.html")
+    similarity = add_command(
+        actions, "similarity", _similarity, "how alike the I/O of two commands is, observed by strace"
+    )
+    similarity.add_argument("observations", type=Path, nargs=2, metavar="FOLDER", help="of mlhpc io observe")
+    observe = add_command(actions, "observe", _observe, "run a command under strace and keep what it read")
+    observe.add_argument("--out", type=folder, required=True, help="folder for the observation")
+    observe.add_argument("--below", type=folder, required=True, help="count files below this folder only")
+    observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
+    listing = add_command(actions, "list", _list, "the workloads that come with the suite")
+    listing.add_argument("workload", metavar="WORKLOAD", nargs="?", help="print this one, resolved")
+
+
+def _size(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.iobench.definition import load, mlperf_storage
+    from mlhpc.iobench.report.console import print_sizes
+
+    memory = _memory(options.memory)
+    if options.workload:
+        workloads = [load.load(options.workload)]
+    else:
+        loaded = (load.load(name) for name in load.names())
+        workloads = [each for each in loaded if each.suite == "mlperf-storage" and each.dataset]
+    sizes = {
+        w.name: mlperf_storage.required(w, memory, options.accelerators, options.clients) for w in workloads
+    }
+    if options.json:
+        print(json.dumps({name: vars(size) for name, size in sizes.items()}))
+    else:
+        print_sizes(sizes, Console())
+    return 0
+
+
+def _memory(text: str) -> int:
+    from mlhpc.iobench.definition.quantities import parse_bytes
+
+    try:
+        return int(parse_bytes(text))
+    except ValueError as error:
+        raise UserError(f"--memory {text}: {error}") from None
+
+
+def _check(options: argparse.Namespace) -> int:
+    from mlhpc.iobench.report.check import check_runs
+
+    findings = check_runs(options.runs, _memory(options.memory))
+    for finding in findings:
+        print(finding)
+    print("no findings" if not findings else f"{len(findings)} findings: not a result of MLPerf Storage")
+    return 1 if findings else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from mlhpc.common.pages.html import write
+    from mlhpc.iobench.report.check import read_result
+    from mlhpc.iobench.report.page import page
+
+    out = options.out or options.run / "report.html"
+    write(out, page(read_result(options.run)))
+    print(out)
+    return 0
+
+
+def _observe(options: argparse.Namespace) -> int:
+    from mlhpc.iobench.report.observe import observe
+
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    return observe(words, options.below, options.out)
+
+
+def _similarity(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.iobench.report.console import print_similarity
+    from mlhpc.iobench.report.observe import read_observation
+    from mlhpc.iobench.report.similarity import compare
+
+    first, second = (read_observation(path) for path in options.observations)
+    found = compare(first, second)
+    print_similarity(found, Console())
+    return 0 if found.alike else 1
+
+
+def _list(options: argparse.Namespace) -> int:
+    from mlhpc.iobench.definition import load
+
+    if options.workload:
+        print(load.dumps(load.load(options.workload)), end="")
+        return 0
+    known = load.names()
+    width = max(map(len, known))
+    for name, description in known.items():
+        print(f"{name:{width}}  {description}")
+    return 0

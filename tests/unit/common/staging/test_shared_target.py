@@ -1,0 +1,122 @@
+"""Runs that share a target: one copies, and the last removes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from helpers.staging_files import contents, fails_alike
+from helpers.thread_world import on_ranks
+
+from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.ranks.world import Solo
+from mlhpc.common.staging.stage import stage
+
+SHARER = """\
+import sys, time
+from pathlib import Path
+from mlhpc.common.data import manifest
+from mlhpc.common.files import atomic
+from mlhpc.common.staging import stage
+from mlhpc.common.ranks.world import Solo
+source, target, pause = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+real = atomic.write_all
+def slow(fd, data):
+    real(fd, data); print('writing', flush=True); time.sleep(pause)
+if pause:
+    atomic.write_all = slow
+report = stage.stage(manifest.load(source), target, Solo(), 'replicate', workers=1)
+print('staged', report.files, report.kept, report.shared, flush=True)
+sys.stdin.readline()
+stage.remove(target)
+print('removed', flush=True)
+"""
+
+
+@contextmanager
+def sharer(source: Manifest, target: Path, pause: float = 0) -> Iterator[subprocess.Popen[str]]:
+    """A run that stages, uses what it staged until its input ends, and removes it."""
+    words = [sys.executable, "-c", SHARER, str(source.root), str(target), str(pause)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        yield run
+        run.kill()
+
+
+def line_of(run: subprocess.Popen[str], word: str) -> str:
+    assert run.stdout is not None
+    while line := run.stdout.readline():
+        if line.startswith(word):
+            return line.strip()
+    raise AssertionError(f"it ended without printing {word!r}")
+
+
+def end(run: subprocess.Popen[str]) -> None:
+    assert run.stdin is not None
+    run.stdin.write("\n")
+    run.stdin.flush()
+    line_of(run, "removed")
+    assert run.wait() == 0
+
+
+def test_of_runs_that_share_a_target_one_copies_and_the_last_removes(source: Manifest, target: Path) -> None:
+    with sharer(source, target, pause=0.02) as one:
+        line_of(one, "writing")
+        with sharer(source, target) as other:  # it comes while the first copies
+            assert line_of(one, "staged") == "staged 17 0 0"
+            assert line_of(other, "staged") == "staged 0 17 17"
+            end(one)
+            assert contents(target) == contents(source.root)
+            end(other)
+    assert not target.exists()
+
+
+def test_a_run_that_dies_does_not_keep_the_target_for_ever(source: Manifest, target: Path) -> None:
+    with sharer(source, target) as one, sharer(source, target) as other:
+        line_of(one, "staged")
+        line_of(other, "staged")
+        one.kill()
+        one.wait()
+        end(other)
+    assert not target.exists()
+
+
+def test_what_no_run_uses_any_more_is_kept_and_not_shared(source: Manifest, target: Path) -> None:
+    with sharer(source, target) as one:
+        line_of(one, "staged")
+        one.kill()
+        one.wait()
+    report = stage(source, target, Solo(), "replicate")
+    assert (report.files, report.kept, report.shared) == (0, 17, 0)
+
+
+def test_a_part_that_another_run_uses_is_not_taken_from_it(source: Manifest, tmp_path: Path) -> None:
+    with sharer(source, tmp_path / "node0") as one:
+        line_of(one, "staged")
+        outcomes = on_ranks(2, 1, lambda w: stage(source, tmp_path / f"node{w.node}", w, "shard"))
+        fails_alike(outcomes, "node0: another run uses another part of the data set")
+        assert contents(tmp_path / "node0") == contents(source.root)
+        end(one)
+
+
+def test_many_runs_that_share_two_nodes_all_come_through(source: Manifest, tmp_path: Path) -> None:
+    """Each takes both nodes' targets, in different orders: none may wait for another forever."""
+    program = (
+        SHARER.split("real =")[0]
+        + """
+from helpers.thread_world import on_ranks
+flip = int(pause)
+def work(world):
+    return stage.stage(manifest.load(source), target / f"node{world.node ^ flip}", world, "replicate")
+reports = on_ranks(2, 1, work)
+print('staged', *(report.files + report.kept for report in reports), flush=True)
+"""
+    )
+    words = [sys.executable, "-c", program, str(source.root), str(tmp_path)]
+    path = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    runs = [
+        subprocess.Popen([*words, str(n % 2)], stdout=subprocess.PIPE, text=True, env=path) for n in range(4)
+    ]
+    assert [run.communicate(timeout=120)[0].strip() for run in runs] == ["staged 34 34"] * 4
+    assert contents(tmp_path / "node0") == contents(tmp_path / "node1") == contents(source.root)

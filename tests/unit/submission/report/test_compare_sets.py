@@ -1,0 +1,271 @@
+"""Which runs a set is measured over, and which sets are never put together."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from golden.make_run import make_run
+from golden.make_tree import Records, make_set, records, write_log
+from helpers.compare_logs import EVALUATED, SAMPLES, one, scaling_tree
+from helpers.page import Page
+
+from mlhpc.submission.report.compare import compare, letter
+from mlhpc.submission.report.compare_page import page
+from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, NOT_LOGGED, OVER_ENDED
+from mlhpc.submission.report.spread import spread
+
+# A set.
+
+
+def test_a_set_is_measured_over_the_runs_in_its_score(tmp_path: Path) -> None:
+    minutes = [20.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0]
+    entry = one(make_set(tmp_path / "org", minutes=minutes, staging_minutes=1.0, epochs=8).parents[3])
+    assert entry.score and entry.score.minutes == pytest.approx(14.5)  # 10 and 20 are dropped
+    assert len(entry.runs) == 8 and entry.made_from == "closed, 8 runs"
+    assert entry.time_s and entry.time_s.mean / 60 == pytest.approx(entry.score.minutes)
+    assert sum(entry.parts_s.values()) / 60 == pytest.approx(entry.score.minutes)
+    assert entry.scale == 8 and entry.unit == "accelerator"
+    # 90% of an epoch trains, 10% evaluates.
+    expected = [SAMPLES / (0.9 * (m - 1) * 60 / 8) / 8 for m in range(11, 19)]
+    assert entry.train_rate and entry.train_rate.mean == pytest.approx(sum(expected) / 8, rel=1e-4)
+    evaluated = [EVALUATED / (0.1 * (m - 1) * 60 / 8) / 8 for m in range(11, 19)]
+    assert entry.eval_rate and entry.eval_rate.mean == pytest.approx(sum(evaluated) / 8, rel=1e-3)
+    assert entry.budget_h == pytest.approx(14.5 / 60 * 8)
+    # T_staging / T_epoch: one minute, against (m - 1) / 8 minutes.
+    ratios = [8 / (m - 1) for m in range(11, 19)]
+    assert entry.staging_in_epochs and entry.staging_in_epochs.mean == pytest.approx(
+        sum(ratios) / 8, rel=1e-4
+    )
+
+
+def test_one_run_that_missed_is_named_and_not_measured(tmp_path: Path) -> None:
+    def miss(number: int, made: Records) -> None:
+        if number == 3:
+            for record in made:
+                if record["key"] == "eval_error":
+                    record["value"] = 0.1246
+
+    make_set(tmp_path / "org", edit=miss)
+    comparison = compare([tmp_path])
+    (entry,) = comparison.entries
+    assert entry.missed == 1 and len(entry.runs) == 8
+    assert entry.score and entry.score.minutes is not None
+    assert "set/converged" in [finding.rule for _, finding in comparison.problems]
+    assert "1 missed" in Page(page(comparison)).text
+
+
+def test_without_a_score_the_runs_are_shown_but_no_score(tmp_path: Path) -> None:
+    make_set(tmp_path / "org", minutes=[10.0, 12.0, 14.0])
+    comparison = compare([tmp_path])
+    (entry,) = comparison.entries
+    assert entry.made_from == "closed, 3 runs: all runs that converged"
+    assert not entry.is_closed_score
+    text = Page(page(comparison)).text
+    assert "no score 3 runs; a score is made from 10 mean 12.00 of all runs that converged" in text
+    # Three runs of closed settings are hollow in the figures: no closed result.
+    assert [row["hollow"] for row in Page(page(comparison)).rows("a) ") if row.get("letter") == "A"] == [True]
+
+
+def test_runs_that_never_converged_predict_nothing(tmp_path: Path) -> None:
+    make_set(tmp_path / "org", minutes=[10.0, 12.0], reached=False)
+    comparison = compare([tmp_path])
+    assert comparison.entries[0].over.startswith("all runs that ended")
+    assert comparison.predictions == ()
+    text = Page(page(comparison)).text
+    assert "target not met in 19" in text and "Prediction" not in text
+
+
+def test_the_less_strict_division_counts(tmp_path: Path) -> None:
+    make_set(tmp_path / "org", division="closed")
+    description = tmp_path / "org" / "systems" / "machine.json"
+    said = json.loads(description.read_text())
+    description.write_text(json.dumps({**said, "division": "open"}))
+    entry = one(tmp_path)
+    assert entry.division == "open" and not entry.is_closed
+    assert "the system description says open, the log closed" in entry.notes
+
+
+def test_a_weak_set_shows_its_tuple(tmp_path: Path) -> None:
+    make_set(tmp_path / "org", "deepcam", [10.0, 11.0, 12.0, 13.0, 14.0], level="weak")
+    comparison = compare([tmp_path])
+    assert comparison.entries[0].made_from == "closed, 5 throughput instances"
+    assert comparison.entries[0].scale == 8  # of one instance, not of the system's 40
+    assert "14.0000 TTTa; (T, S, M′) = (40, 8, 5)" in Page(page(comparison)).text
+
+
+def test_throughput_instances_that_each_log_the_whole_machine_are_measured_by_their_share(
+    tmp_path: Path,
+) -> None:
+    """A published set of 128 instances says S = T = 2048: its samples/s per unit would be 128 times too few."""
+
+    def whole_machine(number: int, made: Records) -> None:
+        for record in made:
+            if record["key"] == "number_of_nodes":
+                record["value"] = 10
+
+    minutes = [10.0, 11.0, 12.0, 13.0, 14.0]
+    make_set(tmp_path / "true" / "org", "deepcam", minutes, level="weak")
+    make_set(tmp_path / "said" / "org", "deepcam", minutes, level="weak", edit=whole_machine)
+    true, said = one(tmp_path / "true"), one(tmp_path / "said")
+    assert (said.scale, said.nodes, said.train_rate) == (true.scale, true.nodes, true.train_rate)
+    assert true.scale == 8 and any("counts 40 units as its own" in note for note in said.notes)
+
+
+def test_nodes_without_accelerators_count_processors(tmp_path: Path) -> None:
+    make_set(tmp_path / "org", accelerators=0, nodes=6)
+    description = tmp_path / "org" / "systems" / "machine.json"
+    said = json.loads(description.read_text())
+    description.write_text(json.dumps({**said, "host_processors_per_node": "2"}))
+    entry = one(tmp_path)
+    assert (entry.unit, entry.scale) == ("processor", 12)
+
+
+# What is never put together.
+
+
+def test_a_folder_of_mixed_configurations_is_split(tmp_path: Path) -> None:
+    for n, batch in enumerate((64, 64, 128), 1):
+        made = records()
+        for record in made:
+            if record["key"] == "global_batch_size":
+                record["value"] = batch
+        write_log(tmp_path / f"result_{n}.txt", made)
+    entries = compare([tmp_path]).entries
+    assert [(e.batch, e.logs) for e in entries] == [(64, 2), (128, 1)]
+    assert all("shown separately" in " ".join(e.notes) for e in entries)
+
+
+def test_small_presets_are_separate_and_not_results(tmp_path: Path) -> None:
+    make_set(tmp_path / "tree" / "org")
+    for n in (1, 2, 3):
+        make_run(tmp_path / "mine" / f"run-{n}", settings=["division=closed"] if n == 3 else ())
+    comparison = compare([tmp_path / "mine", tmp_path / "tree"])
+    official, *small = comparison.by_problem
+    assert [e.org for e in official] == ["org"] and official[0].is_closed_score
+    entries = [e for group in small for e in group]
+    assert entries and all(e.official is False and not e.is_closed for e in entries)
+    text = Page(page(comparison)).text
+    *_, before, after = text.split("CosmoFlow · 2 048 training samples · preset smoke")
+    assert after.startswith(" Not the official data set.")
+    assert "CosmoFlow · 524 288 training samples Sets" in before
+    assert "preset smoke" in after and "preset smoke" not in before
+    html = page(comparison)
+    assert html.count('<h2 class="chapter"') == len(comparison.by_problem) == 2
+    anchors = [a["id"] for tag, a in Page(html).elements if tag in ("section", "h2") and a.get("id")]
+    assert len(anchors) == len(set(anchors)) > 4
+    links = [a["href"] for tag, a in Page(html).elements if tag == "a"]
+    assert links[: len(anchors)] == [f"#{anchor}" for anchor in anchors]
+
+
+def test_resumed_runs_are_separate_and_not_results(tmp_path: Path) -> None:
+    def resume(number: int, made: Records) -> None:
+        if number == 2:
+            made.insert(0, {**made[0], "key": "resumed", "value": True})
+
+    make_set(tmp_path / "org", edit=resume)
+    whole, resumed = compare([tmp_path]).entries
+    assert (whole.logs, resumed.logs) == (9, 1)
+    assert resumed.score and resumed.score.why.startswith("resumed from a checkpoint")
+    assert resumed.measured is None and resumed.made_from.endswith("which do not count")
+
+
+def test_a_path_inside_another_adds_no_duplicate_sets(tmp_path: Path) -> None:
+    folder = make_set(tmp_path / "org")
+    assert len(compare([tmp_path, folder, tmp_path / "org"]).entries) == 1
+
+
+# Aborted runs, copies, staging in and outside the clock.
+
+
+def test_an_aborted_run_is_excluded_from_all_means(tmp_path: Path) -> None:
+    def abort(lines: Records) -> None:
+        lines[-1]["metadata"]["status"] = "aborted"
+        lines[-1]["time_ms"] -= 60_000
+
+    for n in (1, 2, 3):
+        make_run(tmp_path / f"run-{n}", status="failed", log=abort if n == 3 else lambda lines: None)
+    comparison = compare([tmp_path])
+    (entry,) = comparison.entries
+    assert entry.over == OVER_ENDED and len(entry.runs) == 2 and entry.aborted == 1
+    assert entry.time_s and entry.time_s.sd == pytest.approx(0)
+    assert "1 of 3 runs aborted or without run_stop, excluded from all means" in Page(page(comparison)).text
+
+
+def test_whole_batches_of_the_official_samples_are_the_official_data(tmp_path: Path) -> None:
+    def fewer(number: int, made: Records) -> None:
+        for record in made:
+            if record["key"] == "train_samples":
+                record["value"] = 121216
+            if record["key"] == "global_batch_size":
+                record["value"] = 128
+
+    make_set(tmp_path / "a", "deepcam", system="s1")
+    make_set(tmp_path / "b", "deepcam", system="s2", edit=fewer)
+    comparison = compare([tmp_path])
+    assert [e.official for e in comparison.entries] == [True, True]
+    assert len(comparison.by_problem) == 1
+    text = Page(page(comparison)).text
+    assert "121 216 training samples logged: 121 266 without the last, incomplete batch" in text
+    assert "Not the official data set" not in text
+
+
+def test_a_republished_set_is_a_copy_and_predicts_nothing(tmp_path: Path) -> None:
+    tree = scaling_tree(tmp_path / "tree")
+    shutil.copytree(tree, tmp_path / "again")
+    comparison = compare([tree, tmp_path / "again"])
+    assert [e.copy_of for e in comparison.entries] == ["", "", "A", "B"]
+    assert comparison.predictions == compare([tree]).predictions
+    read = Page(page(comparison))
+    assert "10 of 10 logs are also in A: a copy, left out of figures and predictions" in read.text
+    assert {row["letter"] for row in read.rows("a) ") if "letter" in row} == {"A", "B"}
+
+
+def test_scores_with_and_without_staging_are_distinguished(tmp_path: Path) -> None:
+    def staged_before(number: int, made: Records) -> None:
+        start = next(record for record in made if record["key"] == "run_start")
+        moved = [record for record in made if record["key"].startswith("staging_")]
+        for record in moved:
+            made.remove(record)
+            record["time_ms"] = start["time_ms"] - 1000
+        made[made.index(start) : made.index(start)] = moved
+
+    make_set(tmp_path / "a", system="s1")
+    make_set(tmp_path / "b", system="s2", edit=staged_before)
+    make_set(tmp_path / "c", system="s3", staging_minutes=0.0)
+    comparison = compare([tmp_path])
+    assert [e.staged for e in comparison.entries] == [IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED]
+    text = Page(page(comparison)).text
+    assert "The scores of A include staging" in text and "Those of B do not" in text
+
+
+# Figures that few runs cannot support, and columns derived from others.
+
+
+@pytest.mark.parametrize(("runs", "shown"), [(2, False), (3, True)])
+def test_a_deviation_needs_three_runs(runs: int, shown: bool, tmp_path: Path) -> None:
+    make_set(tmp_path / "org", minutes=[10.0 + n for n in range(runs)])
+    comparison = compare([tmp_path])
+    assert ("\xa0±\xa0" in page(comparison)) == shown
+
+
+def test_two_runs_span_their_own_range_and_three_the_interval_of_students_t() -> None:
+    two, three = spread([10.0, 14.0]), spread([10.0, 12.0, 14.0])
+    assert two and two.interval == pytest.approx((12, 10, 14))
+    # t(0.975, 2 degrees of freedom) = 4.3027 (NIST/SEMATECH e-Handbook, 1.3.6.7.2)
+    assert three and three.interval[2] == pytest.approx(12 + 4.3027 * 2 / math.sqrt(3), rel=1e-4)
+
+
+def test_speed_up_and_efficiency_are_relative_to_the_smallest_set(tmp_path: Path) -> None:
+    html = page(compare([scaling_tree(tmp_path)]))
+    (link,) = [str(a["href"]) for _, a in Page(html).elements if a.get("download") == "scaling.json"]
+    small, large = json.loads(unquote(link.partition(",")[2]))
+    assert (small["speed-up"], small["efficiency"]) == (1.0, 1.0)
+    assert large["speed-up"] == pytest.approx(41.0045 / 11.0045, rel=1e-4)
+    assert large["efficiency"] == pytest.approx(large["speed-up"] / 4)
+
+
+def test_letters_continue_after_z() -> None:
+    assert [letter(n) for n in (0, 25, 26, 27, 701, 702)] == ["A", "Z", "AA", "AB", "ZZ", "AAA"]

@@ -1,0 +1,115 @@
+"""What a report shows of the ranks' events, and of runs that have not ended."""
+
+import fcntl
+import json
+import math
+import os
+import time
+from io import StringIO, UnsupportedOperation
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden.make_run import make_run
+from helpers.report_runs import aborted, report_of, unfinished
+from rich.console import Console
+
+from mlhpc.common.files.locks import is_locked
+from mlhpc.common.ranks.world import Solo
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.submission.report.report import report
+
+# What ranks record.
+
+
+def with_events(run: Path, ranks: int) -> Path:
+    for rank in range(ranks):
+        events: list[dict[str, Any]] = [
+            {"t": 0.1, "event": "end", "name": "init", "seconds": 10.5},
+            {"t": 0.2, "event": "end", "name": "train", "epoch": 1, "seconds": 20.0},
+            {"t": 0.3, "event": "timed", "name": "data_wait", "count": 4, "seconds": 1.0 + rank, "max": 0.5,
+             "epoch": 1},
+            {"t": 0.4, "event": "steps", "name": "train", "count": 4, "seconds": 8.0, "p50": 2.0 + rank,
+             "p90": 2.5, "p99": 2.6, "max": 2.7, "epoch": 1},
+            {"t": 0.4, "event": "steps", "name": "eval", "count": 4, "seconds": 8.0, "p50": 9.0, "epoch": 1},
+            {"t": 0.5, "event": "note", "name": "memory", "peak_bytes": 3_000_000_000, "device_peak_bytes": None},
+            {"t": 0.6, "event": "timed", "name": "data_wait", "seconds": "lots", "max": math.inf},
+        ]  # fmt: skip
+        lines = "".join(json.dumps(event) + "\n" for event in events)
+        (run / f"events.rank{rank}.jsonl").write_text(f'{lines}["no event"]\n{{"cut', "utf-8")
+    return run
+
+
+def test_start_up_waiting_and_memory_are_shown(tmp_path: Path) -> None:
+    page, _ = report_of(with_events(make_run(tmp_path / "run"), 1))
+    assert "start-up (init) 10.5 s" in page.text
+    assert "longest single wait 0.50 s" in page.text
+    assert "peak memory of the process 3 GB" in page.text
+    assert "accelerator 0" not in page.text
+    times = {row["series"]: row["y"] for row in page.rows("Step time by epoch")}
+    assert times == {"p50": 2000.0, "p90": 2500.0, "p99": 2600.0, "max": 2700.0}
+
+
+def test_the_spread_over_ranks_names_the_slowest(tmp_path: Path) -> None:
+    page, _ = report_of(with_events(make_run(tmp_path / "run", ranks=4), 4))
+    assert "Spread over 4 ranks" in page.text
+    assert "data wait 1.00 s 2.50 s 4.00 s 3" in page.text
+    assert [row["value"] for row in page.rows("Data wait by rank")] == [1.0, 2.0, 3.0, 4.0]
+    # The step time is that of the slowest rank.
+    assert {row["series"]: row["y"] for row in page.rows("Step time by epoch")}["p50"] == 5000.0
+
+
+def test_events_without_percentiles_draw_no_step_time(tmp_path: Path) -> None:
+    page, _ = report_of(make_run(tmp_path / "run"))
+    assert "Step time" not in page.text
+
+
+# Runs that have not ended.
+
+
+def test_a_running_run_is_not_reported_as_dead(tmp_path: Path) -> None:
+    run = unfinished(tmp_path / "run")
+    with open(run / "events.rank0.jsonl", "ab") as events:
+        fcntl.flock(events, fcntl.LOCK_SH)  # as the log of a living rank holds it
+        page, terminal = report_of(run)
+    for text in (page.text, terminal):
+        assert "the run is still running; its last event was" in text
+        assert "missing" not in text and "damaged" not in text and "does not pass" not in text
+    assert "No score yet:" in page.text and "Time to train Not ended" in page.text
+
+
+def test_a_running_run_holds_a_lock_on_its_events(tmp_path: Path) -> None:
+    with RunLog(tmp_path, Solo()):
+        assert is_locked(tmp_path / "events.rank0.jsonl")
+    assert not is_locked(tmp_path / "events.rank0.jsonl")
+
+
+def test_a_run_whose_process_is_gone_has_no_score(tmp_path: Path) -> None:
+    page, _ = report_of(unfinished(tmp_path / "run"))
+    assert "No score: there is no readable result.json: the run did not end" in page.text
+
+
+def test_recent_events_of_another_machine_may_be_those_of_a_running_run(tmp_path: Path) -> None:
+    run = unfinished(tmp_path / "run")
+    for seconds, expected in ((60, True), (3600, False)):
+        os.utime(run / "events.rank0.jsonl", (time.time() - seconds,) * 2)
+        page, _ = report_of(run)
+        assert ("may still be running on another machine" in page.text) == expected
+
+
+def test_an_aborted_run_shows_its_times(tmp_path: Path) -> None:
+    page, _ = report_of(make_run(tmp_path / "run", result=aborted))
+    assert "Where the time went" in page.text and "93.25 100.0%" in page.text
+
+
+def test_the_page_is_written_even_if_the_output_pipe_closes(tmp_path: Path) -> None:
+    class Gone(StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    run = make_run(tmp_path / "run")
+    with pytest.raises(
+        (BrokenPipeError, SystemExit, UnsupportedOperation)
+    ):  # rich leaves in one of these ways
+        report(run, Console(file=Gone()))
+    assert (run / "report.html").read_text("utf-8").endswith("</html>\n")
