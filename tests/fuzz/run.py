@@ -79,7 +79,9 @@ def main() -> int:
     parser.add_argument(
         "readers", nargs="*", metavar="READER", help=f"of {', '.join(READERS)} (default: all)"
     )
-    parser.add_argument("--minutes", type=float, default=1.0, help="of processor time per reader (default: 1)")
+    parser.add_argument(
+        "--minutes", type=float, default=1.0, help="of processor time per reader (default: 1)"
+    )
     parser.add_argument("--inputs", type=int, default=1_000_000, help="per reader (default: 1 000 000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="folder for failing inputs")

@@ -46,7 +46,7 @@ def test_weights_load_into_the_network(one_rank, tmp_path):
     done = mlhpc("weights", one_rank, "--out", tmp_path / "w.safetensors")
     assert done.returncode == 0 and "after epoch 3" in done.stdout, done.stderr
     weights = load_file(tmp_path / "w.safetensors")
-    run = load_settings(one_rank / "config.toml")
+    run = load_settings(one_rank / "config.toml", "deepcam")
     network = build_model(run.network, channels=16)
     network.load_state_dict(weights)  # raises where a name or shape differs
     trained = torch.load(io.BytesIO(np.load(one_rank / "checkpoint.npz")["shared_0"]), weights_only=True)

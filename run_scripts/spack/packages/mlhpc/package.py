@@ -1,10 +1,9 @@
-"""Spack: the suite, with PyTorch if wanted. **Not tested**: written by Spack's documentation (docs/ecosystem.md)."""
+"""Spack: the suite, with PyTorch if wanted. **Not tested**: written by its packaging guide (docs/ecosystem.md)."""
 
 import os
 
-from spack_repo.builtin.build_systems.python import PythonPackage
-
 from spack.package import *
+from spack_repo.builtin.build_systems.python import PythonPackage
 
 
 class Mlhpc(PythonPackage):
@@ -12,7 +11,7 @@ class Mlhpc(PythonPackage):
     closed-division rules of MLPerf HPC."""
 
     homepage = "https://github.com/mlcommons/training_policies/blob/master/hpc_training_rules.adoc"
-    # The project has no public home yet: start Spack where its sdist is, with --no-checksum, or use `spack develop`.
+    # The project has no public home yet: start Spack where its sdist is, with --no-checksum.
     manual_download = True
     url = f"file://{os.getcwd()}/mlhpc-0.1.0.tar.gz"
 
