@@ -82,7 +82,8 @@ def _write_project(to: Path) -> None:
     for requirement in distribution.requires or []:
         specifier, _, marker = requirement.partition(";")
         if extra := re.search(r"extra == ['\"]([\w-]+)['\"]", marker):
-            extras.setdefault(extra[1], []).append(specifier.strip())
+            rest = re.sub(r"(\s*\band\b)?\s*extra == ['\"][\w-]+['\"]", "", marker).strip()
+            extras.setdefault(extra[1], []).append("; ".join(filter(None, (specifier.strip(), rest))))
         else:
             common.append(requirement)
     scripts = {e.name: e.value for e in distribution.entry_points if e.group == "console_scripts"}

@@ -6,12 +6,16 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
+from collections.abc import Iterable
+from configparser import ConfigParser
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from golden.make_run import make_run
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +70,18 @@ def run(python: Path, cwd: Path, *words: object, status: int = 0) -> str:
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
+
+
+def requirements(lines: Iterable[str]) -> set[Requirement]:
+    return {Requirement(line) for line in lines}
+
+
+def wanted_extras() -> dict[str, set[Requirement]]:
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    return {
+        name: requirements(needs.split("\n")[1:]) for name, needs in setup["options.extras_require"].items()
+    }
 
 
 def test_the_sdist_has_every_tracked_file(built: dict[str, Path]) -> None:
@@ -131,5 +147,7 @@ def test_check_score_report_and_pack(elsewhere: Path, tmp_path: Path) -> None:
     (sources,) = tmp_path.glob("tree/Lab/benchmarks/*/implementations/mlhpc-*")
     assert not list(sources.rglob("*.so"))
     assert (sources / "mlhpc/run_scripts/run.sbatch").is_file() and (sources / "constraints.txt").is_file()
+    extras = tomllib.loads((sources / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {name: requirements(needs) for name, needs in extras.items()} == wanted_extras()
     again = build("wheel", sources, tmp_path)
     assert any("_decode." in name and name.endswith(".so") for name in ZipFile(again).namelist())
