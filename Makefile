@@ -55,7 +55,7 @@ docs: build/docs/.venv
 	@rm -rf build/docs/pages build/docs/sources && mkdir -p build/docs/pages build/docs/sources/mlhpc
 	@ln -s $(CURDIR)/*.md $(CURDIR)/docs build/docs/pages/
 	@ln -s $(CURDIR)/mlhpc/* $(ROOMS) build/docs/sources/mlhpc/
-	@NO_MKDOCS_2_WARNING=1 build/docs/venv/bin/mkdocs build --quiet && echo 'build/docs/site/index.html'
+	@NO_MKDOCS_2_WARNING=1 build/docs/venv/bin/mkdocs build && echo 'build/docs/site/index.html'
 
 build/docs/.venv: constraints.txt
 	@test -n '$(PYTHON)' || { echo 'make docs needs Python 3.11 or later with venv; run make PYTHON=/path/to/python'; exit 2; }
