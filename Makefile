@@ -2,22 +2,24 @@
 # make test        set up everything, including Horovod and the test tools, then lint and run the tests
 # make test-slow   the tests marked slow, which make test leaves out
 # make lint        ruff, mypy and shellcheck
+# make docs        the documentation and the API as a site: build/docs/site/index.html
 # Everything lives in .venv and build/ of this checkout; `make clean` removes both, and the demo's files.
 
 VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip --disable-pip-version-check
 DEMO := results/demo
+ROOMS := $(addprefix $(CURDIR)/,benchmarks common cosmoflow deepcam iobench perf resnet50 submission)
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
-.PHONY: help demo test test-slow lint clean
+.PHONY: help demo test test-slow lint docs clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -5
+	@sed -n 's/^# //p' Makefile | head -6
 
 demo: $(VENV)/.demo
 	@echo '== data: 2 304 small universes in the official layout (kept for next time)'
@@ -48,6 +50,19 @@ lint: $(VENV)/.test
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
 	shellcheck -x .ci/run run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shell: shellcheck is not installed, skipped'; fi
 
+# The pages lie as in the checkout, so that their links need no change; the packages as they are installed.
+docs: build/docs/.venv
+	@rm -rf build/docs/pages build/docs/sources && mkdir -p build/docs/pages build/docs/sources/mlhpc
+	@ln -s $(CURDIR)/*.md $(CURDIR)/docs build/docs/pages/
+	@ln -s $(CURDIR)/mlhpc/* $(ROOMS) build/docs/sources/mlhpc/
+	@NO_MKDOCS_2_WARNING=1 build/docs/venv/bin/mkdocs build && echo 'build/docs/site/index.html'
+
+build/docs/.venv: constraints.txt
+	@test -n '$(PYTHON)' || { echo 'make docs needs Python 3.11 or later with venv; run make PYTHON=/path/to/python'; exit 2; }
+	@$(PYTHON) -m venv build/docs/venv
+	@build/docs/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt mkdocs-material mkdocstrings-python
+	@touch $@
+
 $(VENV)/.venv:
 	@test -n '$(PYTHON)' || { echo 'mlhpc needs Python 3.11 or 3.12 with venv; install it or run make PYTHON=/path/to/python'; exit 2; }
 	@echo '== environment: $(VENV) with $(PYTHON)'
@@ -72,7 +87,7 @@ $(VENV)/.test: $(VENV)/.demo
 	@$(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] TensorFlow' && $(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] Gloo' \
 	|| { echo 'Horovod was built without TensorFlow or Gloo: make clean, then again'; exit 1; }
 	@echo '== environment: test tools, and PyTorch to compare with (about a minute)'
-	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,io,test]'
+	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,io,mlflow,test]'
 	@$(BIN)/python -m pip check
 	@touch $@
 

@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.benchmarks.cosmoflow import CosmoFlow, Network
-from mlhpc.common.files import atomic
 from mlhpc.errors import UserError
 
 Array = npt.NDArray[np.float32]
+
+LAYOUT = "channels last, kernels [..., in, out]"
+"""Of the neutral form, as a safetensors file names it."""
 
 _TO_PYTORCH = {5: (4, 3, 0, 1, 2), 2: (1, 0), 1: (0,)}
 _FROM_PYTORCH = {5: (2, 3, 4, 1, 0), 2: (1, 0), 1: (0,)}
@@ -49,16 +51,6 @@ def from_pytorch(state: Mapping[str, Array], network: Network) -> list[Array]:
     """The inverse of ``to_pytorch``. Raises KeyError where a weight is missing."""
     weights = [np.asarray(state[name]) for name in pytorch_names(network)]
     return [np.ascontiguousarray(w.transpose(_FROM_PYTORCH[w.ndim])) for w in weights]
-
-
-def save(path: Path, weights: Sequence[Array], network: Network) -> None:
-    """Write the neutral ``weights`` as a safetensors file. Raises OSError."""
-    from safetensors.numpy import save as encode
-
-    tensors = {name: np.ascontiguousarray(w) for name, w in zip(names(network), weights, strict=True)}
-    facts = {"benchmark": "cosmoflow", "layout": "channels last, kernels [..., in, out]"}
-    facts |= {"crc32": _checksum(tensors)}
-    atomic.write_bytes(path, encode(tensors, metadata=facts))
 
 
 def require_weights(run: CosmoFlow) -> None:
@@ -107,7 +99,7 @@ def load(path: Path, network: Network) -> list[Array]:
             f"{path} cannot be read as a safetensors file ({error}); export the weights again"
         ) from None
     # The format has no checksums of its own. Other tools write no metadata, or only the framework as ``format``.
-    if facts.keys() - {"format"} and facts.get("crc32") != _checksum(found):
+    if facts.keys() - {"format"} and facts.get("crc32") != checksum(found):
         raise UserError(
             f"{path} is damaged (its arrays are not those of the checksum in its metadata); export the weights "
             "again"
@@ -125,8 +117,8 @@ def load(path: Path, network: Network) -> list[Array]:
     return [found[name] for name in wanted]
 
 
-def _checksum(tensors: Mapping[str, Array]) -> str:
-    """CRC-32 of names, types, shapes and numbers."""
+def checksum(tensors: Mapping[str, Array]) -> str:
+    """CRC-32 of names, types, shapes and numbers, which a file of weights has in its metadata as ``crc32``."""
     crc = 0
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype.str} {tensor.shape}".encode(), crc)

@@ -1,54 +1,78 @@
-"""``mlhpc weights``: the weights of a run's checkpoint as a safetensors file, the same for either framework."""
+"""``mlhpc weights``: the weights of a run's checkpoint as a safetensors file."""
 
 import argparse
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.files import atomic
 from mlhpc.common.training import checkpoint
 from mlhpc.cosmoflow import weights
 from mlhpc.errors import UserError, count
 from mlhpc.run import saved_in
 
+Tensors = Mapping[str, npt.NDArray[Any]]
+STATE_DICT = "state_dict() of the PyTorch model"
+
 
 def main(options: argparse.Namespace) -> int:
-    """Raises UserError for a run without a checkpoint, of another benchmark, and for a file that exists."""
+    """Raises UserError for a run without a checkpoint, of a benchmark of another package, and for a file that
+    exists."""
     run, out = options.run, options.out
     if out.suffix != ".safetensors":
         raise UserError(f"--out {out}: the format is safetensors; give a name that ends in .safetensors")
     if out.exists():
         raise UserError(f"{out} already exists; choose another --out, or move it away")
     saved, settings = saved_in(run)
-    if settings.benchmark != "cosmoflow":
-        raise UserError(
-            f"{run} is of {settings.benchmark}; only CosmoFlow has two frameworks to convert between"
-        )
-    settings = cast(CosmoFlow, settings)
-    with checkpoint.reading(run / "checkpoint.npz"):
-        arrays = _weights(saved, settings)
     try:
-        weights.save(out, arrays, settings.network)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
-    numbers = sum(array.size for array in arrays)
-    framework = settings.training.framework
-    print(
-        f"{out}: {numbers} weights in {count(len(arrays), 'array')}, after epoch {saved.epoch} in {framework}"
-    )
+        with checkpoint.reading(run / "checkpoint.npz"):
+            tensors, layout = _tensors(saved, settings)
+        _save(out, tensors, {"benchmark": settings.benchmark, "layout": layout})
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"this needs {error.name}, which is not installed here; see docs/dependencies.md"
+        ) from None
+    numbers = sum(array.size for array in tensors.values())
+    print(f"{out}: {numbers} weights in {count(len(tensors), 'array')}, after epoch {saved.epoch}")
     return 0
 
 
-def _weights(saved: checkpoint.Checkpoint, run: CosmoFlow) -> list[npt.NDArray[np.float32]]:
-    """In the neutral form. A checkpoint of TensorFlow begins with them; PyTorch's needs PyTorch to be read."""
-    if run.training.framework == "tensorflow":
-        arrays: list[Any] = list(saved.shared)[: len(weights.names(run.network))]
-        return arrays
+def _tensors(saved: checkpoint.Checkpoint, run: Run) -> tuple[Tensors, str]:
+    """The weights by name, and their layout. CosmoFlow's have the same names and layout in either framework."""
+    if run.benchmark == "cosmoflow":
+        cosmoflow = cast(CosmoFlow, run)
+        names = weights.names(cosmoflow.network)
+        arrays: list[Any] = list(saved.shared)[: len(names)]  # what a checkpoint of TensorFlow begins with
+        if cosmoflow.training.framework == "pytorch":
+            arrays = weights.from_pytorch(_state_dict(saved), cosmoflow.network)
+        return dict(zip(names, arrays, strict=True)), weights.LAYOUT
+    if run.benchmark == "deepcam":
+        from mlhpc.deepcam.model import current_name
+
+        return {current_name(name): array for name, array in _state_dict(saved).items()}, STATE_DICT
+    if run.benchmark == "resnet50":
+        return _state_dict(saved), STATE_DICT
+    raise UserError(f"the run is of {run.benchmark}, whose package alone knows what its checkpoints hold")
+
+
+def _state_dict(saved: checkpoint.Checkpoint) -> Tensors:
+    from mlhpc.common.pytorch.state import weights_of
+
+    return weights_of(saved)
+
+
+def _save(path: Path, tensors: Tensors, facts: dict[str, str]) -> None:
+    from safetensors.numpy import save
+
+    # Not ascontiguousarray, which turns the counters of batch norm into vectors.
+    tensors = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    encoded = save(tensors, metadata=facts | {"crc32": weights.checksum(tensors)})
     try:
-        from mlhpc.common.pytorch.state import weights_of
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"this checkpoint is PyTorch's, and {error.name} is not installed here; see docs/dependencies.md"
-        ) from None
-    return weights.from_pytorch(weights_of(saved), run.network)
+        atomic.write_bytes(path, encoded)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None

@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,8 +74,9 @@ def restore(
         return saved.epoch, dict(state["numbers"])
 
 
-def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[np.float32]]:
-    """The weights in a checkpoint by their names in the model's ``state_dict()``."""
+def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[Any]]:
+    """The weights in a checkpoint by their names in the model's ``state_dict()``; with several ranks, the running
+    statistics of batch norm are rank 0's."""
     (packed,) = saved.shared
     state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
     return {name: value.numpy() for name, value in state["model"].items()}

@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
     trace.add_argument("--out", type=Path, required=True, metavar="FILE", help="the trace, Chrome-trace JSON")
     export = add_command(commands, "export", _export, "export a run's metrics for other tools")
     export.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
-    export.add_argument("--to", required=True, choices=("csv", "tensorboard"), help="the tool")
+    export.add_argument("--to", required=True, choices=("csv", "tensorboard", "mlflow"), help="the tool")
     export.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     completion = add_command(commands, "completion", _completion, "print the completion script of a shell")
     completion.add_argument(

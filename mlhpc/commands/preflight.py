@@ -1,4 +1,4 @@
-"""Commands before a run: presets, rules, doctor."""
+"""Commands before a run: list, scripts, presets, rules, doctor."""
 
 import argparse
 import os
@@ -19,6 +19,10 @@ def add(commands: Commands) -> None:
         "list benchmarks, presets, installed frameworks, codecs, sites and machines",
     )
     add_json(listing)
+    scripts = add_command(
+        commands, "scripts", _scripts, "copy batch scripts, site files and documentation into a new folder"
+    )
+    scripts.add_argument("--out", type=folder, required=True, metavar="DIR", help="a new folder")
     presets = add_command(
         commands, "presets", _presets, "list the presets of a benchmark, or show one resolved"
     )
@@ -66,6 +70,13 @@ def _list(options: argparse.Namespace) -> int:
         print_json("list", listing.content())
     else:
         listing.print_list(Console())
+    return 0
+
+
+def _scripts(options: argparse.Namespace) -> int:
+    from mlhpc.preview.scripts import copy_scripts
+
+    print(copy_scripts(options.out))
     return 0
 
 

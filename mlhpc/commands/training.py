@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
     weights = add_command(
         commands, "weights", "mlhpc.weights:main", "write the weights of a run's checkpoint as safetensors"
     )
-    weights.add_argument("run", type=Path, metavar="RUN", help="a run of cosmoflow with a checkpoint")
+    weights.add_argument("run", type=Path, metavar="RUN", help="a run with a checkpoint")
     weights.add_argument("--out", type=Path, required=True, metavar="FILE", help="NAME.safetensors")
 
     campaign = add_command(commands, "campaign", _campaign, "run all repeats needed for a score")

@@ -62,7 +62,10 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
         )
     path = out or SITES / f"{name}.sh"
     if out is None and not SITES.is_dir():
-        raise UserError(f"no {SITES} here: start this at the top of a checkout, or give --out FILE")
+        raise UserError(
+            f"no {SITES} here: start this at the top of a checkout or of what mlhpc scripts wrote, "
+            "or give --out FILE"
+        )
     if path.exists():
         raise UserError(f"{path} exists; choose another name, or move it away")
     facts = find_site_facts()

@@ -1,10 +1,16 @@
-"""``mlhpc export``: a run's epochs and facts for other tools: CSV, TensorBoard."""
+"""``mlhpc export``: a run's epochs and facts for other tools: CSV, TensorBoard, MLflow."""
 
 import csv
+import os
+import re
 import shutil
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlhpc.errors import UserError
@@ -30,9 +36,11 @@ def export(folder: Path, to: str, out: Path) -> Path:
         raise UserError(f"{out}: cannot be made ({error.strerror}); choose another --out") from None
     try:
         writer(run, run.result, out)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(out, ignore_errors=True)
-        raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
+        if isinstance(error, OSError):
+            raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
+        raise
     return out
 
 
@@ -43,6 +51,12 @@ def metrics_of(result: Result) -> list[dict[str, float]]:
         numbers = epoch.model_dump()
         rows.append({k: v for k, v in numbers.items() if isinstance(v, int | float) and abs(v) < 1e300})
     return rows
+
+
+def _ends(result: Result, began_ms: float) -> list[float]:
+    """When each epoch ended, in milliseconds since 1970, by the seconds of training and evaluation so far."""
+    seconds = accumulate((epoch.train_s or 0.0) + (epoch.eval_s or 0.0) for epoch in result.epochs)
+    return [began_ms + 1e3 * each for each in seconds]
 
 
 def _facts(run: RunDirectory, result: Result) -> dict[str, Any]:
@@ -77,20 +91,88 @@ def _tensorboard(run: RunDirectory, result: Result, out: Path) -> None:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    began = (run.log.run.start_ms / 1e3) if run.log and run.log.run else 0.0
+    began = run.log.run.start_ms if run.log and run.log.run else 0.0
     writer = EventFileWriter(str(out))
-    at = began
-    for row in metrics_of(result):
-        at += row.get("train_s", 0.0) + row.get("eval_s", 0.0)
+    for row, at in zip(metrics_of(result), _ends(result, began), strict=True):
         values = [
             Summary.Value(tag=name, simple_value=value) for name, value in row.items() if name != "epoch"
         ]
-        writer.add_event(Event(wall_time=at, step=int(row["epoch"]), summary=Summary(value=values)))
+        writer.add_event(Event(wall_time=at / 1e3, step=int(row["epoch"]), summary=Summary(value=values)))
     writer.close()
+
+
+def _mlflow(run: RunDirectory, result: Result, out: Path) -> None:
+    """An SQLite database: MLflow's folders of files are in maintenance mode since 3.13.
+
+    It is made in a temporary folder and copied: not every shared file system has the locks that SQLite needs, and
+    MLflow cannot open a path with a ``?`` or ``%`` in it.
+    """
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # by default it reports its use to its makers
+    from mlflow.tracking import MlflowClient
+
+    with TemporaryDirectory(prefix="mlhpc-") as folder:
+        client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+        experiment = client.create_experiment(result.benchmark, (out.resolve() / "artifacts").as_uri())
+        _mlflow_run(client, experiment, run, result)
+        with (
+            closing(sqlite3.connect(f"{folder}/mlflow.db")) as made,
+            closing(sqlite3.connect(f"{folder}/whole.db")) as whole,
+        ):
+            made.backup(whole)
+        shutil.copyfile(f"{folder}/whole.db", out / "mlflow.db")
+
+
+def _mlflow_run(client: Any, experiment: str, run: RunDirectory, result: Result) -> None:
+    from mlflow.entities import Param, RunTag
+
+    clock = run.log.run if run.log else None
+    began, ended = (int(clock.start_ms), int(clock.stop_ms)) if clock else (0, 0)
+    of_run = client.create_run(experiment, began, run_name=run.path.resolve().name).info.run_id
+    settings = _flat(run.config.model_dump(mode="json")) if run.config else {}
+    params = [Param(_mlflow_name(key), str(value)[:6000]) for key, value in settings.items()]
+    tags = [RunTag(f"mlhpc.{key}", str(value)) for key, value in _facts(run, result).items()]
+    metrics = _mlflow_metrics(result, began)
+    client.log_batch(of_run, tags=tags)
+    for start in range(0, len(params), 100):  # what one call takes
+        client.log_batch(of_run, params=params[start : start + 100])
+    for start in range(0, len(metrics), 1000):
+        client.log_batch(of_run, metrics=metrics[start : start + 1000])
+    complete = result.status in ("success", "failed", "emulated")  # without its target, but to its end
+    client.set_terminated(of_run, "FINISHED" if complete else "KILLED", ended)
+
+
+def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
+    """Of every epoch, at the epoch's number and end; of the whole run at the last one's."""
+    from mlflow.entities import Metric
+
+    metrics, at, step = [], began_ms, 0
+    for row, at in zip(metrics_of(result), _ends(result, began_ms), strict=True):
+        step = int(row.pop("epoch"))
+        metrics += [Metric(_mlflow_name(key), value, int(at), step) for key, value in row.items()]
+    whole = {
+        "time_to_train_s": result.time_to_train_s,
+        "time_to_train_without_staging_s": result.time_to_train_without_staging_s,
+        "energy_joules": result.energy.joules if result.energy else None,
+    }
+    return metrics + [Metric(key, value, int(at), step) for key, value in whole.items() if value is not None]
+
+
+def _mlflow_name(name: str) -> str:
+    """MLflow takes letters, digits, _ - . and few others: what else a name has is written as _HEX_."""
+    return re.sub(r"[^\w.-]|^[.]", lambda found: f"_{ord(found[0]):x}_", name)[:250]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as ``table.key``."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 _WRITERS: dict[str, tuple[str, Callable[[RunDirectory, Result, Path], None]]] = {
     "csv": ("csv", _csv),
     "tensorboard": ("tensorboard", _tensorboard),
+    "mlflow": ("mlflow", _mlflow),
 }
 """By the name of the tool: the package it needs, and what writes for it."""

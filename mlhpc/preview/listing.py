@@ -1,16 +1,15 @@
 """``mlhpc list``: what there is to run, and what of it is installed here."""
 
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import mlhpc
 from mlhpc.benchmarks import load, registry
 from mlhpc.perf.machines import known
+from mlhpc.preview.scripts import shipped
 
 
 def content() -> dict[str, Any]:
@@ -47,9 +46,8 @@ def _version(package: str) -> str | None:
 
 
 def _sites() -> list[str]:
-    """The site files of the checkout, if there is one."""
-    folder = Path(mlhpc.__file__).parents[1] / "run_scripts" / "sites"
-    return sorted(path.stem for path in folder.glob("*.sh"))
+    """The site files that come with the suite."""
+    return sorted(path.stem for path in (shipped("run_scripts") / "sites").glob("*.sh"))
 
 
 def print_list(console: Console) -> None:

@@ -31,7 +31,7 @@ def name() -> str:
 def copy_sources(to: Path) -> None:
     """Copy the sources that this process runs from into the new folder ``to``, so that pip can install them: the
     files of a checkout (tracked by git if it is a repository), or an installed package with a pyproject.toml and a
-    constraints.txt generated from its metadata."""
+    constraints.txt generated from its metadata, and a setup.py for its compiled part."""
     package = Path(mlhpc.__file__).parent
     if (package.parent / "setup.cfg").is_file():
         top, files = package.parent, _in_git(package.parent) or _below(package.parent)
@@ -48,12 +48,30 @@ def _is_left_out(file: Path) -> bool:
     return file.parts[0] in LEFT_OUT or (file.parts[0].startswith(".") and len(file.parts) > 1)
 
 
+def _is_built(file: Path) -> bool:
+    """What Python and the compiler made, for this machine only."""
+    return "__pycache__" in file.parts or file.suffix == ".so"
+
+
 def _below(top: Path, folder: str = ".") -> list[Path]:
     return [
         p.relative_to(top)
         for p in (top / folder).rglob("*")
-        if p.is_file() and "__pycache__" not in p.parts and not _is_left_out(p.relative_to(top))
+        if p.is_file() and not _is_built(p) and not _is_left_out(p.relative_to(top))
     ]
+
+
+_SETUP_PY = """from setuptools import Extension, setup
+
+# optional: where there is no compiler, NumPy decodes
+decoders = Extension(
+    "mlhpc.common.data.codecs._decode",
+    ["mlhpc/common/data/codecs/_decode.c"],
+    extra_compile_args=["-O3", "-ffp-contract=off"],
+    optional=True,
+)
+setup(ext_modules=[decoders])
+"""
 
 
 def _write_project(to: Path) -> None:
@@ -64,7 +82,8 @@ def _write_project(to: Path) -> None:
     for requirement in distribution.requires or []:
         specifier, _, marker = requirement.partition(";")
         if extra := re.search(r"extra == ['\"]([\w-]+)['\"]", marker):
-            extras.setdefault(extra[1], []).append(specifier.strip())
+            rest = re.sub(r"(\s*\band\b)?\s*extra == ['\"][\w-]+['\"]", "", marker).strip()
+            extras.setdefault(extra[1], []).append("; ".join(filter(None, (specifier.strip(), rest))))
         else:
             common.append(requirement)
     scripts = {e.name: e.value for e in distribution.entry_points if e.group == "console_scripts"}
@@ -80,6 +99,7 @@ def _write_project(to: Path) -> None:
         "[tool.setuptools.package-data]", '"*" = ["*"]', "",
     ]  # fmt: skip
     (to / "pyproject.toml").write_text("\n".join(lines), "utf-8")
+    (to / "setup.py").write_text(_SETUP_PY, "utf-8")
     names = {re.split(r"[^\w.-]", need, maxsplit=1)[0].lower() for need in distribution.requires or []}
     installed = {(d.name or "").lower(): d.version for d in importlib.metadata.distributions()}
     pins = [f"{need}=={installed[need]}\n" for need in sorted(names & installed.keys())]

@@ -1,5 +1,6 @@
 """Whole runs of DeepCAM on a tiny data set: the record, the ranks, staging, resuming, bad input."""
 
+import io
 import json
 import os
 import shutil
@@ -7,10 +8,14 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+import torch
 from helpers.warm import run_warm
+from safetensors.torch import load_file
 from smoke.conftest import NO_FRAMEWORK, PYTORCH, mlhpc, mllog, result, resumed_after_a_kill, trace
 from smoke.conftest import climate_settings as settings
 
+from mlhpc.benchmarks.load import load_file as load_settings
+from mlhpc.deepcam.model import build_model
 from mlhpc.submission.logs.mllog import parse
 from mlhpc.submission.logs.phases import phases
 
@@ -35,6 +40,17 @@ def test_the_record_of_a_run(one_rank):
     assert record["staging"]["files"] == 13 + 5 + 1 and not (one_rank.parent / "stage").exists()
     assert [epoch["samples"] for epoch in record["epochs"]] == [12, 12, 12]
     assert all(0 < epoch["eval_accuracy"] < 1 for epoch in record["epochs"])
+
+
+def test_weights_load_into_the_network(one_rank, tmp_path):
+    done = mlhpc("weights", one_rank, "--out", tmp_path / "w.safetensors")
+    assert done.returncode == 0 and "after epoch 3" in done.stdout, done.stderr
+    weights = load_file(tmp_path / "w.safetensors")
+    run = load_settings(one_rank / "config.toml", "deepcam")
+    network = build_model(run.network, channels=16)
+    network.load_state_dict(weights)  # raises where a name or shape differs
+    trained = torch.load(io.BytesIO(np.load(one_rank / "checkpoint.npz")["shared_0"]), weights_only=True)
+    assert all(torch.equal(value, trained["model"][name]) for name, value in network.state_dict().items())
 
 
 def test_the_official_checker_objects_only_to_the_target(climate, tmp_path, monkeypatch):

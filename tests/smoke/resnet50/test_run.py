@@ -1,12 +1,16 @@
 """Whole runs of ResNet-50 on a tiny data set: the record, the ranks, staging, resuming, bad input."""
 
+import io
 import json
 import os
 import shutil
 import signal
 
+import numpy as np
 import pytest
+import torch
 from helpers.warm import run_warm
+from safetensors.torch import load_file
 from smoke.conftest import (
     NO_FRAMEWORK,
     mlhpc,
@@ -18,6 +22,7 @@ from smoke.conftest import (
     trace,
     wait_for,
 )
+from torchvision.models.resnet import Bottleneck, ResNet
 
 TINY = [
     "data.train_samples=26",
@@ -63,6 +68,7 @@ def one_rank(pictures, tmp_path_factory):
     done = mlhpc(
         "run", "resnet50", "--seed", 7,
         "--data", pictures, "--stage", folder / "stage", "--out", folder / "out", *settings(*offset),
+        "--set", "training.checkpoint_epochs=4",
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     return folder / "out"
@@ -85,6 +91,18 @@ def test_the_log_has_the_keys_required_by_the_rules(one_rank):
     assert "lars_epsilon" not in values and values["sgd_opt_momentum"] == 0.9
     evaluated = [r["metadata"]["epoch_num"] for r in mllog(one_rank) if r["key"] == "eval_accuracy"]
     assert evaluated == [1, 3, 4]
+
+
+def test_weights_load_into_torchvisions_network(one_rank, tmp_path):
+    done = mlhpc("weights", one_rank, "--out", tmp_path / "w.safetensors")
+    assert done.returncode == 0, done.stderr
+    weights = load_file(tmp_path / "w.safetensors")
+    assert f"{sum(w.numel() for w in weights.values())} weights in {len(weights)} arrays" in done.stdout
+    network = ResNet(Bottleneck, [1, 1, 1, 1], num_classes=4, width_per_group=8)
+    network.load_state_dict(weights)  # raises where a name or shape differs
+    trained = torch.load(io.BytesIO(np.load(one_rank / "checkpoint.npz")["shared_0"]), weights_only=True)
+    assert all(torch.equal(value, trained["model"][name]) for name, value in network.state_dict().items())
+    assert weights["bn1.num_batches_tracked"] == 4 * 3  # batches of 8 of 26 images, in four epochs
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])

@@ -1,0 +1,33 @@
+"""``mlhpc scripts``: what comes with the suite besides its code, for those who have no checkout."""
+
+import shutil
+from pathlib import Path
+
+import mlhpc
+from mlhpc.errors import UserError
+
+FOLDERS = ("run_scripts", "docs")
+
+
+def shipped(folder: str) -> Path:
+    """``folder`` as it lies in an installed package, or at the top of the checkout."""
+    package = Path(mlhpc.__file__).parent
+    return package / folder if (package / folder).is_dir() else package.parent / folder
+
+
+def copy_scripts(out: Path) -> Path:
+    """Copy batch scripts, site files and documentation into the new folder ``out``, and return it.
+
+    The scripts work from there as from the top of a checkout. Raises UserError where ``out`` exists or cannot be
+    written.
+    """
+    if out.exists():
+        raise UserError(f"{out}: exists already; choose another --out, or remove it first")
+    try:
+        for folder in FOLDERS:
+            shutil.copytree(shipped(folder), out / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as error:
+        shutil.rmtree(out, ignore_errors=True)
+        reason = error.strerror or "not all files could be copied"
+        raise UserError(f"{out}: cannot be written ({reason}); choose another --out") from None
+    return out
