@@ -32,7 +32,7 @@ def main(options: argparse.Namespace) -> int:
     try:
         with checkpoint.reading(run / "checkpoint.npz"):
             tensors, layout = _tensors(saved, settings)
-        _save(out, tensors, {"benchmark": settings.benchmark, "layout": layout})
+        save(out, tensors, {"benchmark": settings.benchmark, "layout": layout})
     except ModuleNotFoundError as error:
         raise UserError(
             f"this needs {error.name}, which is not installed here; see docs/dependencies.md"
@@ -66,12 +66,13 @@ def _state_dict(saved: checkpoint.Checkpoint) -> Tensors:
     return weights_of(saved)
 
 
-def _save(path: Path, tensors: Tensors, facts: dict[str, str]) -> None:
-    from safetensors.numpy import save
+def save(path: Path, tensors: Tensors, facts: Mapping[str, str]) -> None:
+    """Write a safetensors file with ``facts`` and a checksum in its metadata. Raises UserError."""
+    from safetensors.numpy import save as encode
 
     # Not ascontiguousarray, which turns the counters of batch norm into vectors.
     tensors = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-    encoded = save(tensors, metadata=facts | {"crc32": weights.checksum(tensors)})
+    encoded = encode(tensors, metadata={**facts, "crc32": weights.checksum(tensors)})
     try:
         atomic.write_bytes(path, encoded)
     except OSError as error:

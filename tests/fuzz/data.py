@@ -24,6 +24,7 @@ from mlhpc.cosmoflow.data import codec as cosmoflow
 from mlhpc.deepcam.data import codec as deepcam
 from mlhpc.deepcam.data import hdf5
 from mlhpc.errors import UserError
+from mlhpc.weights import save
 
 COUNTS = np.arange(4 * 4 * 4 * 4, dtype=np.int16).reshape(4, 4, 4, 4)
 MASK = zlib.compress(bytes(8 * 12))
@@ -115,7 +116,7 @@ def _weights() -> tuple[list[np.ndarray], bytes]:
     rng = np.random.default_rng(2)
     arrays = [rng.standard_normal((2, 3)).astype(np.float32) for _ in weights.names(NETWORK)]
     with TemporaryDirectory() as name:
-        weights.save(Path(name, "w.safetensors"), arrays, NETWORK)
+        save(Path(name, "w.safetensors"), dict(zip(weights.names(NETWORK), arrays, strict=True)), {})
         return arrays, Path(name, "w.safetensors").read_bytes()
 
 

@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 from mlhpc.benchmarks import load
 from mlhpc.cosmoflow import weights
 from mlhpc.errors import UserError
+from mlhpc.weights import save
 
 RUN = load.load("cosmoflow", "smoke", ["network.conv_filters=2"])
 
@@ -18,7 +19,7 @@ def file(tmp_path: Path) -> Path:
     rng = np.random.default_rng(5)
     shapes = weights.shapes(RUN.network, RUN.data.sample_shape).values()
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
-    weights.save(tmp_path / "w.safetensors", arrays, RUN.network)
+    save(tmp_path / "w.safetensors", dict(zip(weights.names(RUN.network), arrays, strict=True)), {})
     return tmp_path / "w.safetensors"
 
 
