@@ -3,10 +3,12 @@
 from typing import NamedTuple
 
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.accelerators import found
 from mlhpc.common.host.memory import usable_bytes
 from mlhpc.errors import count
-from mlhpc.perf.accelerator.memory import rank_memory
+from mlhpc.perf.accelerator.memory import Memory, memory_of
+from mlhpc.perf.networks.registry import KNOWN
 from mlhpc.submission.report.summary import size
 
 REMEDY = "use more nodes, a smaller hyperparameters.global_batch_size or another preset"
@@ -41,6 +43,15 @@ def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
         return None
     memory = rank_memory(run, ranks)
     return MemoryNeed(memory.batch, memory.peak, local_size, usable_bytes()) if memory else None
+
+
+def rank_memory(run: Run, ranks: int) -> Memory | None:
+    """Of a step of ``run`` on one of ``ranks`` ranks without accelerators; None for a network without a model, and
+    where several ranks share a sample. Raises UserError when ranks cannot share the batch."""
+    if run.benchmark not in KNOWN or getattr(run.training, "spatial_size", 1) > 1:
+        return None
+    batch = divide_batch(run.hyperparameters.global_batch_size, ranks) // run.backward_passes
+    return memory_of(run, batch, gpu=False)
 
 
 def killed_hint(run: Run, ranks: int) -> str:

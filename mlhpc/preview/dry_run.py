@@ -16,8 +16,8 @@ from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.memory import usable_bytes
 from mlhpc.common.ranks.environment import identify
+from mlhpc.doctor.memory import rank_memory
 from mlhpc.errors import count
-from mlhpc.perf.accelerator.memory import rank_memory
 from mlhpc.run import RunPaths, context_of, requested, seed_of
 from mlhpc.submission.check.content import findings_content
 from mlhpc.submission.report.summary import size

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.data.sharding import divide_batch
 from mlhpc.errors import UserError
 from mlhpc.perf.networks.layer import Kind, Layer, Network, Precision, activation_bytes
 from mlhpc.perf.networks.registry import network_of
@@ -48,18 +47,6 @@ def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     counts = run.benchmark == "cosmoflow"  # int16 goes to the device, its logarithm is the network's input
     extra = 2 if counts else 0
     return step_memory(network_of(run), batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu)
-
-
-def rank_memory(run: Run, ranks: int) -> Memory | None:
-    """Of a step of ``run`` on one of ``ranks`` ranks without accelerators; None for a network without a model, and
-    where several ranks share a sample."""
-    if getattr(run.training, "spatial_size", 1) > 1:
-        return None
-    batch = divide_batch(run.hyperparameters.global_batch_size, ranks) // run.backward_passes
-    try:
-        return memory_of(run, batch, gpu=False)
-    except (KeyError, ValueError, AttributeError):  # a benchmark of another package
-        return None
 
 
 def step_memory(

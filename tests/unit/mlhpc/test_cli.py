@@ -78,6 +78,7 @@ OPTIONS = {
     "score": ["--ruleset", "--json"],
     "report": ["--out", "--predict", "--machine", "--json"],
     "weights": ["--out"],
+    "scripts": ["--out"],
     "predict": ["--preset", "--set", "--machine", "--nodes", "--batch", "--against", "--json", "--out"],
     "doctor": [
         *("--data", "--stage", "--out", "--ranks", "--json"),
