@@ -23,6 +23,7 @@ GRACE_S = 10.0
 """How long ranks may continue after one of them died. The roll call ends them sooner, and reports why."""
 
 
+_CHILD_OF = "MLHPC_CHILD_OF"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SI_KERNEL = 0x80  # asm-generic/siginfo.h: a signal of the kernel, such as Ctrl-C from a terminal
 
@@ -126,12 +127,15 @@ def ended_by(rank: int, number: int, memory: Callable[[], str]) -> str:
 
 
 def outlive(memory: Callable[[], str]) -> None:
-    """Fork: this returns in the child, the only rank of a run. The parent, which needs no memory, passes signals
-    on to it, says so when a signal ended it (``ended_by``), and ends with its status, 128 plus the signal as in a
-    shell.
+    """Start this program again as a child, the only rank of a run, and wait for it; this process needs no memory.
+    It passes signals on, says so when a signal ended the child (``ended_by``), and exits with its status, 128 plus
+    the signal as in a shell. In the child, this returns at once.
 
-    To be called while there is only one thread. The child is killed when the parent is.
+    The child is killed when the parent is. It is a new program and not just a fork, so that profilers follow it
+    (Nsight Systems does not trace a fork that never calls exec).
     """
+    if os.environ.pop(_CHILD_OF, "") == str(os.getppid()):
+        return
     numbers = {*TERMINATING, signal.SIGINT, signal.SIGHUP}
     sys.stdout.flush()
     sys.stderr.flush()
@@ -144,7 +148,7 @@ def outlive(memory: Callable[[], str]) -> None:
         if os.getppid() != parent:
             os._exit(128 + signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return
+        os.execve(sys.executable, sys.orig_argv, os.environ | {_CHILD_OF: str(parent)})
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         received = signal.sigwaitinfo({*numbers, signal.SIGCHLD})
         # Ctrl-C reaches the whole process group by itself.

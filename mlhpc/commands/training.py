@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace) -> int:
             dry_run(options, Console())
         return 0
     if options.is_program and options.ranks <= 1 and identify(os.environ).launcher == "none":
-        outlive(lambda: _killed_hint(options))  # before anything is imported that starts threads
+        outlive(lambda: _killed_hint(options))
     from mlhpc.run import main
 
     return main(options)
