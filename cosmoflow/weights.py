@@ -98,8 +98,8 @@ def load(path: Path, network: Network) -> list[Array]:
         raise UserError(
             f"{path} cannot be read as a safetensors file ({error}); export the weights again"
         ) from None
-    # The format has no checksums of its own. Other tools write no metadata, or only the framework as ``format``.
-    if facts.keys() - {"format"} and facts.get("crc32") != checksum(found):
+    # The format has no checksums of its own. Other tools write none, but metadata of theirs.
+    if facts.keys() & {"benchmark", "layout", "crc32"} and facts.get("crc32") != checksum(found):
         raise UserError(
             f"{path} is damaged (its arrays are not those of the checksum in its metadata); export the weights "
             "again"

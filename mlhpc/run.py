@@ -305,7 +305,7 @@ def _log_facts(
             **({"extended_from_epochs": extended} if extended else {}),
             **({"coarse_epochs": list(coarse)} if coarse else {}),
             **({"initial_weights": _sha256(Path(weights))} if weights else {}),
-            **run.training.exchange(),
+            **(run.training.exchange() if world.size > 1 else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),
             **({"emulated_step_s": run.emulation.step_s} if run.emulation.enabled else {}),
             "train_samples": run.data.train_samples,

@@ -2,7 +2,7 @@
 parameter_servers=0,1,2,4``.
 
 Never a benchmark: there is no log, no target and no result, only ``servers.json``
-(``submission/report/servers.py`` reads it), and no setting of ``mlhpc run`` leads here. ``mlhpc study`` starts
+(``submission/logs/servers.py`` reads it), and no setting of ``mlhpc run`` leads here. ``mlhpc study`` starts
 it as ``python -m mlhpc.resnet50.parameter_servers``, one process, which starts a rank for every worker and
 server.
 """
@@ -40,7 +40,6 @@ from mlhpc.common.pytorch.parameter_servers import (
     unflatten,
 )
 from mlhpc.common.ranks import launch
-from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.torch_world import TorchWorld
 from mlhpc.common.ranks.world import Solo, World
@@ -63,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
         if roles.size > 1 and "MLHPC_RANK" not in os.environ:
             options.out.mkdir(parents=True, exist_ok=True)
             return run_local(roles.size, [sys.executable, "-m", __spec__.name, *argv])
-        torch.set_num_threads(threads_per_rank(identify(os.environ)))
+        # As many threads for a worker with servers as without: servers mostly wait, and share the cores.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.workers))
         with launch.joined("torch") as world:
             if isinstance(world, TorchWorld):
                 world.name_places(roles.place)
@@ -273,6 +273,7 @@ def _summary(
     steps = run.study.steps
     return {
         "workers": roles.workers,
+        "threads": torch.get_num_threads(),
         "servers": roles.servers,
         "updates": "asynchronous" if options.asynchronous else "synchronous",
         "steps": steps,

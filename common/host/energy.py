@@ -130,8 +130,10 @@ def _answering(source: str, reads: Mapping[str, Read], without: str) -> Counters
     if not answering:
         reasons = dict.fromkeys(reason for reason in tried.values() if isinstance(reason, str))
         return Counters(source, problems=(without + (f" ({next(iter(reasons))})" if reasons else ""),))
-    note = "; the first die of an MI250X counts for both" if source == "amdsmi" else ""
-    problems = [f"{name} has no counter ({why}{note})" for name, why in tried.items() if isinstance(why, str)]
+    silent = {name: why for name, why in tried.items() if isinstance(why, str)}
+    if source == "amdsmi" and len(silent) == len(answering):
+        silent = {}  # the second dies of MI250Xs: the counter of the first is that of both
+    problems = [f"{name} has no counter ({why})" for name, why in silent.items()]
     return Counters(source, answering, tuple(problems))
 
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.heartbeat import Heartbeat
 from mlhpc.common.timing.mllog_file import close_mllog, has_run_stop, metadata_of, open_mllog
 from mlhpc.common.timing.steps import RecordEvent, StepTimer, percentiles
-from mlhpc.errors import QUIET, Terminated, UserError
+from mlhpc.errors import QUIET, Terminated, UserError, count
 
 T = TypeVar("T")
 Status = Literal["success", "failed", "aborted"]
@@ -40,6 +40,16 @@ class EnergyCounters(Protocol):
 
     def joules(self) -> dict[str, float | str]: ...
     def spent(self, before: Mapping[str, float | str]) -> dict[str, Any]: ...
+
+
+def named_once(found: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """The problems of hosts, each once with where it is: a thousand nodes may have the same."""
+    hosts: dict[str, list[str]] = {}
+    for host, problems in found:
+        for problem in problems:
+            hosts.setdefault(problem, []).append(host)
+    others = {p: f" and {count(len(at) - 1, 'other node')}" if len(at) > 1 else "" for p, at in hosts.items()}
+    return [f"{problem} on {at[0]}{others[problem]}" for problem, at in hosts.items()]
 
 
 class RunLog:
@@ -148,16 +158,16 @@ class RunLog:
     def _note_energy(self, counters: EnergyCounters, before: Mapping[str, float | str]) -> None:
         """Joules of the accelerators of the run's nodes since ``before``, and a line about those that are not in
         it; no note if no rank has counters or a problem with them."""
-        spent = counters.spent(before)
-        if self._world.nodes > 1:
-            spent["problems"] = [f"{problem} on {socket.gethostname()}" for problem in spent["problems"]]
+        spent = counters.spent(before) | {"host": socket.gethostname()}
         ranks = [one for one in self._world.gather(spent) if one["counters"] or one["problems"]]
         if not ranks:
             return
         number = sum(one["counters"] for one in ranks)
         joules = sum(one["joules"] for one in ranks) if number else None
-        problems = [problem for one in ranks for problem in one["problems"]]
-        self.note("energy", source=ranks[0]["source"], joules=joules, counters=number, problems=problems)
+        source = max(ranks, key=lambda one: bool(one["counters"]))["source"]
+        found = [(one["host"], one["problems"]) for one in ranks]
+        problems = named_once(found) if self._world.nodes > 1 else ranks[0]["problems"]
+        self.note("energy", source=source, joules=joules, counters=number, problems=problems)
         if problems:
             more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
             what = f"the energy figure is of {number} of the devices" if number else "no energy figure"

@@ -38,6 +38,8 @@ def export(folder: Path, to: str, out: Path) -> Path:
         writer(run, run.result, out)
     except BaseException as error:
         shutil.rmtree(out, ignore_errors=True)
+        if isinstance(error, ModuleNotFoundError):  # mlflow-skinny leaves out what its database needs
+            raise UserError(f"--to {to} needs the package {error.name}: pip install 'mlhpc[{to}]'") from None
         if isinstance(error, OSError):
             raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
         raise
@@ -152,7 +154,8 @@ def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
     whole = {
         "time_to_train_s": result.time_to_train_s,
         "time_to_train_without_staging_s": result.time_to_train_without_staging_s,
-        "energy_joules": result.energy.joules if result.energy else None,
+        # Of some of the devices it would look like the energy of all.
+        "energy_joules": result.energy.joules if result.energy and not result.energy.problems else None,
     }
     return metrics + [Metric(key, value, int(at), step) for key, value in whole.items() if value is not None]
 

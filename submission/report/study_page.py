@@ -143,7 +143,7 @@ def servers_table(study: Study) -> Table | None:
         "staleness": _figure("staleness", "{:.2f}".format),
         "utilisation": _figure("utilisation", "{:.0%}".format),
         "host to device, MB/step": _figure("host_to_device", _megabytes),
-        "worker, MB/step": _figure("worker_bytes", _megabytes),
+        "worker, MB/step (of a ring: sent)": _figure("worker_bytes", _megabytes),
         "server or ring rank, MB/step": _figure("busiest_bytes", _megabytes),
         "by formula": _figure("predicted_bytes", _megabytes),
     }

@@ -15,6 +15,7 @@ from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
 from mlhpc.cosmoflow.tf import step as tf_step
 from mlhpc.cosmoflow.tf.model import build_model
+from mlhpc.weights import save
 
 SHAPE = (16, 16, 16, 4)
 NETWORKS = {
@@ -107,7 +108,11 @@ def test_twenty_steps_at_changing_rates_take_the_same_path(optimizer):
 def test_weights_survive_the_way_to_the_other_framework_and_back(tmp_path):
     network = NETWORKS["as stored"]
     theirs, ours = both(network, 0)
-    neutral.save(tmp_path / "weights.safetensors", theirs.get_weights(), network)
+    save(
+        tmp_path / "weights.safetensors",
+        dict(zip(neutral.names(network), theirs.get_weights(), strict=True)),
+        {},
+    )
     give(ours, neutral.load(tmp_path / "weights.safetensors", network), network)
     for our, their in zip(weights_of(ours, network), theirs.get_weights(), strict=True):
         np.testing.assert_array_equal(our, their)

@@ -10,7 +10,7 @@ import pytest
 
 from mlhpc.common.host import energy
 from mlhpc.common.ranks.world import Solo
-from mlhpc.common.timing.runlog import RunLog
+from mlhpc.common.timing.runlog import RunLog, named_once
 
 RECORDED = Path(__file__).parents[3] / "data/accelerators/rocm_smi_energy.json"
 
@@ -54,6 +54,31 @@ def test_amds_counter_times_its_resolution_is_what_rocm_smi_prints(monkeypatch, 
     monkeypatch.setitem(sys.modules, "amdsmi", amdsmi)
     [joules] = energy.counters("amd").joules().values()
     assert joules == pytest.approx(float(card["Accumulated Energy (uJ)"]) / 1e6)
+
+
+def test_second_dies_of_mi250xs_are_no_problem_and_other_silent_counters_are(monkeypatch):
+    silent = {"GPU 1", "GPU 3"}
+
+    def consumed(device):
+        if device in silent:
+            raise RuntimeError("no counter")
+        return {"energy_accumulator": 1_000_000, "counter_resolution": 15.3}
+
+    amdsmi = SimpleNamespace(amdsmi_init=lambda: None, amdsmi_get_energy_count=consumed,
+                             amdsmi_get_processor_handles=lambda: [f"GPU {n}" for n in range(4)])  # fmt: skip
+    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi)
+    assert energy.counters("amd").problems == () and len(energy.counters("amd").reads) == 2
+    silent.remove("GPU 3")
+    assert energy.counters("amd").problems == ("GPU 1 has no counter (RuntimeError: no counter)",)
+
+
+def test_a_problem_of_many_nodes_is_named_once():
+    missing = "NVML is not installed"
+    found = [("node0", [missing]), ("node1", [missing]), ("node2", [missing, "GPU 3 has no counter"])]
+    assert named_once(found) == [
+        "NVML is not installed on node0 and 2 other nodes",
+        "GPU 3 has no counter on node2",
+    ]
 
 
 def test_amdsmi_without_its_library_is_one_line(monkeypatch, tmp_path):
