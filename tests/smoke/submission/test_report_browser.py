@@ -55,7 +55,7 @@ document.getElementById("f").onload = async function () {{
     fetched: view.performance.getEntriesByType("resource").map(e => e.name),
     charts: all.length, drawn: all.filter(c => c.view && c.querySelector(".live svg") &&
       !visible(c.querySelector(".static"))).length,
-    menus: all.map(c => [...c.querySelectorAll(".vega-actions a")].map(a => a.innerText)),
+    menus: all.map(c => [...c.querySelectorAll(".vega-actions a")].map(a => a.textContent)),
     saved: saved.slice(0, 4), attacked: view.attacked === true,
   }}) + "END";
 }};
