@@ -37,6 +37,16 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
         super().__init__(args, *more, **options)
 
 
+def execute(program: str, argv: Sequence[str], env: dict[str, str]) -> NoReturn:
+    """os.execve that goes on in this process where it would execute this Python."""
+    if program == sys.executable:
+        become(argv[1:], env, (), None)
+    _execve(program, argv, env)
+
+
+_execve = os.execve
+
+
 def become(
     argv: Sequence[str], env: dict[str, str] | None, kept: Sequence[int], prepare: Callable[[], None] | None
 ) -> NoReturn:
@@ -71,6 +81,7 @@ def become(
 
 def run(argv: Sequence[str]) -> int:
     """``python ARGV``: a module, code, or a file."""
+    sys.orig_argv = [sys.executable, *argv]
     if argv[0] == "-m":
         sys.argv = list(argv[1:])
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
@@ -126,4 +137,5 @@ if __name__ == "__main__":
         else:
             importlib.import_module(name)
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
+    os.execve = execute  # type: ignore[assignment]
     serve()
