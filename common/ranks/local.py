@@ -119,10 +119,10 @@ def _wait(
 
 def ended_by(rank: int, number: int, memory: Callable[[], str]) -> str:
     """The line about a rank that a signal ended. SIGKILL is what the kernel sends when memory runs out, and no
-    process can say anything about itself then. ``memory``: what the rank needs and the node has, if known."""
+    process can say anything about itself then. ``memory``: what the rank needs and the node has, where memory may be why."""
     if number != signal.SIGKILL:
         return f"mlhpc: rank {rank} was terminated by {signal.Signals(number).name}\n"
-    killer = "most likely by the kernel's out-of-memory killer (dmesg tells)"
+    killer = "by the kernel's out-of-memory killer (dmesg shows it) or by somebody"
     return f"mlhpc: rank {rank} was killed by signal 9 (SIGKILL), {killer}{memory()}\n"
 
 

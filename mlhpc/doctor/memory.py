@@ -28,6 +28,10 @@ class MemoryNeed(NamedTuple):
     def fits(self) -> bool:
         return self.step_bytes * self.local_size <= self.node_bytes
 
+    @property
+    def is_small(self) -> bool:
+        return 2 * self.step_bytes * self.local_size < self.node_bytes
+
     def __str__(self) -> str:
         each = f" in each of {self.local_size} ranks" if self.local_size > 1 else ""
         return (
@@ -55,6 +59,7 @@ def rank_memory(run: Run, ranks: int) -> Memory | None:
 
 
 def killed_hint(run: Run, ranks: int) -> str:
-    """What follows the line that one of ``ranks`` local ranks was killed."""
+    """What follows the line that one of ``ranks`` local ranks was killed; nothing where a step needs less than half
+    of the node's memory, which the framework and the loader do not fill up."""
     need = memory_need(run, ranks, ranks)
-    return f": {need}; {REMEDY}" if need else ""
+    return f": {need}; {REMEDY}" if need and not need.is_small else ""

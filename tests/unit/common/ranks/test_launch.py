@@ -201,10 +201,7 @@ def test_when_a_rank_is_killed_the_others_are_terminated_and_it_is_named(impatie
     killed = "os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)"
     assert run_local(2, python(killed), lambda: ": it needs 3 GB") == 128 + signal.SIGKILL
     err = capfd.readouterr().err
-    assert (
-        "mlhpc: rank 1 was killed by signal 9 (SIGKILL), most likely by the kernel's out-of-memory killer"
-        in err
-    )
+    assert "mlhpc: rank 1 was killed by signal 9 (SIGKILL), by the kernel's out-of-memory killer" in err
     assert err.count(": it needs 3 GB\n") == 1
 
 
