@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,8 +84,17 @@ def test_a_rank_does_not_outlive_the_program() -> None:
     rank = int(run.stdout.readline())
     run.kill()
     run.communicate(timeout=30)  # until nobody holds the pipes any more
-    status = Path(f"/proc/{rank}/status")
-    assert not status.exists() or "\nState:\tZ" in status.read_text()
+    deadline = time.monotonic() + 30
+    while not has_ended(rank):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def has_ended(process: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 @pytest.mark.parametrize(
