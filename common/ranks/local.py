@@ -119,7 +119,8 @@ def _wait(
 
 def ended_by(rank: int, number: int, memory: Callable[[], str]) -> str:
     """The line about a rank that a signal ended. SIGKILL is what the kernel sends when memory runs out, and no
-    process can say anything about itself then. ``memory``: what the rank needs and the node has, where memory may be why."""
+    process can say anything about itself then. ``memory``: what the rank needs and the node has, where that may be
+    why."""
     if number != signal.SIGKILL:
         return f"mlhpc: rank {rank} was terminated by {signal.Signals(number).name}\n"
     killer = "by the kernel's out-of-memory killer (dmesg shows it) or by somebody"

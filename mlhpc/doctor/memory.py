@@ -59,7 +59,7 @@ def rank_memory(run: Run, ranks: int) -> Memory | None:
 
 
 def killed_hint(run: Run, ranks: int) -> str:
-    """What follows the line that one of ``ranks`` local ranks was killed; nothing where a step needs less than half
-    of the node's memory, which the framework and the loader do not fill up."""
+    """What follows the line that one of ``ranks`` local ranks was killed; nothing where a step needs less than
+    half of the node's memory, which the framework and the loader do not fill up."""
     need = memory_need(run, ranks, ranks)
     return f": {need}; {REMEDY}" if need and not need.is_small else ""
