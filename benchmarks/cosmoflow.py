@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -177,6 +177,8 @@ class Loading(schema.Loading):
 
 
 class CosmoFlow(schema.Run):
+    reads_while_staging: ClassVar[bool] = True
+
     data: Data
     network: Network
     hyperparameters: Hyperparameters

@@ -181,15 +181,6 @@ class DeepCam(schema.Run):
         return self
 
     @model_validator(mode="after")
-    def _cache_by_file(self) -> "DeepCam":
-        if self.staging.overlap and self.loading.cache:
-            raise ValueError(
-                "loading.cache keeps samples by file, and with staging.overlap one may come from two files; set "
-                "one of them to false"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _graphs_possible(self) -> "DeepCam":
         hparams = self.hyperparameters
         if self.training.cuda_graphs and hparams.gradient_accumulation_frequency > 1:

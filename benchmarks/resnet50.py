@@ -184,5 +184,3 @@ class ResNet50(schema.Run):
         super().require_startable(ranks, staged=staged)
         if self.staging.pack and not staged:
             raise UserError("staging.pack needs staged data; give --stage, or set staging.pack=false")
-        if self.staging.overlap:
-            raise UserError("staging.overlap is for cosmoflow and deepcam; set staging.overlap=false")

@@ -6,7 +6,7 @@ classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unk
 the same names.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
 
@@ -273,6 +273,10 @@ class Submission(FrozenModel):
 class Run(FrozenModel):
     """One training to target: everything decided before it starts."""
 
+    reads_while_staging: ClassVar[bool] = False
+    """Whether training can begin before its files are staged: it looks for each file when it reads it, in the
+    source or staged, and the files have checksums of their own."""
+
     benchmark: str
     preset: str
     description: str
@@ -304,8 +308,21 @@ class Run(FrozenModel):
                 f"{accumulated}; use a multiple of {ranks * passes} as hyperparameters.global_batch_size, or "
                 "another number of ranks"
             )
-        if self.staging.overlap and not staged:
-            raise UserError("staging.overlap needs staged data; give --stage, or set staging.overlap=false")
+        if self.staging.overlap:
+            self._require_overlap(staged)
+
+    def _require_overlap(self, staged: bool) -> None:
+        """Raise UserError unless training can read while staging goes on, and nothing takes its steps for steps
+        alone."""
+        remedy = "set staging.overlap=false"
+        if not self.reads_while_staging:
+            raise UserError(f"staging.overlap is not for {self.benchmark}; {remedy}")
+        if not staged:
+            raise UserError(f"staging.overlap needs staged data; give --stage, or {remedy}")
+        if self.study.steps:
+            raise UserError(
+                f"a study measures steps, and with staging.overlap also the copying beside them; {remedy}"
+            )
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:

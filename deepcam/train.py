@@ -100,7 +100,7 @@ def train(
     with log.span("run", sync=True), ExitStack() as beside:
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset, statistics = open_data(run, data, world)
-            finish_staging = beside.enter_context(staging(dataset, staged, run.staging, world, log))
+            beside.enter_context(staging(dataset, staged, run.staging, world, log))
         log.data_format(**format_of(dataset, staged, run.staging.mode, world))
         loader = open_loader(run, dataset, statistics, staged, local_batch_size, seed, world, device.type)
         updates = loader.steps // accumulate
@@ -127,7 +127,6 @@ def train(
                         local_losses = torch.stack(losses).double().cpu().numpy()  # waits for the device
                         (loss,) = mean(world, local_losses.mean(), weight=1)
                         span["step"] = before + stop
-                        finish_staging()
                     bytes_read += loader.bytes_read - bytes_before
                     require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                     if run.study.steps:

@@ -304,6 +304,7 @@ def _log_facts(
             **({"spatial_parallelism": list(cut)} if prod(cut) > 1 else {}),
             **({"extended_from_epochs": extended} if extended else {}),
             **({"coarse_epochs": list(coarse)} if coarse else {}),
+            **({"staging_overlap": True} if run.staging.overlap else {}),
             **({"initial_weights": _sha256(Path(weights))} if weights else {}),
             **(run.training.exchange() if world.size > 1 else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),

@@ -33,9 +33,10 @@ def staging(
 ) -> Iterator[Callable[[], None]]:
     """Stage ``dataset`` to ``staged`` (None: it is read in place); the report is the note "staging" of ``log``.
 
-    Yields a function that every rank calls whenever an epoch's training ends. With ``how.overlap`` files are
-    copied while the block runs, and the first call waits until all are there; otherwise they are there before the
-    block, and it does nothing. Raises UserError, the same on all ranks.
+    Yields a function that every rank calls after every epoch's training, outside its span. With ``how.overlap``
+    files are copied while the block runs, and the first call waits until all are there, in a span "staging": what
+    such spans last is staging that training did not hide. Otherwise the files are there before the block, and the
+    function does nothing. Raises UserError, the same on all ranks.
     """
     if staged is None or not how.overlap:
         if staged:
@@ -48,7 +49,9 @@ def staging(
         def finish() -> None:
             nonlocal going_on
             if going_on:
-                log.note("staging", **asdict(wait()))
+                with log.span("staging", sync=True):
+                    report = wait()
+                log.note("staging", **asdict(report))
             going_on = False
 
         yield finish

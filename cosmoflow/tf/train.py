@@ -122,7 +122,7 @@ def train(
                     local_losses = tf.stack(losses).numpy()  # waits for the device
                     (loss,) = mean(world, local_losses.mean(), weight=1)
                     span["step"] = before + loader.steps
-                    finish_staging()
+                finish_staging()
                 bytes_read = loader.bytes_read - bytes_before
                 require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                 if run.study.steps:

@@ -14,7 +14,7 @@ from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_
 from mlhpc.deepcam.data.codec import LINES
 from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
 from mlhpc.deepcam.data.loader import Loader
-from mlhpc.deepcam.data.sample import has_arrived, is_sample, require_layout
+from mlhpc.deepcam.data.sample import is_sample, require_layout
 
 
 def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
@@ -52,7 +52,6 @@ def open_loader(
         train_samples=run.data.train_samples,
         eval_samples=run.data.eval_samples,
         is_sample=is_sample,
-        has_arrived=has_arrived if run.staging.overlap else None,
     )
     accumulate = run.hyperparameters.gradient_accumulation_frequency
     updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate))

@@ -47,11 +47,6 @@ def is_sample(path: Path) -> bool:
     return path.name.startswith("data-") and path.suffix in _SUFFIXES
 
 
-def has_arrived(path: Path) -> bool:
-    """Whether the file of a sample is there, and that of its mask if that is another one."""
-    return path.exists() and (path.suffix != ".npy" or npy.label_path(path).exists())
-
-
 def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
     """The samples of ``directory`` sorted by name, files or members of its archives; indices refer to this list.
 

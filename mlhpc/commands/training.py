@@ -134,6 +134,11 @@ def _campaign(options: argparse.Namespace) -> int:
 
     run = load.load(options.benchmark, options.preset, options.set)
     refuse(run, "a score")
+    if run.staging.overlap and options.instances > 1:
+        raise UserError(
+            "instances share a stage, and with staging.overlap one would wait for the first epoch of another; set "
+            "staging.overlap=false or --instances 1"
+        )
     words = ["--preset", options.preset]
     for setting in options.set:
         words += ["--set", setting]

@@ -76,7 +76,7 @@ def _predicted(model: Model, found: Prediction, result: Result) -> dict[str, Tri
         ),  # of an aborted run: steps and waits together
         "evaluation": _times(1.0, [evaluations * end for end in found.eval_s]),
     }
-    if result.staging:
+    if result.staging and not result.staging.overlapped:  # only what training did not hide was measured
         size = result.staging.bytes / found.nodes
         predicted["staging"] = staging_seconds(model.machine, size, found.nodes, found.tier)
         rates = [model.machine.get(f"storage.local_{way}") for way in ("read", "write")]

@@ -143,7 +143,10 @@ def staging(run: RunDirectory) -> Section | None:
     }
     about = "Inside the clock, until the slowest rank has finished."
     if staging.overlapped:
-        about = "Inside the clock, beside the first epoch: what it cost is in the first-epoch excess."
+        about = (
+            "Inside the clock, beside the first epoch: the time of staging is only what training did not hide, "
+            "and the rest of its cost is in a longer first epoch. Not comparable with runs that stage first."
+        )
     return Section("Staging", about, (Facts(facts),), half=True)
 
 
@@ -177,6 +180,8 @@ def _source_bytes(staging: Staging) -> str:
     if staging.source_bytes is None:
         return "not known"
     how = ", once: nodes passed files on to each other" if staging.read_once else ""
+    if staging.overlapped:
+        how = " by staging, and more by training meanwhile"
     return f"{size(staging.source_bytes)}{how}"
 
 

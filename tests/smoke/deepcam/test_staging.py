@@ -1,4 +1,4 @@
-"""Archives, and staging beside the first epoch: whole runs have the losses of reading the files in place."""
+"""Archives: whole staged runs have the losses of reading the files in place."""
 
 import pytest
 from smoke.conftest import climate_settings, mlhpc, mllog, result, trace
@@ -28,17 +28,16 @@ def packed(climate, tmp_path_factory):
 
 
 @pytest.mark.parametrize("archived", [False, True])
-@pytest.mark.parametrize("overlap", ["false", "true"])
-def test_the_losses_are_those_of_reading_in_place(climate, packed, losses, tmp_path, archived, overlap):
+def test_the_losses_are_those_of_reading_in_place(climate, packed, losses, tmp_path, archived):
     out, data = tmp_path / "out", packed if archived else climate
-    options = climate_settings("target.value=0.999", f"staging.overlap={overlap}")
+    options = climate_settings("target.value=0.999")
     paths = ("--data", data, "--stage", tmp_path / "stage", "--out", out)
     done = mlhpc(*RUN, "--ranks", "2", *paths, *options)
     assert done.returncode == 1, done.stderr
     assert trace(out) == losses
     record = result(out)
     staging = record["staging"]
-    assert (staging["overlapped"], staging["verified"]) == (overlap == "true", True)
+    assert (staging["overlapped"], staging["verified"]) == (False, True)
     assert staging["files"] == (7 if archived else 19)  # 4 + 2 archives, or 13 + 5 samples; and stats.h5
     assert record["data"].get("samples_per_archive") == (4 if archived else None)
     assert not (tmp_path / "stage").exists()
@@ -49,14 +48,3 @@ def test_the_losses_are_those_of_reading_in_place(climate, packed, losses, tmp_p
     assert mlhpc("report", out).returncode == 0
     page = (out / "report.html").read_text()
     assert ("packed before the clock started" in page) == archived
-    assert ("the rest from the source" in page) == (overlap == "true")
-
-
-def test_overlap_without_a_stage_is_one_line(climate, tmp_path):
-    out = tmp_path / "out"
-    done = mlhpc(*RUN, "--data", climate, "--out", out, *climate_settings("staging.overlap=true"))
-    assert done.returncode == 2
-    assert done.stderr.endswith(
-        "mlhpc: staging.overlap needs staged data; give --stage, or set staging.overlap=false\n"
-    )
-    assert not out.exists()

@@ -25,7 +25,6 @@ from mlhpc.errors import UserError
             "training.cuda_graphs would capture the exchange of batch-norm statistics",
         ),
         ("deepcam", ["loading.cache=true", "loading.loader=dali"], "set loading.loader=threads"),
-        ("deepcam", ["loading.cache=true", "staging.overlap=true"], "one may come from two files; set one"),
         ("cosmoflow", ["staging.read_once=true", "staging.overlap=true"], "nodes cannot pass files on"),
         (
             "resnet50",
@@ -57,11 +56,20 @@ def test_settings_that_exclude_each_other_are_refused(benchmark, settings, messa
         ),
         ("deepcam", ["hyperparameters.batchnorm_group_size=4"], 2, "batchnorm_group_size 4 does not divide"),
         ("resnet50", ["staging.pack=true"], 1, "staging.pack needs staged data; give --stage"),
+        ("resnet50", ["staging.overlap=true"], 1, "staging.overlap is not for resnet50; set"),
+        ("deepcam", ["staging.overlap=true"], 1, "staging.overlap is not for deepcam; set"),
+        ("cosmoflow", ["staging.overlap=true"], 1, "staging.overlap needs staged data; give --stage, or set"),
     ],
 )
 def test_settings_that_these_ranks_cannot_run_are_refused(benchmark, settings, ranks, message):
     with pytest.raises(UserError, match=message):
         load.load(benchmark, "smoke", settings).require_startable(ranks, staged=False)
+
+
+def test_a_study_measures_no_copying_beside_its_steps():
+    run = load.load("cosmoflow", "smoke", ["staging.overlap=true", "study.steps=20"])
+    with pytest.raises(UserError, match="with staging.overlap also the copying"):
+        run.require_startable(1, staged=True)
 
 
 @pytest.mark.parametrize("benchmark", ["cosmoflow", "deepcam", "resnet50"])
