@@ -60,6 +60,8 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     if config.benchmark != run.benchmark or config.emulation.enabled:
         kind = "an emulated run" if config.emulation.enabled else f"a run of {config.benchmark}"
         raise UserError(f"{folder}: is {kind}; give a training of {run.benchmark}, or seconds")
+    if getattr(config.training, "coarse_epochs", ()):
+        raise UserError(f"{folder}: trained some epochs on coarser samples; give another run, or seconds")
     together = getattr(config.training, "spatial_size", 1)
     sharing = max(1, result.ranks // together) * config.backward_passes
     batch = config.hyperparameters.global_batch_size // sharing

@@ -166,6 +166,11 @@ class Model:
         generation: str | None = None,
         calibrated: Calibration | None = None,
     ) -> None:
+        """Raises UserError for a run whose steps are not all alike."""
+        if getattr(run.training, "coarse_epochs", ()):
+            raise UserError(
+                "epochs on coarser samples have no model; predict it with training.coarse_epochs=[]"
+            )
         calibrated = calibrated or calibration()
         self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
         self.network: Network = network_of(run)

@@ -76,6 +76,7 @@ class Epoch(_Read):
     halo_seconds: Seconds | None = None
     slab_bytes: Count | None = None
     slab_seconds: Seconds | None = None
+    trained_side: Count | None = None
 
     def quality(self, metric: str) -> float | None:
         value = (self.model_extra or {}).get(metric)

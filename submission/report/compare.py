@@ -5,6 +5,7 @@ throughput and epoch scaling. Only sets of one problem (benchmark, samples, pres
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ class Predicted:
     """A prediction for one submitter's machine in one division. ``measured_min``: the time measured at this
     configuration, which the prediction does not use; None without one."""
 
-    problem: tuple[str, int | None, int | None, str]
+    problem: tuple[str, int | None, int | None, str, bool]
     org: str
     machine: str
     unit: str
@@ -117,12 +118,17 @@ def _predictions(
     entries: Sequence[Entry], configurations: Sequence[tuple[int, int | None]]
 ) -> Iterator[Predicted]:
     """For every machine and division: the requested ``configurations``, or else half and double of the measured
-    sizes; then each measured set, of the first ``DETAILED``, predicted from the others."""
+    sizes; then each measured set, of the first ``DETAILED`` of a problem, predicted from the others."""
     measured_sets = [(e, m) for e in entries if (m := e.measured)]
     groups: dict[tuple[object, ...], list[tuple[Entry, Measured]]] = {}
     for entry, measured in measured_sets:
         groups.setdefault((entry.problem, entry.line, entry.division), []).append((entry, measured))
-    tested = {e.letter for e, _ in measured_sets[:DETAILED]}
+    of_problem: Counter[object] = Counter()
+    tested = set()
+    for entry, _ in measured_sets:
+        of_problem[entry.problem] += 1
+        if of_problem[entry.problem] <= DETAILED:
+            tested.add(entry.letter)
     for group in groups.values():
         first = group[0][0]
         comparable = [(e, m) for e, m in measured_sets if e.problem == first.problem]

@@ -74,6 +74,7 @@ class Entry:
     notes: tuple[str, ...]
     aborted: int
     staged: str
+    coarse: bool
     log_ids: frozenset[tuple[float, float]]
     copy_of: str = ""
 
@@ -83,10 +84,12 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The problem: benchmark, size of the data set, and the preset unless the data set is official."""
+        """The problem: benchmark, size of the data set, the preset unless the data set is official, and whether
+        some epochs trained on coarser samples."""
         samples = f"{whole(self.data_set[0])} training samples" if self.data_set[0] else ""
         preset = f"preset {self.problem[3]}" if self.problem[3] else ""
-        return " · ".join(t for t in (registry.title(self.benchmark), samples, preset) if t)
+        coarse = "some epochs on coarser samples" if self.coarse else ""
+        return " · ".join(t for t in (registry.title(self.benchmark), samples, preset, coarse) if t)
 
     @property
     def made_from(self) -> str:
@@ -109,10 +112,10 @@ class Entry:
         return self.is_closed and self.score is not None and self.score.minutes is not None
 
     @property
-    def problem(self) -> tuple[str, int | None, int | None, str]:
+    def problem(self) -> tuple[str, int | None, int | None, str, bool]:
         """Sets of the same problem may share a figure."""
         own = "" if self.official or self.preset is None else self.preset
-        return self.benchmark, *self.data_set, own
+        return self.benchmark, *self.data_set, own, self.coarse
 
     @cached_property
     def line(self) -> tuple[str, str, str]:

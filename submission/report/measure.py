@@ -91,6 +91,11 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         why = "resumed from a checkpoint: the clock did not cover the first part"
         score = replace(score, minutes=None, without_staging_minutes=None, why=why)
         over = OVER_RESUMED
+    if any(log.first("staging_overlap") for log in logs):
+        notes.append("staging overlapped the first epoch: T_staging is only what training did not hide")
+    coarse = any(log.first("coarse_epochs") for log in logs)
+    if coarse:
+        notes.append("some epochs trained on coarser samples")
     unit, machine, scale, nodes = _units(logs[0], description, own_files)
     if results.metric == "weak" and not split:
         scale, nodes, shared = _shared(results, logs, scale, nodes)
@@ -107,7 +112,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         software=str(description.get("framework") or own_files.software), scale=scale, nodes=nodes,
         batch=batch, train_samples=train, eval_samples=evaluate, data_set=data_set,
         official=official, target=target, logs=len(logs), runs=runs, over=over, score=score,
-        notes=tuple(notes), aborted=len(aborted), staged=_staged(logs[0]),
+        notes=tuple(notes), aborted=len(aborted), staged=_staged(logs[0]), coarse=coarse,
         log_ids=frozenset(filter(None, map(_log_id, logs))),
     )  # fmt: skip
 

@@ -160,9 +160,13 @@ def target_sign(target: Target) -> str:
 
 
 def throughput(run: RunDirectory) -> float | None:
-    """Samples per second while training, the median over epochs."""
-    rates = [e.samples_per_s for e in run.result.epochs if e.samples_per_s] if run.result else []
-    return _finite_median(rates)
+    """Samples per second while training, the median over epochs; of those on the largest samples, where some
+    epochs trained on coarser ones."""
+    epochs = run.result.epochs if run.result else ()
+    largest = max((e.trained_side or 0 for e in epochs), default=0)
+    return _finite_median(
+        [e.samples_per_s for e in epochs if e.samples_per_s and (e.trained_side or 0) == largest]
+    )
 
 
 def data_rates(run: RunDirectory) -> dict[int, float]:

@@ -68,7 +68,7 @@ def test_settings_that_these_ranks_cannot_run_are_refused(benchmark, settings, r
 
 def test_a_study_measures_no_copying_beside_its_steps():
     run = load.load("cosmoflow", "smoke", ["staging.overlap=true", "study.steps=20"])
-    with pytest.raises(UserError, match="with staging.overlap also the copying"):
+    with pytest.raises(UserError, match="overlap also the copying"):
         run.require_startable(1, staged=True)
 
 

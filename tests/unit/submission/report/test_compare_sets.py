@@ -172,6 +172,26 @@ def test_resumed_runs_are_separate_and_not_results(tmp_path: Path) -> None:
     assert resumed.measured is None and resumed.made_from.endswith("which do not count")
 
 
+def test_sets_with_coarse_epochs_are_a_problem_of_their_own(tmp_path: Path) -> None:
+    def coarse(number: int, made: Records) -> None:
+        made.insert(0, {**made[0], "key": "coarse_epochs", "value": [8, 8]})
+
+    make_set(tmp_path / "whole")
+    make_set(tmp_path / "coarse", edit=coarse)
+    whole, coarser = compare([tmp_path / "coarse", tmp_path / "whole"]).by_problem
+    assert [e.org for e in whole] == ["whole"] and [e.org for e in coarser] == ["coarse"]
+    assert coarser[0].title.endswith("some epochs on coarser samples")
+
+
+def test_overlapped_staging_is_a_note_of_its_set(tmp_path: Path) -> None:
+    def overlap(number: int, made: Records) -> None:
+        made.insert(0, {**made[0], "key": "staging_overlap", "value": True})
+
+    make_set(tmp_path / "org", edit=overlap)
+    (entry,) = compare([tmp_path]).entries
+    assert any("staging overlapped the first epoch" in note for note in entry.notes)
+
+
 def test_a_path_inside_another_adds_no_duplicate_sets(tmp_path: Path) -> None:
     folder = make_set(tmp_path / "org")
     assert len(compare([tmp_path, folder, tmp_path / "org"]).entries) == 1
