@@ -225,10 +225,10 @@ def _kinds(points: Sequence[Point]) -> Table:
         {
             "kind of layer": lambda row: row[0],
             "layers": lambda row: number(row[1], str),
-            "GFLOP": lambda row: number(row[2], lambda flops: f"{flops / 1e9:.3g}"),
-            "MiB moved": lambda row: number(row[3], lambda moved: f"{moved / 2**20:.3g}"),
+            "GFLOP": lambda row: number(row[2] / 1e9, "{:.3g}".format),
+            "MiB moved": lambda row: number(row[3] / 2**20, "{:.3g}".format),
             "FLOPs a byte": lambda row: intensity(row[3], row[2]),
-            "least ms": lambda row: number(row[4], lambda seconds: f"{1e3 * seconds:.3g}"),
+            "least ms": lambda row: number(1e3 * row[4], "{:.3g}".format),
             "share": lambda row: number(row[4] / whole, "{:.1%}".format),
         },
     )
@@ -236,7 +236,7 @@ def _kinds(points: Sequence[Point]) -> Table:
 
 def _memory_table(by_batch: Sequence[Memory]) -> Table:
     def gib(size: float) -> Cell:
-        return number(size, lambda value: f"{value / 2**30:.3f}")
+        return number(size / 2**30, "{:.3f}".format)
 
     return table(
         "memory-by-batch",

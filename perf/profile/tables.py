@@ -217,8 +217,8 @@ def _kinds(shown: Shown) -> Table:
 
 def _layers(shown: Shown, most: int | None = None) -> Table:
     def rate(time: LayerTime) -> Cell:
-        found = (time.product_flops + time.other_flops) / time.seconds
-        return Cell(f"{found / 1e9:.4g}" if found else "", value=found)
+        found = (time.product_flops + time.other_flops) / time.seconds / 1e9
+        return number(found or None, "{:.4g}".format)
 
     ceilings = shown.ceilings
     efficiency_of: Columns = (

@@ -142,22 +142,22 @@ def servers_table(study: Study) -> Table | None:
         "accuracy loss": lambda cell: number(accuracy_loss(study, cell), "{:+.3f}".format),
         "staleness": _figure("staleness", "{:.2f}".format),
         "utilisation": _figure("utilisation", "{:.0%}".format),
-        "host to device, MB/step": _figure("host_to_device", _megabytes),
-        "worker, MB/step (of a ring: sent)": _figure("worker_bytes", _megabytes),
-        "server or ring rank, MB/step": _figure("busiest_bytes", _megabytes),
-        "by formula": _figure("predicted_bytes", _megabytes),
+        "host to device, MB/step": _figure("host_to_device", "{:.4g}".format, 1e6),
+        "worker, MB/step (of a ring: sent)": _figure("worker_bytes", "{:.4g}".format, 1e6),
+        "server or ring rank, MB/step": _figure("busiest_bytes", "{:.4g}".format, 1e6),
+        "by formula, MB/step": _figure("predicted_bytes", "{:.4g}".format, 1e6),
     }
     return table("servers", cells, columns, text_columns=len(settings))
 
 
-def _figure(name: str, text: Callable[[float], str]) -> Callable[[StudyCell], Cell | str]:
-    return lambda cell: number(
-        _mean(getattr(run.servers, name) if run.servers else None for run in cell.runs), text
-    )
+def _figure(name: str, text: Callable[[float], str], unit: float = 1) -> Callable[[StudyCell], Cell | str]:
+    """The mean over a cell's runs, in units of ``unit``."""
 
+    def cell_of(cell: StudyCell) -> Cell:
+        found = _mean(getattr(run.servers, name) if run.servers else None for run in cell.runs)
+        return number(found and found / unit, text)
 
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:.4g}"
+    return cell_of
 
 
 def _setting(axis: str, cell: StudyCell) -> Cell:
