@@ -99,6 +99,19 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
     return list(hvd.grouped_allreduce(list(gradients), op=hvd.Average))
 
 
+def require_host_name() -> None:
+    """Raise UserError where this host's name has no address: Gloo inside Horovod looks it up, whatever interface
+    it is to use, and aborts the process."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        raise UserError(
+            f"the name of this host, {name}, has no address, and Horovod looks it up; add a line "
+            f"'127.0.1.1 {name}' to /etc/hosts, or train in PyTorch (training.framework=pytorch)"
+        ) from None
+
+
 def require_nccl() -> None:
     """Raise UserError where Horovod reduces hierarchically only in name (horovod/common/operations.cc, 0.28.1)."""
     if not hvd.nccl_built():
@@ -153,6 +166,7 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
     """
     if not hvd.gloo_built():
         raise UserError("this Horovod was built without Gloo (HOROVOD_WITH_GLOO=1); start with mpirun")
+    require_host_name()
     facts: dict[str, Any] = {}
     slots = _slots(roll_call.roll)
     if info.rank == 0:

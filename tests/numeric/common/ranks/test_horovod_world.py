@@ -1,9 +1,12 @@
-"""What Horovod's part of a run opens to the network."""
+"""What Horovod's part of a run opens to the network, and needs from the host."""
 
 import psutil
+import pytest
 
+from mlhpc.common.ranks import horovod_world
 from mlhpc.common.ranks.horovod_world import _serve_rendezvous
 from mlhpc.common.ranks.rendezvous import LOOPBACK
+from mlhpc.errors import UserError
 
 
 def test_gloos_rendezvous_listens_only_where_the_ranks_connect():
@@ -15,3 +18,12 @@ def test_gloos_rendezvous_listens_only_where_the_ranks_connect():
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
     ]
     assert listening == [LOOPBACK]
+
+
+def test_a_host_whose_name_has_no_address_is_refused_in_one_line(monkeypatch):
+    """Gloo inside Horovod aborts the process there: "Unable to find address for: HOST"."""
+    horovod_world.require_host_name()
+    monkeypatch.setattr(horovod_world.socket, "gethostname", lambda: "no-such-host.invalid")
+    with pytest.raises(UserError, match=r"no-such-host\.invalid, has no address") as raised:
+        horovod_world.require_host_name()
+    assert "\n" not in str(raised.value)
