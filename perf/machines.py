@@ -258,6 +258,9 @@ def _consistent(found: Machine, wrong: Any) -> None:
             raise wrong(key, f"{key} is far below accelerator.float32; check the unit")
     if found.get("storage.local_read") is not None and found.get("storage.local") is None:
         raise wrong("storage.local_read", "storage.local is missing: how much the node-local storage holds")
+    for key in found.figures:
+        if key.startswith("preparation.") and "host.cores" not in found.facts:
+            raise wrong(key, "host.cores is missing: a rate of preparation is that of one core")
     pairs = (("storage.shared_read_node", "storage.shared_read"), ("host.memory", "storage.shared"))
     for small, large in pairs:
         a, b = found.get(small), found.get(large)

@@ -139,6 +139,6 @@ def input_seconds(
     if link := machine.get("links.host"):
         times["moved to the accelerator"] = local * size.received / link
     if rate := machine.get(f"preparation.{benchmark}"):
-        cores = int(machine.facts.get("host.cores", 1))
+        cores = int(machine.facts["host.cores"])
         times["prepared on the host"] = samples * size.received / (cores * rate)
     return times

@@ -73,7 +73,8 @@ def _exposed(work: Iterator[Work], exchange: Exchange | None) -> Iterator[Work]:
         yield from work
         return
     yield from (each for each in work if each.part != "communication")
-    yield Work("communication", "", "all-reduce, not hidden", exchange.exposed, len(exchange.messages))
+    calls = sum(message.calls for message in exchange.messages)
+    yield Work("communication", "", "all-reduce, not hidden", exchange.exposed, calls)
 
 
 def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:

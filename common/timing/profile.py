@@ -156,10 +156,15 @@ class Feed:
         close = getattr(self._batches, "close", None)
         if close:
             close()
+        alone = self._epoch(1)
+        next(alone)  # starting the readers is not reading
         before, begin = self._count(), time.perf_counter()
-        for _ in islice(self._epoch(1), steps):
+        for _ in islice(alone, steps):
             pass
-        return Reading(waited, read, (self._count() - before) / (time.perf_counter() - begin))
+        found = (self._count() - before) / (time.perf_counter() - begin)
+        if end := getattr(alone, "close", None):
+            end()
+        return Reading(waited, read, found)
 
     def _count(self) -> int:
         return self._bytes_read() if self._bytes_read else 0

@@ -59,6 +59,8 @@ def test_cori_gpu_is_the_machine_of_paper_000():
         (GOOD.replace('"900 GB/s"', '"900 PB/s"'), 9, "impossible"),
         (GOOD.replace('"900 GB/s"', '"900 B/s"'), 9, "impossible"),
         (GOOD.replace(', source = "data sheet" }\n\n', " }\n\n"), 9, "source is missing"),
+        (GOOD + '\n[preparation]\ncosmoflow = { value = "56 MB/s", source = "measured" }\n',
+         GOOD.count("\n") + 3, "host.cores is missing"),
         (GOOD.replace('bandwidth = { value = "900 GB/s", source = "data sheet" }', ""), 3, "bandwidth is missing"),
         (GOOD.replace("bandwidth =", "bandwith ="), 9, "did you mean 'bandwidth'"),
         (GOOD.replace("[storage]", "[storge]"), 11, "did you mean 'storage'"),
