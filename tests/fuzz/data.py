@@ -108,6 +108,7 @@ def read_checkpoint(data: bytes, scratch: Path) -> None:
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(saved, found, strict=True))
 
 
+FACTS = {"benchmark": "cosmoflow", "layout": weights.LAYOUT}  # as mlhpc weights writes them
 NETWORK = load.load("cosmoflow", "smoke", ["network.conv_filters=1", "network.dense_units=[2]"]).network
 
 
@@ -116,7 +117,7 @@ def _weights() -> tuple[list[np.ndarray], bytes]:
     rng = np.random.default_rng(2)
     arrays = [rng.standard_normal((2, 3)).astype(np.float32) for _ in weights.names(NETWORK)]
     with TemporaryDirectory() as name:
-        save(Path(name, "w.safetensors"), dict(zip(weights.names(NETWORK), arrays, strict=True)), {})
+        save(Path(name, "w.safetensors"), dict(zip(weights.names(NETWORK), arrays, strict=True)), FACTS)
         return arrays, Path(name, "w.safetensors").read_bytes()
 
 

@@ -11,6 +11,7 @@ from mlhpc.cosmoflow import weights
 from mlhpc.errors import UserError
 from mlhpc.weights import save
 
+FACTS = {"benchmark": "cosmoflow", "layout": weights.LAYOUT}  # as mlhpc weights writes them
 RUN = load.load("cosmoflow", "smoke", ["network.conv_filters=2"])
 
 
@@ -19,7 +20,7 @@ def file(tmp_path: Path) -> Path:
     rng = np.random.default_rng(5)
     shapes = weights.shapes(RUN.network, RUN.data.sample_shape).values()
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
-    save(tmp_path / "w.safetensors", dict(zip(weights.names(RUN.network), arrays, strict=True)), {})
+    save(tmp_path / "w.safetensors", dict(zip(weights.names(RUN.network), arrays, strict=True)), FACTS)
     return tmp_path / "w.safetensors"
 
 
