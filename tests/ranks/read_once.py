@@ -24,8 +24,8 @@ def counted(reader, *more):
     return count
 
 
-def ended_halfway(connection, size, block):
-    for piece in pieces(connection, size, block):
+def ended_halfway(connection, size, *more):
+    for piece in pieces(connection, size, *more):
         yield piece
         if size > len(piece):
             os.kill(os.getpid(), signal.SIGKILL)

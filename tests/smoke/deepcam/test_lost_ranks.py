@@ -99,7 +99,7 @@ def test_a_run_that_loses_a_rank_in_every_phase_resumes_to_the_result_of_an_undi
         # been writing several files, and its process stands in their names.
         for path in stage.rglob("*.h5"):
             assert path.read_bytes() == source[path.name]
-        writers = {path.name.split(".")[-2] for path in tmp_path.rglob("*.part")}
+        writers = {path.name.split(".")[-3] for path in tmp_path.rglob("*.part")}
         assert len(writers) == (phase == "staging")
         if (out / "checkpoint.npz").exists():
             start = ["--resume", out]
