@@ -63,7 +63,8 @@ def convert(
 ) -> None:
     """Cut the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a manifest, in the
     format ``codec`` (one of ``sample.NAMES``; None: gzip). Where ``source`` holds samples, these are converted
-    (``recode``); with ``archive``, so many are packed into a file, and without ``codec`` stay as they are.
+    (``recode``). ``archive``: the number of samples to pack into each file; without ``codec`` they are packed
+    unchanged.
 
     Files of ``gzip`` are compressed by ``packer`` (``tfrecord.compress``).
 

@@ -42,8 +42,8 @@ def convert(
     error_of: Of | None = None,
     archive: int | None = None,
 ) -> None:
-    """Write the data set at ``source`` to ``out`` in the format ``codec``, with its statistics and a manifest;
-    with ``archive``, so many samples to a file, which without ``codec`` stay as they are.
+    """Write the data set at ``source`` to ``out`` in the format ``codec``, with its statistics and a manifest.
+    ``archive``: the number of samples to pack into each file; without ``codec`` they are packed unchanged.
 
     "npy" (the default): fields keep their float32 values, masks become uint8. "npy-float16": fields are normalised
     and rounded to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the

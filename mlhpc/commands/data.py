@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
         "--archive",
         metavar="SAMPLES",
         type=int,
-        help=f"pack so many samples into a file, of {packing}; without --codec they stay as they are",
+        help=f"number of samples to pack into each file ({packing}); without --codec they are packed unchanged",
     )
     convert.add_argument("--workers", type=int, default=CORES, help="threads per rank (default: %(default)s)")
     _add_options(convert, "convert")

@@ -9,8 +9,7 @@ if ((EUID)) || ! command -v debootstrap >/dev/null; then echo "try.sh: needs roo
 root=$2
 inside() { env -i PATH=/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root chroot "$root" "$@"; }
 
-debootstrap --variant=minbase --include=ca-certificates bookworm "$root" \
-  "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
+debootstrap --variant=minbase --include=ca-certificates bookworm "$root" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"}
 mkdir -p "$root/opt/mlhpc"
 git ls-files -z | tar --null -T - -c | tar -C "$root/opt/mlhpc" -x
 # How this machine reaches the network: name service, certificates, pip's index.

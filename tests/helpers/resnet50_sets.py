@@ -6,7 +6,9 @@ from pathlib import Path
 from mlhpc.benchmarks.resnet50 import Data
 from mlhpc.common.data import manifest
 from mlhpc.common.ranks.world import Solo
+from mlhpc.resnet50.data.convert import convert
 from mlhpc.resnet50.data.dataset import assign_samples, select
+from mlhpc.resnet50.synthetic import simulate
 
 TRAIN, EVALUATION, CLASSES = 22, 9, 3
 
@@ -23,6 +25,14 @@ def described(**changes) -> Data:
         "simulation": {"classes": CLASSES, "side": 48, "seed": 5},
     }
     return Data(**facts | changes)
+
+
+def in_every_format(root: Path, data: Data) -> dict[str, Path]:
+    """The same images under ``root`` in every format."""
+    simulate.make(data, root / "jpeg", Solo(), 1)
+    for kind in PACKED:
+        convert(root / "jpeg", root / kind, kind, Solo(), 2)
+    return {kind: root / kind for kind in FORMATS}
 
 
 def opened(root: Path, classes=CLASSES, world=None, staged=None, mode="replicate", **changes):

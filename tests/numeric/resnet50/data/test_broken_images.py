@@ -6,22 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.resnet50_loader import EVALUATION, FACTS, FORMATS, TRAIN, broken, epoch_of, open_loader
+from helpers.resnet50_loader import EVALUATION, FACTS, TRAIN, broken, epoch_of, open_loader
+from helpers.resnet50_sets import in_every_format
 
 from mlhpc.benchmarks.load import load
-from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
-from mlhpc.resnet50.data.convert import convert
-from mlhpc.resnet50.synthetic import simulate
 
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("resnet50")
-    simulate.make(FACTS, root / "jpeg", Solo(), 1)
-    for kind in FORMATS[1:]:
-        convert(root / "jpeg", root / kind, kind, Solo(), 2)
-    return {kind: root / kind for kind in FORMATS}
+    return in_every_format(tmp_path_factory.mktemp("resnet50"), FACTS)
 
 
 @pytest.fixture

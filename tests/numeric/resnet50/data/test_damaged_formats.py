@@ -15,6 +15,7 @@ from helpers.resnet50_sets import (
     count,
     described,
     images_of,
+    in_every_format,
     opened,
     without_manifest,
 )
@@ -26,17 +27,11 @@ from mlhpc.errors import UserError
 from mlhpc.resnet50.data.convert import convert
 from mlhpc.resnet50.data.dataset import open_splits
 from mlhpc.resnet50.data.formats import Lmdb
-from mlhpc.resnet50.synthetic import simulate
 
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory) -> dict[str, Path]:
-    """The same images in every format."""
-    root = tmp_path_factory.mktemp("resnet50")
-    simulate.make(described(), root / "jpeg", Solo(), 1)
-    for kind in PACKED:
-        convert(root / "jpeg", root / kind, kind, Solo(), 2)
-    return {kind: root / kind for kind in FORMATS}
+    return in_every_format(tmp_path_factory.mktemp("resnet50"), described())
 
 
 @pytest.fixture

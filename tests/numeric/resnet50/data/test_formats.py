@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from helpers.resnet50_sets import (
     EVALUATION,
-    FORMATS,
-    PACKED,
     TRAIN,
     described,
     images_of,
+    in_every_format,
     opened,
     without_manifest,
 )
@@ -26,17 +25,11 @@ from mlhpc.common.formats import tfrecord
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.convert import convert
-from mlhpc.resnet50.synthetic import simulate
 
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory) -> dict[str, Path]:
-    """The same images in every format."""
-    root = tmp_path_factory.mktemp("resnet50")
-    simulate.make(described(), root / "jpeg", Solo(), 1)
-    for kind in PACKED:
-        convert(root / "jpeg", root / kind, kind, Solo(), 2)
-    return {kind: root / kind for kind in FORMATS}
+    return in_every_format(tmp_path_factory.mktemp("resnet50"), described())
 
 
 @pytest.fixture

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.resnet50_loader import EVALUATION, FACTS, FORMATS, GREY_LEVEL, SIZE, TRAIN, epoch_of, open_loader
+from helpers.resnet50_sets import in_every_format
 from PIL import Image
 
 from mlhpc.cli import main
-from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.augment import MEAN, STD
-from mlhpc.resnet50.data.convert import convert
 from mlhpc.resnet50.data.reader import Reader
-from mlhpc.resnet50.synthetic import simulate
 from mlhpc.resnet50.synthetic.show import show
 
 LOADERS = ("threads", "workers", "dali")
@@ -24,11 +22,7 @@ LOADERS = ("threads", "workers", "dali")
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("resnet50")
-    simulate.make(FACTS, root / "jpeg", Solo(), 1)
-    for kind in FORMATS[1:]:
-        convert(root / "jpeg", root / kind, kind, Solo(), 2)
-    return {kind: root / kind for kind in FORMATS}
+    return in_every_format(tmp_path_factory.mktemp("resnet50"), FACTS)
 
 
 @pytest.fixture
