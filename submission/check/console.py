@@ -1,5 +1,6 @@
 """The output of ``mlhpc check`` and ``mlhpc score``."""
 
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
+from mlhpc.submission.logs.energy import NAMES, joules_of, joules_text
 from mlhpc.submission.logs.findings import print_findings, verdict
 from mlhpc.submission.logs.result_set import ResultSet
 from mlhpc.submission.score.rcp import Comparison
@@ -75,6 +77,12 @@ def _heading(results: ResultSet, console: Console) -> None:
 
 def _runs(checked: SetCheck) -> Table:
     scored = checked.score.minutes is not None
+    energy = {run.path: joules_of(run.path) for run in checked.score.runs}
+    measured = [kind for kind in NAMES if any(kind in joules for joules in energy.values())]
+
+    def joules(kind: str, run: RunScore) -> str:
+        return joules_text(energy[run.path][kind]) if kind in energy[run.path] else ""
+
     return table(
         "runs",
         checked.score.runs,
@@ -83,9 +91,10 @@ def _runs(checked: SetCheck) -> Table:
             "minutes": lambda run: _minutes(run.seconds),
             "without staging": lambda run: _minutes(run.without_staging_s),
             "epochs": lambda run: "" if run.epochs_to_target is None else str(run.epochs_to_target),
+            **{f"energy of {NAMES[kind]}": partial(joules, kind) for kind in measured},
             "in the score": lambda run: _part(run, scored),
         },
-        prose=(4,),
+        prose=(4 + len(measured),),
     )
 
 
