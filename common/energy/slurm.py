@@ -83,13 +83,13 @@ class SlurmNodes:
 
 def samples(names: Sequence[str]) -> dict[str, Sample]:
     """The newest sample of each of the nodes; without those that Slurm does not show or that have none."""
-    answer = output_of("scontrol", "--json", "show", "nodes", ",".join(names))
+    asked, answer = set(names), output_of("scontrol", "--json", "show", "nodes", ",".join(names))
     try:
         nodes = json.loads(answer or "{}").get("nodes", ())
         found = {str(node.get("name")): _sample(node.get("energy")) for node in nodes}
     except (ValueError, AttributeError, TypeError):  # another program's output
         return {}
-    return {name: sample for name, sample in found.items() if sample and name in names}
+    return {name: sample for name, sample in found.items() if sample and name in asked}
 
 
 def _sample(energy: Any) -> Sample | None:
