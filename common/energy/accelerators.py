@@ -42,7 +42,9 @@ def _library(source: str, module: str, install: str, reads_of: Callable[[Any], d
     try:
         reads = reads_of(library)
     except Exception as error:
-        return replace(none, problems=(f"{source} cannot read the devices ({said(error)}): check the driver",))
+        return replace(
+            none, problems=(f"{source} cannot read the devices ({said(error)}): check the driver",)
+        )
     return answering("accelerators", source, reads, f"{source} has no energy counter for these devices")
 
 

@@ -1,8 +1,8 @@
 """Energy counters: what they count, and what was used since they were last read.
 
-Accelerators, processors and whole nodes are counted by counters of their own. A node's energy contains that of its
-processors and accelerators, so that figures of different kinds are never added. A counter is of a device or a node,
-not of a process: whatever else ran there is in it.
+Accelerators, processors and whole nodes have counters of their own. A node's energy contains that of its
+processors and accelerators, so that figures of different kinds are never added. A counter is of a device or a
+node, not of a process: whatever else ran there is in it.
 """
 
 import time
@@ -79,12 +79,14 @@ def answering(measured: Measured, source: str, reads: Mapping[str, Read], withou
     if not there:
         reasons = list(dict.fromkeys(silent.values()))
         return Counters(measured, source, problems=(without + (f" ({reasons[0]})" if reasons else ""),))
-    return Counters(measured, source, there, tuple(f"{name} has no counter ({why})" for name, why in silent.items()))
+    return Counters(
+        measured, source, there, tuple(f"{name} has no counter ({why})" for name, why in silent.items())
+    )
 
 
 def named_once(found: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """The problems of hosts, each once with where it is: a thousand nodes may have the same. One of the host "" says
-    that itself."""
+    """The problems of hosts, each once with where it is: a thousand nodes may have the same. One of the host ""
+    says that itself."""
     hosts: dict[str, list[str]] = {}
     for host, problems in found:
         for problem in problems:
@@ -145,7 +147,9 @@ class Sum:
     def spent(self, host: str) -> Spent:
         """Read the counters for the last time."""
         self.read()
-        lost = {name: f"{name} could not be read during the run ({why})" for name, why in self._failed.items()}
+        lost = {
+            name: f"{name} could not be read during the run ({why})" for name, why in self._failed.items()
+        }
         lost |= self._lost
         seconds = self._clock() - self._started
         if self.counters.measured != "accelerators" and seconds >= STILL_S:

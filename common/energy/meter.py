@@ -15,9 +15,13 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import count
 
 EVERY_S = 10.0
-"""Seconds between two readings: a package at 1 kW passes the smallest range of RAPL, 65.5 kJ, in 65 s, and a reading
-takes less than a millisecond."""
-NAMES: dict[Measured, str] = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
+"""Seconds between two readings: a package at 1 kW passes the smallest range of RAPL, 65.5 kJ, in 65 s, and a
+reading takes less than a millisecond."""
+NAMES: dict[Measured, str] = {
+    "accelerators": "accelerators",
+    "processors": "processors",
+    "node": "whole nodes",
+}
 
 
 def counters_of_node(accelerators: bool, root: Path = Path("/")) -> list[Counters]:
@@ -49,7 +53,11 @@ class Meter:
     """Reads ``counters`` from the start of a run to its stop."""
 
     def __init__(
-        self, world: World, counters: Sequence[Counters], slurm: SlurmNodes | None = None, every_s: float = EVERY_S
+        self,
+        world: World,
+        counters: Sequence[Counters],
+        slurm: SlurmNodes | None = None,
+        every_s: float = EVERY_S,
     ) -> None:
         self._world, self._slurm, self._every_s = world, slurm, every_s
         self._sums = [Sum(each) for each in counters]
@@ -58,8 +66,8 @@ class Meter:
         self._thread: threading.Thread | None = None
 
     def start(self, record: Callable[[str, float], None]) -> None:
-        """Read the counters, and from now on every ten seconds, from a thread. ``record(measured, joules)`` gets what
-        this rank's counters of a kind have counted since."""
+        """Read the counters, and from now on every ten seconds, from a thread. ``record(measured, joules)`` gets
+        what this rank's counters of a kind have counted since."""
         self._record = record
         if self._slurm:
             self._slurm.start()
@@ -78,8 +86,8 @@ class Meter:
             self._thread = None
 
     def stop(self) -> tuple[dict[Measured, dict[str, Any]], list[str]]:
-        """What all nodes have used since ``start``, by what was measured (``result.json``, docs/architecture.md), and
-        a line on each figure that is missing or incomplete. Called by all ranks."""
+        """What all nodes have used since ``start``, by what was measured (``result.json``, docs/architecture.md),
+        and a line on each figure that is missing or incomplete. Called by all ranks."""
         self.halt()
         host = socket.gethostname() if self._world.nodes > 1 else ""
         spent = [each.spent(host) for each in self._sums] + ([self._slurm.spent()] if self._slurm else [])

@@ -1,12 +1,14 @@
 """Energy of whole nodes as Slurm samples it from their management controllers.
 
-``scontrol --json show nodes`` has a node's joules and when they were sampled, for every user and at any time of a job
-(Slurm 21.08 and later; ``PrivateData=nodes`` hides it). Its plain output has had no joules since 20.02, whatever the
-manual says. sacct has those of a step when it has ended, too late for a run to record them.
+``scontrol --json show nodes`` has a node's joules and when they were sampled, for every user at any time of a job
+(Slurm 23.02 and later; ``PrivateData=nodes`` hides it). Its plain output has had no joules since 20.02, whatever
+its manual says, and neither has ``sinfo --json`` of 22.05. sacct has those of a step when it has ended, too late
+for a run to record them.
 
 Which plugin samples, ``AcctGatherEnergyType``, says what is counted (slurm.conf(5)): ipmi, xcc and pm_counters the
-whole node. Not used: rapl, which counts memory in the unit of packages, on Xeons four times too large, and gpu, whose
-counters ``accelerators`` reads itself. slurmctld collects the samples every ``AcctGatherNodeFreq`` seconds.
+whole node. Not used: rapl, which counts memory in the unit of packages, on Xeons four times too large (Slurm,
+acct_gather_energy_rapl.c, ``_get_joules_task``; Intel, SDM, MSR_DRAM_ENERGY_STATUS), and gpu, whose counters
+``accelerators`` reads itself. slurmctld collects the samples every ``AcctGatherNodeFreq`` seconds.
 """
 
 import json
@@ -53,13 +55,16 @@ class SlurmNodes:
 
     def start(self) -> None:
         """Just before a run starts."""
-        self._before = samples(self._names)
+        self._before = samples(self._names) or {}
         self._started = self._clock()
 
     def spent(self) -> Spent:
         """Just after the run has stopped."""
         stopped = self._clock()
         after = samples(self._names)
+        if after is None:
+            problem = "scontrol cannot print the nodes' energy (--json, of Slurm 23.02)"
+            return Spent("node", self._source, 0.0, 0, 0, [problem], "")
         joules: list[float] = []
         problems: list[tuple[str, list[str]]] = []
         for name in self._names:
@@ -81,14 +86,15 @@ class SlurmNodes:
         return last.joules - first.joules
 
 
-def samples(names: Sequence[str]) -> dict[str, Sample]:
-    """The newest sample of each of the nodes; without those that Slurm does not show or that have none."""
+def samples(names: Sequence[str]) -> dict[str, Sample] | None:
+    """The newest sample of each of the nodes, without those that Slurm does not show or that have none; None where
+    scontrol prints no JSON."""
     asked, answer = set(names), output_of("scontrol", "--json", "show", "nodes", ",".join(names))
     try:
-        nodes = json.loads(answer or "{}").get("nodes", ())
+        nodes = json.loads(answer or "").get("nodes", ())
         found = {str(node.get("name")): _sample(node.get("energy")) for node in nodes}
     except (ValueError, AttributeError, TypeError):  # another program's output
-        return {}
+        return None
     return {name: sample for name, sample in found.items() if sample and name in asked}
 
 
@@ -105,4 +111,3 @@ def _number(value: Any) -> int:
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") else None
     return value if isinstance(value, int) else 0
-

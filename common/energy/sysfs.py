@@ -13,22 +13,26 @@ def rapl(root: Path = Path("/")) -> Counters:
     """The packages of this node's processors and their memory, by Linux's powercap (kernel.org,
     Documentation/power/powercap/powercap.rst).
 
-    Zones of the control type intel-rapl, under which AMD's processors are too: ``intel-rapl:0`` is a package or die,
-    ``intel-rapl:0:1`` a part of it. Memory (``dram``) is listed as a part but counted apart (Intel, Software
-    Developer's Manual, volume 3, "RAPL Domains"). Left out: core and uncore, which the package contains; psys, which
-    contains the packages; intel-rapl-mmio, the same packages read in another way.
+    Zones of the control type intel-rapl, under which AMD's processors are too: ``intel-rapl:0`` is a package or
+    die, ``intel-rapl:0:1`` a part of it. Memory (``dram``) is listed as a part but counted apart (Intel, Software
+    Developer's Manual, volume 3, "RAPL Domains"). Left out: core and uncore, which the package contains; psys,
+    which contains the packages; intel-rapl-mmio, the same packages read in another way.
     """
     zones = _zones(root / "sys/class/powercap")
     if not zones:
         return Counters("processors")
-    source = "RAPL, packages and memory" if any(name.startswith("dram") for name in zones) else "RAPL, packages"
+    source = (
+        "RAPL, packages and memory" if any(name.startswith("dram") for name in zones) else "RAPL, packages"
+    )
     if any(_is_denied(folder / "energy_uj") for folder in zones.values()):
         problem = (
             "the counters (RAPL) are readable by root only: an administrator can let everybody read them with "
             "chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
         )
         return Counters("processors", source, problems=(problem,))
-    ranges = {name: reading(partial(_joules, folder / "max_energy_range_uj")) for name, folder in zones.items()}
+    ranges = {
+        name: reading(partial(_joules, folder / "max_energy_range_uj")) for name, folder in zones.items()
+    }
     wraps = {name: joules for name, joules in ranges.items() if isinstance(joules, float) and joules > 0}
     reads: dict[str, Read] = {name: partial(_joules, zones[name] / "energy_uj") for name in wraps}
     found = answering("processors", source, reads, "no counter (RAPL) can be read")

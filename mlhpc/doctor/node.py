@@ -96,7 +96,12 @@ def driver_version() -> str | None:
 def _energy() -> list[dict[str, Any]]:
     """What this node's energy can be read with, by what is measured."""
     return [
-        {"measured": c.measured, "source": c.source, "counters": len(c.reads), "problem": "; ".join(c.problems)}
+        {
+            "measured": c.measured,
+            "source": c.source,
+            "counters": len(c.reads),
+            "problem": "; ".join(c.problems),
+        }
         for c in counters_of_node(accelerators=True)
     ]
 

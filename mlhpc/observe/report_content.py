@@ -75,7 +75,9 @@ def run_content(run: RunDirectory, ruleset: str = "2.0.0") -> dict[str, Any]:
         "parts": [{"part": p.key, "seconds": p.seconds, "share": p.share} for p in parts(run)],
         "samples_per_s": throughput(run),
         "bytes_per_s": data_rate(run),
-        "energy_j": {k: energy.whole_joules for k, energy in in_order(result.energy).items()} if result else {},
+        "energy_j": {k: energy.whole_joules for k, energy in in_order(result.energy).items()}
+        if result
+        else {},
         "progress": asdict(Follower(run.path).look()) if alive and run.log else None,
         "problems": [f"{name} {problem}" for name, problem in run.problems] if not alive else [],
         "passes": passes(findings) and not alive,

@@ -20,9 +20,9 @@ NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "wh
 
 
 class Energy(Fields):
-    """What the counters of one kind counted between start and stop on the nodes of the run; None where none could be
-    read. ``source``: what the ``counters``, which are of ``nodes`` nodes, were read with. ``problems``: which are
-    not in it, and why."""
+    """What the counters of one kind counted between start and stop on the nodes of the run; None where none could
+    be read. ``source``: what the ``counters``, which are of ``nodes`` nodes, were read with. ``problems``: which
+    are not in it, and why."""
 
     joules: Annotated[float, Field(ge=0, le=1e18)] | None
     counters: Count
@@ -104,8 +104,8 @@ def energy_section(energies: Mapping[str, Energy] | None, seconds: float | None)
         prose=(5,),
     )
     about = (
-        "From run_start to run_stop, on all nodes. The energy of whole nodes contains the others: do not add them. "
-        "Counters are of devices and nodes: whatever else ran there is in them, another run too."
+        "From run_start to run_stop, on all nodes. The energy of whole nodes contains the others: do not add "
+        "them. Counters are of devices and nodes: whatever else ran there is in them, another run too."
     )
     return Section("Energy", about, (figures,))
 

@@ -192,7 +192,9 @@ def _energy(shown: Sequence[Entry]) -> Table:
         return _mean(entry.joules.get(kind), 1e3)
 
     def sources(entry: Entry) -> str:
-        found = dict.fromkeys(f"{NAMES[k]}: {r.energy[k].source}" for r in entry.runs for k in NAMES if k in r.energy)
+        found = dict.fromkeys(
+            f"{NAMES[k]}: {r.energy[k].source}" for r in entry.runs for k in NAMES if k in r.energy
+        )
         return "; ".join(found)
 
     kinds = [kind for kind in NAMES if any(kind in e.joules for e in shown)]

@@ -151,7 +151,8 @@ def _measured_runs(
         chosen, over = [log for log in logs if not _is_aborted(log)], OVER_ENDED
     measured = [(log, parts) for log in chosen if (parts := phases(log)) and 0 < parts.total < math.inf]
     facts = (
-        RunFacts(parts, _epochs_to_target(log, parts, target), energies_of(log.path)) for log, parts in measured
+        RunFacts(parts, _epochs_to_target(log, parts, target), energies_of(log.path))
+        for log, parts in measured
     )
     return tuple(facts), over
 

@@ -41,7 +41,9 @@ def page(
         blocks=[
             _missing(run),
             _breakdown(run),
-            energy_section(run.result.energy, run.log.time_to_train_s if run.log else None) if run.result else None,
+            energy_section(run.result.energy, run.log.time_to_train_s if run.log else None)
+            if run.result
+            else None,
             prediction_section(predicted) if predicted else None,
             _progress(run, ranks),
             run_sections.processes(run, ranks),

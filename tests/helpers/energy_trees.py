@@ -1,7 +1,7 @@
 """Trees of sysfs with energy counters, as Linux and HPE Cray's nodes have them.
 
-The files of a zone are those of kernel.org, Documentation/power/powercap/powercap.rst; /sys/class/powercap has a link
-to every zone and part, side by side. Which zones a machine has is recorded:
+The files of a zone are those of kernel.org, Documentation/power/powercap/powercap.rst; /sys/class/powercap has a
+link to every zone and part, side by side. Which zones a machine has is recorded:
 
 - LAPTOP: ``grep . /sys/class/powercap/intel-rapl*/name`` of an Intel laptop, mailing list linux-kernel, K. Crudup,
   "4 counters case";
@@ -32,7 +32,13 @@ SERVER = {
 }
 EPYC = {"intel-rapl:0": ("package-0", AMD_UJ), "intel-rapl:0:0": ("core", AMD_UJ)}
 
-CRAY_EX = {"energy": 9000, "cpu_energy": 2000, "memory_energy": 500, "accel0_energy": 3000, "accel1_energy": 2500}
+CRAY_EX = {
+    "energy": 9000,
+    "cpu_energy": 2000,
+    "memory_energy": 500,
+    "accel0_energy": 3000,
+    "accel1_energy": 2500,
+}
 """pm_counters of a node with two accelerators (names: HPE, docs-csm, "User Access to Compute Node Power Data")."""
 
 

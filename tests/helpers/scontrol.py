@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-RECORDED = Path(__file__).parents[1] / "data/slurm"
+RECORDED = Path(__file__).parents[1] / "data/slurm/show_nodes.json"
 CONFIG = """\
 Configuration data as of 2026-01-20T12:00:00
 AccountingStorageType   = accounting_storage/none
@@ -25,20 +25,19 @@ esac
 
 
 class Scontrol:
-    """A command in ``folder``/bin. ``recorded``: the version of Slurm whose output it has, such as "22_05"."""
+    """A command in ``folder``/bin, of a Slurm whose energy ``plugin`` samples."""
 
-    def __init__(self, folder: Path, plugin: str = "acct_gather_energy/ipmi", recorded: str = "25_11") -> None:
+    def __init__(self, folder: Path, plugin: str = "acct_gather_energy/ipmi") -> None:
         self.bin, self._folder = folder / "bin", folder
         self.bin.mkdir()
         (self.bin / "scontrol").write_text(SCRIPT.format(folder=folder))
         (self.bin / "scontrol").chmod(0o755)
         (folder / "config").write_text(CONFIG.format(plugin=plugin))
-        self._recorded = json.loads((RECORDED / f"show_nodes_{recorded}.json").read_text())
         self.show({})
 
     def show(self, samples: Mapping[str, tuple[int, float] | None]) -> None:
         """From now on the nodes have these samples, joules and seconds since 1970; None: never sampled."""
-        answer = copy.deepcopy(self._recorded)
+        answer = json.loads(RECORDED.read_text())
         first, answer["nodes"] = answer["nodes"][0], []
         for name, sample in samples.items():
             node = copy.deepcopy(first) | {"name": name, "hostname": name}

@@ -25,7 +25,9 @@ class Counter:
 
 def summing(counter, measured="processors"):
     wraps = {"package-0": counter.wrap} if counter.wrap else {}
-    made = Sum(Counters(measured, "RAPL", {"package-0": counter.read}, wraps=wraps), clock=lambda: counter.now)
+    made = Sum(
+        Counters(measured, "RAPL", {"package-0": counter.read}, wraps=wraps), clock=lambda: counter.now
+    )
     made.start()
     return made
 

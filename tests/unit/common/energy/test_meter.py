@@ -1,4 +1,4 @@
-"""The energy of a run by what was measured: from the counters of trees of sysfs and of Slurm to the run's record."""
+"""The energy of a run by what was measured: from counters in trees of sysfs and in Slurm to the run's record."""
 
 import json
 import sys
@@ -88,10 +88,13 @@ def test_counters_are_read_while_a_run_runs():
 
 def test_a_run_that_fails_leaves_no_thread(tmp_path):
     root = powercap(tmp_path / "sys", SERVER)
-    with pytest.raises(RuntimeError), RunLog(tmp_path, Solo(), Meter(Solo(), counters_of_node(False, root))) as log:
-        with log.span("run", sync=True):
-            assert "energy" in [thread.name for thread in threading.enumerate()]
-            raise RuntimeError("loss is NaN")
+    with (
+        pytest.raises(RuntimeError),
+        RunLog(tmp_path, Solo(), Meter(Solo(), counters_of_node(False, root))) as log,
+        log.span("run", sync=True),
+    ):
+        assert "energy" in [thread.name for thread in threading.enumerate()]
+        raise RuntimeError("loss is NaN")
     assert "energy" not in [thread.name for thread in threading.enumerate()]
     assert note_of(tmp_path) is None
 
@@ -166,7 +169,9 @@ def test_one_rank_of_each_node_reads_and_nodes_are_added(tmp_path):
     roots = [powercap(tmp_path / f"n{node}", SERVER) for node in range(3)]
     figure = run_on(tmp_path, 3, 2, lambda node: roots[node])["processors"]
     assert (figure["joules"], figure["counters"], figure["nodes"]) == (1.0 + 2.0 + 3.0, 12, 3)
-    readers = [rank for rank in range(6) if any(e["event"] == "energy" for e in events_of(tmp_path / "run", rank))]
+    readers = [
+        rank for rank in range(6) if any(e["event"] == "energy" for e in events_of(tmp_path / "run", rank))
+    ]
     assert readers == [0, 2, 4]
 
 

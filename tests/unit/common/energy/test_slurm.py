@@ -1,4 +1,4 @@
-"""Energy of nodes from Slurm: a stand-in for scontrol prints recorded output of real ones."""
+"""Energy of nodes from Slurm: a stand-in for scontrol prints the recorded output of a real one."""
 
 import pytest
 from helpers.scontrol import Scontrol
@@ -8,9 +8,9 @@ from mlhpc.common.energy.slurm import SlurmNodes, counts_nodes, plugin, samples
 START = 1_769_000_000.0
 
 
-@pytest.fixture(params=["22_05", "25_11"])
-def scontrol(request, tmp_path, monkeypatch):
-    made = Scontrol(tmp_path, recorded=request.param)
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    made = Scontrol(tmp_path)
     monkeypatch.setenv("PATH", str(made.bin), prepend=":")
     return made
 
@@ -86,10 +86,15 @@ def test_the_plugin_says_what_is_counted(tmp_path, monkeypatch, configured, name
 
 def test_without_slurm_there_is_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert plugin() == "" and samples(("n0",)) == {}
+    assert plugin() == "" and samples(("n0",)) is None
 
 
-@pytest.mark.parametrize("answer", ["", "[]", "{", '{"nodes": [3]}', '{"nodes": 5}', "slurm_load_node error"])
-def test_another_answer_is_no_sample(scontrol, tmp_path, answer):
+@pytest.mark.parametrize(
+    "answer", ["", "[]", "{", '{"nodes": [3]}', '{"nodes": 5}', "unrecognized option '--json'"]
+)
+def test_a_slurm_that_prints_no_json_is_a_problem_with_its_remedy(scontrol, tmp_path, answer):
+    nodes = SlurmNodes(("n0",), "ipmi")
     (tmp_path / "nodes.json").write_text(answer)
-    assert samples(("n0",)) == {}
+    assert samples(("n0",)) is None
+    nodes.start()
+    assert nodes.spent().problems == ["scontrol cannot print the nodes' energy (--json, of Slurm 23.02)"]
