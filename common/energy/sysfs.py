@@ -41,14 +41,16 @@ def rapl(root: Path = Path("/")) -> Counters:
 
 
 def _zones(folder: Path) -> dict[str, Path]:
+    """Packages and memory by name; a second one of a name has its folder's beside it."""
     zones: dict[str, Path] = {}
-    for zone in sorted(folder.glob("intel-rapl:*")):
+    for zone in sorted(folder.glob("*")):
         number, name = _ZONE.fullmatch(zone.name), _text(zone / "name")
-        if number and not number["part"] and name.startswith("package"):
-            zones[name] = zone
-        elif number and number["part"] and name == "dram":
-            package = _text(zone.with_name(zone.name.removesuffix(number["part"])) / "name")
-            zones[f"dram of {package}"] = zone
+        if number and number["part"] and name == "dram":
+            package = zone.with_name(zone.name.removesuffix(number["part"]))
+            name = f"dram of {_text(package / 'name')}"
+        elif not number or number["part"] or not name.startswith("package"):
+            continue
+        zones[name if name not in zones else f"{name} ({zone.name})"] = zone
     return zones
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.energy_trees import CRAY_EX, EPYC, LAPTOP, SERVER, count, pm_counters, powercap
+from helpers.energy_trees import AMD_UJ, CRAY_EX, EPYC, LAPTOP, SERVER, count, pm_counters, powercap
 
 from mlhpc.common.energy.counters import reading
 from mlhpc.common.energy.sysfs import cray, rapl
@@ -35,6 +35,11 @@ def test_the_parts_of_a_server_are_told_apart(tmp_path):
     }  # fmt: skip
     assert rapl(root).wraps["package-1"] == 262_143.328850
     assert rapl(root).wraps["dram of package-1"] == 65_712.999613
+
+
+def test_two_packages_of_one_name_are_two(tmp_path):
+    root = powercap(tmp_path, {"intel-rapl:0": ("package-0", AMD_UJ), "intel-rapl:1": ("package-0", AMD_UJ)})
+    assert joules(rapl(root)) == {"package-0": 1.0, "package-0 (intel-rapl:1)": 1.0}
 
 
 def test_a_machine_without_rapl_has_neither_figure_nor_problem(tmp_path):
