@@ -12,7 +12,7 @@ from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
-from mlhpc.submission.logs.energy import NAMES, joules_of, joules_text
+from mlhpc.submission.logs.energy import NAMES, energies_of, joules_text, measured_in
 from mlhpc.submission.logs.findings import print_findings, verdict
 from mlhpc.submission.logs.result_set import ResultSet
 from mlhpc.submission.score.rcp import Comparison
@@ -77,11 +77,12 @@ def _heading(results: ResultSet, console: Console) -> None:
 
 def _runs(checked: SetCheck) -> Table:
     scored = checked.score.minutes is not None
-    energy = {run.path: joules_of(run.path) for run in checked.score.runs}
-    measured = [kind for kind in NAMES if any(kind in joules for joules in energy.values())]
+    energy = {run.path: energies_of(run.path) for run in checked.score.runs}
+    measured = measured_in(energy.values())
 
     def joules(kind: str, run: RunScore) -> str:
-        return joules_text(energy[run.path][kind]) if kind in energy[run.path] else ""
+        found = energy[run.path].get(kind)
+        return joules_text(found.whole_joules) if found else ""
 
     return table(
         "runs",

@@ -4,7 +4,7 @@ A node's energy contains that of its processors and accelerators: figures of dif
 are never added.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,6 +66,12 @@ def joules_of(log: Path) -> dict[str, float | None]:
     return {kind: energy.whole_joules for kind, energy in energies_of(log).items()}
 
 
+def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
+    """The kinds of which any of ``runs`` has a figure: why there is none stands in the report of a run."""
+    found = [{kind for kind, energy in energies.items() if energy.joules is not None} for energies in runs]
+    return [kind for kind in NAMES if any(kind in kinds for kinds in found)]
+
+
 def joules_text(joules: float | None) -> str:
     """``81.23 kJ``; "incomplete" for None."""
     if joules is None:
@@ -78,8 +84,11 @@ def joules_text(joules: float | None) -> str:
 
 def energy_line(energies: Mapping[str, Energy] | None) -> str:
     """``accelerators 81.23 kJ (NVML), whole nodes incomplete (Slurm, ipmi)``; empty without any figure."""
-    known = in_order(energies)
-    return ", ".join(f"{NAMES[k]} {joules_text(e.whole_joules)} ({e.source})" for k, e in known.items())
+    known = energies or {}
+    return ", ".join(
+        f"{NAMES[kind]} {joules_text(known[kind].whole_joules)} ({known[kind].source})"
+        for kind in measured_in([known])
+    )
 
 
 def energy_section(energies: Mapping[str, Energy] | None, seconds: float | None) -> Section | None:

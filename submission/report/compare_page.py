@@ -193,7 +193,10 @@ def _energy(shown: Sequence[Entry]) -> Table:
 
     def sources(entry: Entry) -> str:
         found = dict.fromkeys(
-            f"{NAMES[k]}: {r.energy[k].source}" for r in entry.runs for k in NAMES if k in r.energy
+            f"{NAMES[kind]}: {run.energy[kind].source}"
+            for kind in entry.joules
+            for run in entry.runs
+            if kind in run.energy
         )
         return "; ".join(found)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from mlhpc.benchmarks import registry
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Measured
-from mlhpc.submission.logs.energy import Energy, in_order
+from mlhpc.submission.logs.energy import Energy, measured_in
 from mlhpc.submission.logs.phases import Phases
 from mlhpc.submission.logs.run_directory import Target
 from mlhpc.submission.report.spread import Spread, spread
@@ -200,7 +200,7 @@ class Entry:
     @property
     def joules(self) -> dict[str, Spread | None]:
         """By what was measured: over the runs whose figure is whole, None if that of none is."""
-        kinds = in_order({kind: energy for r in self.runs for kind, energy in r.energy.items()})
+        kinds = measured_in(r.energy for r in self.runs)
         return {
             kind: spread(r.energy[kind].whole_joules for r in self.runs if kind in r.energy) for kind in kinds
         }

@@ -78,8 +78,8 @@ def test_a_report_shows_each_kind_with_its_name_and_mean_power(tmp_path: Path) -
 @pytest.mark.parametrize(("energy", "on_page", "printed"), [
     (OLD, "accelerators NVML 81.23 kJ", "accelerators 81.23 kJ (NVML)"),
     ({"accelerators": figure(81_234.5, problems=[LOST])}, LOST, "accelerators incomplete (NVML)"),
-    ({"accelerators": figure(None, problems=["NVML is not installed"], counters=0)}, "no figure",
-     "accelerators incomplete (NVML)"),
+    ({"accelerators": figure(None, problems=["NVML is not installed"], counters=0)}, "accelerators NVML no figure",
+     "seed 1234"),
     ({"processors": figure(5.0, "RAPL", nodes=3)}, "4 on 3 nodes", "processors 5 J (RAPL)"),
 ])  # fmt: skip
 def test_old_and_incomplete_figures_are_shown_as_what_they_are(
@@ -113,14 +113,18 @@ def test_a_score_shows_the_joules_of_each_run_beside_its_minutes(tmp_path: Path,
         if n == 9:
             return None
         problems = [LOST] if n == 8 else []
-        return {"accelerators": figure(1000.0 * (n + 1), problems=problems), "node": figure(5000.0 * (n + 1))}
+        return {
+            "accelerators": figure(1000.0 * (n + 1), problems=problems),
+            "processors": figure(None, problems=["readable by root only"]),
+            "node": figure(5000.0 * (n + 1)),
+        }
 
     runs = ten_runs(tmp_path / "runs", energy_of)
     text = of_score(runs)
     assert text.count("energy of") == 2 and "accelerators" in text and "processors" not in text
     scored = of_json(capsys, "score", runs)["sets"][0]["runs"]
     for n, run in enumerate(scored):
-        whole = {"accelerators": 1000.0 * (n + 1), "node": 5000.0 * (n + 1)}
+        whole = {"accelerators": 1000.0 * (n + 1), "processors": None, "node": 5000.0 * (n + 1)}
         assert run["energy_j"] == ({} if n == 9 else whole | ({"accelerators": None} if n == 8 else {}))
         minutes = (
             f"run_{n} {run['seconds'] / 60:.4f} {run['without_staging_s'] / 60:.4f} {run['epochs_to_target']}"
@@ -136,7 +140,8 @@ def test_a_comparison_shows_mean_joules_by_what_was_measured(tmp_path: Path, cap
         problems = [LOST] if n == 3 else []
         return {
             "accelerators": figure(1000.0 * n, problems=problems),
-            "processors": figure(None, problems=["x"]),
+            "processors": figure(None, problems=["readable by root only"]),
+            "node": figure(5.0, "Slurm, ipmi", problems=["no sample on n1"]),
         }
 
     runs = ten_runs(tmp_path / "runs", energy_of)
@@ -144,17 +149,17 @@ def test_a_comparison_shows_mean_joules_by_what_was_measured(tmp_path: Path, cap
     comparison = compare([runs])
     out = StringIO()
     print_comparison(comparison, Console(file=out, width=300))
-    printed = f"energy of a run, mean: accelerators {joules_text(mean)}, processors incomplete"
+    printed = f"energy of a run, mean: accelerators {joules_text(mean)}, whole nodes incomplete"
     assert printed in " ".join(out.getvalue().split())
     page = Page(comparison_page(comparison))
-    assert "set time, min accelerators, kJ processors, kJ read with" in page.text
+    assert "set time, min accelerators, kJ whole nodes, kJ read with" in page.text
     assert (
         f"{mean / 1e3:.2f}\xa0±" in " ".join(page.texts)
-        and "accelerators: NVML; processors: NVML" in page.text
+        and "accelerators: NVML; whole nodes: Slurm, ipmi" in page.text
     )
     content = of_json(capsys, "report", runs)["sets"][0]["energy_j"]
     assert content["accelerators"]["mean"] == pytest.approx(mean) and content["accelerators"]["n"] == 7
-    assert content["processors"] is None
+    assert content["node"] is None and "processors" not in content
 
 
 def test_a_comparison_without_figures_has_no_such_section(tmp_path: Path) -> None:
