@@ -21,9 +21,9 @@ from mlhpc.benchmarks import load, registry, rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
+from mlhpc.common.energy.meter import meter_of
 from mlhpc.common.files import pagecache
 from mlhpc.common.files.filesystem import filesystem_of
-from mlhpc.common.host import energy
 from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.ranks import launch
@@ -71,7 +71,7 @@ def main(options: argparse.Namespace) -> int:
         _warn_of_memory(run, world)
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world)
         with (
-            RunLog(out, world, _energy_counters(run, world)) as log,
+            RunLog(out, world, meter_of(world, accelerators=not _on_cpus(run))) as log,
             closing_in_order(world, out),
             removed_on_abort(paths.stage, world),
         ):
@@ -258,10 +258,8 @@ def _evict(data: Path, world: World) -> bool:
     return most == 0
 
 
-def _energy_counters(run: Run, world: World) -> energy.Counters:
-    """Those of this node, read by its first rank; none for a run on CPUs."""
-    on_cpus = getattr(run.training, "device", "") == "cpu"
-    return energy.Counters() if on_cpus or world.local_rank else energy.counters()
+def _on_cpus(run: Run) -> bool:
+    return getattr(run.training, "device", "") == "cpu"
 
 
 def _sha256(path: Path) -> str:
@@ -284,7 +282,6 @@ def _log_facts(
         source_evicted=evicted,
     )
     submission = run.submission
-    on_cpus = getattr(run.training, "device", "") == "cpu"
     cut = getattr(run.training, "spatial", ())
     weights = getattr(run.training, "weights", "")
     coarse = getattr(run.training, "coarse_epochs", ())
@@ -297,7 +294,7 @@ def _log_facts(
             "submission_status": submission.status,
             "submission_platform": submission.platform,
             "number_of_nodes": world.nodes,
-            "accelerators_per_node": 0 if on_cpus else min(len(accelerators()), world.local_size),
+            "accelerators_per_node": 0 if _on_cpus(run) else min(len(accelerators()), world.local_size),
             "seed": seed,
             # Not keys of the logging rules: the suite's own check reads them.
             **({"resumed": True} if resume else {}),

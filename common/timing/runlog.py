@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import resource
-import socket
 import sys
 import threading
 import time
@@ -24,7 +23,7 @@ from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.heartbeat import Heartbeat
 from mlhpc.common.timing.mllog_file import close_mllog, has_run_stop, metadata_of, open_mllog
 from mlhpc.common.timing.steps import RecordEvent, StepTimer, percentiles
-from mlhpc.errors import QUIET, Terminated, UserError, count
+from mlhpc.errors import QUIET, Terminated, UserError
 
 T = TypeVar("T")
 Status = Literal["success", "failed", "aborted"]
@@ -35,21 +34,12 @@ RULED_SPANS = frozenset({"init", "run", "staging", "epoch", "eval"})
 RANK_0_MAY_STILL_WRITE_S = 3.0
 
 
-class EnergyCounters(Protocol):
-    """Energy counters of a node's accelerators (``common/host/energy.py``)."""
+class EnergyMeter(Protocol):
+    """What measures the energy of a run (``common/energy/meter.py``)."""
 
-    def joules(self) -> dict[str, float | str]: ...
-    def spent(self, before: Mapping[str, float | str]) -> dict[str, Any]: ...
-
-
-def named_once(found: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """The problems of hosts, each once with where it is: a thousand nodes may have the same."""
-    hosts: dict[str, list[str]] = {}
-    for host, problems in found:
-        for problem in problems:
-            hosts.setdefault(problem, []).append(host)
-    others = {p: f" and {count(len(at) - 1, 'other node')}" if len(at) > 1 else "" for p, at in hosts.items()}
-    return [f"{problem} on {at[0]}{others[problem]}" for problem, at in hosts.items()]
+    def start(self, record: Callable[[str, float], None]) -> None: ...
+    def halt(self) -> None: ...
+    def stop(self) -> tuple[Mapping[Any, Any], Sequence[str]]: ...
 
 
 class RunLog:
@@ -59,15 +49,15 @@ class RunLog:
     spans there are and what is timed.
     """
 
-    def __init__(self, out: Path, world: World, counters: EnergyCounters | None = None) -> None:
+    def __init__(self, out: Path, world: World, meter: EnergyMeter | None = None) -> None:
         """Open the files in the existing directory ``out``. Raises UserError if it cannot be written.
 
-        ``counters``: the energy counters that this rank reads before and after the span ``run``, None for no rank;
-        the sum over all ranks becomes the note ``energy``.
+        ``meter``: measures the energy of the span ``run``, which becomes the note ``energy``; on all ranks, or
+        on none.
         """
         self.out = out
         self._world = world
-        self._counters = counters
+        self._meter = meter
         self._opened = time.perf_counter()
         self._opened_ms = time.time() * 1e3
         self._open_spans: list[str] = []
@@ -123,7 +113,9 @@ class RunLog:
         if self._heartbeat:
             self._heartbeat.enter(phase)
         self._world.enter(phase)
-        before = self._counters.joules() if self._counters and name == "run" else {}
+        meter = self._meter if name == "run" else None
+        if meter:
+            meter.start(self._record_energy)
         if sync:
             self._world.barrier()
         started = self._event("begin", name, **tags)
@@ -150,28 +142,26 @@ class RunLog:
             self._open_spans.pop()
             if self._heartbeat:
                 self._heartbeat.enter(self._open_spans[-1] if self._open_spans else "after the run")
+            if meter and error:
+                meter.halt()
             if not error:
-                if self._counters and name == "run":
-                    self._note_energy(self._counters, before)
+                if meter:
+                    self._note_energy(meter)
                 self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
 
-    def _note_energy(self, counters: EnergyCounters, before: Mapping[str, float | str]) -> None:
-        """Joules of the accelerators of the run's nodes since ``before``, and a line about those that are not in
-        it; no note if no rank has counters or a problem with them."""
-        spent = counters.spent(before) | {"host": socket.gethostname()}
-        ranks = [one for one in self._world.gather(spent) if one["counters"] or one["problems"]]
-        if not ranks:
-            return
-        number = sum(one["counters"] for one in ranks)
-        joules = sum(one["joules"] for one in ranks) if number else None
-        source = max(ranks, key=lambda one: bool(one["counters"]))["source"]
-        found = [(one["host"], one["problems"]) for one in ranks]
-        problems = named_once(found) if self._world.nodes > 1 else ranks[0]["problems"]
-        self.note("energy", source=source, joules=joules, counters=number, problems=problems)
-        if problems:
-            more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-            what = f"the energy figure is of {number} of the devices" if number else "no energy figure"
-            self.say(f"{what}: {'; '.join(problems[:3])}{more}")
+    def _record_energy(self, measured: str, joules: float) -> None:
+        """From the meter's thread too: what this rank's counters have counted since the start of the run."""
+        with self._closing:
+            if not self._events.closed:
+                with suppress(UserError):  # the next event of the training raises it
+                    self._event("energy", measured, joules=round(joules, 3))
+
+    def _note_energy(self, meter: EnergyMeter) -> None:
+        figures, warnings = meter.stop()
+        if figures:
+            self.note("energy", **figures)
+        for line in warnings:
+            self.say(line)
 
     def timed(
         self,

@@ -3,6 +3,8 @@
 import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from mlhpc.common.energy.meter import NAMES
+from mlhpc.common.energy.slurm import counts_nodes
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.doctor import folder_checks
@@ -27,6 +29,7 @@ def check_nodes(
     hosts = [str(node["host"]) for node in nodes]
     yield _launcher(rank_info, hosts, env)
     yield from _merge(hosts, results)
+    yield from _slurms_energy(nodes[0])
     yield from _check_alike(nodes)
     yield from _check_shared(nodes)
 
@@ -136,15 +139,24 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
 
 
 def _energy(node: Node) -> Iterator[CheckResult]:
-    """Whether runs can record the energy of the GPUs."""
-    if not node["gpus"]:
-        return
-    source, counters, problem = (node["energy"][key] for key in ("source", "counters", "problem"))
-    if problem:
-        remedy = f"runs then have {'the energy of the others only' if counters else 'no energy figure'}"
-        yield CheckResult("warn", "energy", problem, remedy)
-    else:
-        yield CheckResult("pass", "energy", f"{source}, {count(counters, 'counter')}")
+    """What runs can record of the energy of this node."""
+    for found in node["energy"]:
+        name, counters = f"energy of {NAMES[found['measured']]}", found["counters"]
+        if found["problem"]:
+            remedy = f"runs then have {'the energy of the others only' if counters else 'no such figure'}"
+            yield CheckResult("warn", name, found["problem"], remedy)
+        else:
+            yield CheckResult("pass", name, f"{found['source']}, {count(counters, 'counter')}")
+
+
+def _slurms_energy(node: Node) -> Iterator[CheckResult]:
+    """Whether runs can record the energy that Slurm samples, which one rank asks for all nodes."""
+    sampled_by = node["energy_sampled_by"]
+    if counts_nodes(sampled_by):
+        yield CheckResult("pass", f"energy of {NAMES['node']}", f"Slurm, {sampled_by}")
+    elif sampled_by:
+        detail = f"Slurm's ({sampled_by}) is not used: it is not of whole nodes"
+        yield CheckResult("pass", f"energy of {NAMES['node']}", detail)
 
 
 def _check_alike(nodes: Sequence[Node]) -> Iterator[CheckResult]:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.data import manifest
+from mlhpc.common.energy.meter import counters_of_node
+from mlhpc.common.energy.slurm import plugin
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
-from mlhpc.common.host import energy
 from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.provenance import commit, packages
 from mlhpc.common.ranks.environment import RankInfo
@@ -59,6 +60,7 @@ def examine(
         "threads": {name: int(value) for name, value in threads.items() if value.isdigit()},
         "gpus": accelerators(),
         "energy": _energy(),
+        "energy_sampled_by": plugin() if rank_info.rank == 0 else "",
         "driver": driver_version(),
         "horovod_built_for": _horovod_built_for(),
         "infiniband": any(Path("/sys/class/infiniband").glob("*")),
@@ -91,10 +93,17 @@ def driver_version() -> str | None:
     return lines[0] if lines else None
 
 
-def _energy() -> dict[str, Any]:
-    counters = energy.counters()
-    problem = "; ".join(counters.problems)
-    return {"source": counters.source, "counters": len(counters.reads), "problem": problem}
+def _energy() -> list[dict[str, Any]]:
+    """What this node's energy can be read with, by what is measured."""
+    return [
+        {
+            "measured": c.measured,
+            "source": c.source,
+            "counters": len(c.reads),
+            "problem": "; ".join(c.problems),
+        }
+        for c in counters_of_node(accelerators=True)
+    ]
 
 
 def _folder(path: Path | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlhpc.errors import UserError
+from mlhpc.submission.logs.energy import in_order
 from mlhpc.submission.logs.run_directory import Result, RunDirectory, read
 
 
@@ -76,6 +77,11 @@ def _facts(run: RunDirectory, result: Result) -> dict[str, Any]:
     return {key: value for key in keys if (value := getattr(result, key)) is not None}
 
 
+def _energy(result: Result) -> dict[str, float | None]:
+    """Joules by what was measured; None where a part is missing."""
+    return {f"energy_{kind}_j": energy.whole_joules for kind, energy in in_order(result.energy).items()}
+
+
 def _csv(run: RunDirectory, result: Result, out: Path) -> None:
     rows = metrics_of(result)
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -83,7 +89,7 @@ def _csv(run: RunDirectory, result: Result, out: Path) -> None:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(rows)
-    facts = {**_facts(run, result), "time_to_train_s": result.time_to_train_s}
+    facts = {**_facts(run, result), "time_to_train_s": result.time_to_train_s, **_energy(result)}
     with (out / "run.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("key", "value"), *facts.items()])
 
@@ -154,8 +160,7 @@ def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
     whole = {
         "time_to_train_s": result.time_to_train_s,
         "time_to_train_without_staging_s": result.time_to_train_without_staging_s,
-        # Of some of the devices it would look like the energy of all.
-        "energy_joules": result.energy.joules if result.energy and not result.energy.problems else None,
+        **_energy(result),
     }
     return metrics + [Metric(key, value, int(at), step) for key, value in whole.items() if value is not None]
 

@@ -8,6 +8,7 @@ from typing import Any
 from mlhpc.errors import UserError
 from mlhpc.submission.check.check import check_run
 from mlhpc.submission.check.content import findings_content
+from mlhpc.submission.logs.energy import in_order
 from mlhpc.submission.logs.findings import passes, verdict
 from mlhpc.submission.logs.progress import Follower
 from mlhpc.submission.logs.ranks import running
@@ -74,6 +75,9 @@ def run_content(run: RunDirectory, ruleset: str = "2.0.0") -> dict[str, Any]:
         "parts": [{"part": p.key, "seconds": p.seconds, "share": p.share} for p in parts(run)],
         "samples_per_s": throughput(run),
         "bytes_per_s": data_rate(run),
+        "energy_j": {k: energy.whole_joules for k, energy in in_order(result.energy).items()}
+        if result
+        else {},
         "progress": asdict(Follower(run.path).look()) if alive and run.log else None,
         "problems": [f"{name} {problem}" for name, problem in run.problems] if not alive else [],
         "passes": passes(findings) and not alive,
@@ -110,6 +114,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "parts_s": entry.parts_s,
         "epochs": _spread(entry.epochs),
         "samples_per_s_per_unit": _spread(entry.train_rate),
+        "energy_j": {kind: _spread(joules) for kind, joules in entry.joules.items()},
         "notes": list(entry.notes),
     }
 

@@ -48,12 +48,14 @@ def write_trace(folder: Path, out: Path) -> Path:
 
 def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
     """The spans of one rank as trace events: its phases on one line; data waits, and steps, of each epoch as
-    totals on lines of their own, since waits are recorded as sums (docs/timing.md). A span that never ended, in
+    totals on lines of their own, since waits are recorded as sums (docs/timing.md); the energy that its node has
+    used as counters. A span that never ended, in
     a run that was killed or still runs, ends with the last event."""
     yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
     for thread, name in ((0, "phases"), (_STEPS, "steps"), (_WAITS, "data wait (sum per epoch)")):
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}
     open_spans: list[Event] = []
+    counted: dict[str, tuple[float, float]] = {}
     last = max((event.get("t", 0.0) for event in events), default=0.0)
     for event in events:
         kind, t = event["event"], event.get("t", 0.0)
@@ -62,11 +64,30 @@ def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
         elif kind == "end":
             started = _started(open_spans, event)
             yield _complete(rank, 0, event, started, t, {})
+        elif kind == "energy":
+            yield from _energy(rank, event, counted)
         elif kind in _KINDS:
             thread = _STEPS if kind == "steps" else _WAITS
             yield _complete(rank, thread, event, t - event.get("seconds", 0.0), t, {"of": "the whole epoch"})
     for event in open_spans:
         yield _complete(rank, 0, event, event.get("t", 0.0), last, {"unfinished": True})
+
+
+def _energy(rank: int, event: Event, counted: dict[str, tuple[float, float]]) -> Iterator[Event]:
+    """What the counters of the rank's node have counted in the run so far, and the mean power since the
+    reading before (``counted``: its time and joules), from that moment on."""
+    measured, joules, t = str(event["name"]), event.get("joules"), event.get("t", 0.0)
+    if isinstance(joules, bool) or not isinstance(joules, int | float):
+        return
+    start, before = counted.get(measured, (t, joules))
+    if t > start:
+        yield _counter(rank, f"power of {measured}, W", start, (joules - before) / (t - start))
+    yield _counter(rank, f"energy of {measured}, J", t, joules)
+    counted[measured] = t, joules
+
+
+def _counter(rank: int, name: str, t: float, value: float) -> Event:
+    return {"ph": "C", "name": name, "pid": rank, "ts": round(t * 1e6, 3), "args": {name: value}}
 
 
 def _started(open_spans: list[Event], event: Event) -> float:
@@ -104,7 +125,7 @@ def _counters(run: RunDirectory) -> Iterator[Event]:
         values = {"samples/s": epoch.samples_per_s, run.target.metric: epoch.quality(run.target.metric)}
         for name, value in values.items():
             if value is not None:
-                yield {"ph": "C", "name": name, "pid": 0, "ts": round(t * 1e6, 3), "args": {name: value}}
+                yield _counter(0, name, t, value)
 
 
 def _rank(path: Path) -> int:

@@ -1,5 +1,6 @@
 """The output of ``mlhpc check`` and ``mlhpc score``."""
 
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
+from mlhpc.submission.logs.energy import NAMES, energies_of, joules_text, measured_in
 from mlhpc.submission.logs.findings import print_findings, verdict
 from mlhpc.submission.logs.result_set import ResultSet
 from mlhpc.submission.score.rcp import Comparison
@@ -75,6 +77,13 @@ def _heading(results: ResultSet, console: Console) -> None:
 
 def _runs(checked: SetCheck) -> Table:
     scored = checked.score.minutes is not None
+    energy = {run.path: energies_of(run.path) for run in checked.score.runs}
+    measured = measured_in(energy.values())
+
+    def joules(kind: str, run: RunScore) -> str:
+        found = energy[run.path].get(kind)
+        return joules_text(found.whole_joules) if found else ""
+
     return table(
         "runs",
         checked.score.runs,
@@ -83,9 +92,10 @@ def _runs(checked: SetCheck) -> Table:
             "minutes": lambda run: _minutes(run.seconds),
             "without staging": lambda run: _minutes(run.without_staging_s),
             "epochs": lambda run: "" if run.epochs_to_target is None else str(run.epochs_to_target),
+            **{f"energy of {NAMES[kind]}": partial(joules, kind) for kind in measured},
             "in the score": lambda run: _part(run, scored),
         },
-        prose=(4,),
+        prose=(4 + len(measured),),
     )
 
 

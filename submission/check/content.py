@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.submission.check.check import SetCheck, check_sets
+from mlhpc.submission.logs.energy import joules_of
 from mlhpc.submission.logs.findings import Finding, grouped, verdict
 from mlhpc.submission.score.score import RunScore, Weak
 from mlhpc.submission.score.set_score import division_of, has_own_target, target_of
@@ -77,5 +78,6 @@ def _run(run: RunScore) -> dict[str, Any]:
         "without_staging_s": run.without_staging_s,
         "epochs_to_target": run.epochs_to_target,
         "converged": run.converged,
+        "energy_j": joules_of(run.path),
         "left_out": run.why or run.dropped or None,
     }

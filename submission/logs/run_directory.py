@@ -5,45 +5,26 @@ reader has to expect a time of ``inf``, 10¹² ranks or a preset with shell code
 """
 
 import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run, meets
 from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError, count
+from mlhpc.submission.logs.energy import Energies
+from mlhpc.submission.logs.fields import Count, Fields, Measured, Name, Ranks, Seconds, Text
 from mlhpc.submission.logs.mllog import Log, parse
 
 T = TypeVar("T")
-MOST_RANKS = 1_000_000
 
 
-def _finite_or_none(value: Any) -> Any:
-    """None for NaN and infinity, such as the loss of a diverged run."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-Name = Annotated[str, Field(pattern=r"^[\w.+-]{1,100}$")]
-"""An identifier of this suite: no blanks, brackets, quotes or control characters."""
-Text = Annotated[str, AfterValidator(printable), Field(max_length=10_000)]
-Seconds = Annotated[float, Field(ge=-1e12, le=1e12)]
-Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]
-Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
-
-
-class _Read(BaseModel):
-    # Keys added by later versions are kept, not rejected.
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-
-class Target(_Read):
+class Target(Fields):
     metric: Name
     label: Text
     value: Annotated[float, Field(allow_inf_nan=False)]
@@ -59,7 +40,7 @@ class Target(_Read):
         return meets(value, self.value, higher_is_better=self.higher_is_better)
 
 
-class Epoch(_Read):
+class Epoch(Fields):
     """Seconds, samples and bytes of one epoch; the quality is stored under the metric's name."""
 
     epoch: Count
@@ -85,13 +66,13 @@ class Epoch(_Read):
         return float(value)
 
 
-class Samples(_Read):
+class Samples(Fields):
     train: Count
     eval: Count
     shape: tuple[Count, ...]
 
 
-class Staging(_Read):
+class Staging(Fields):
     files: Count
     bytes: Count
     seconds: Seconds
@@ -111,7 +92,7 @@ class Staging(_Read):
     rank_seconds: tuple[Seconds, ...] = ()
 
 
-class DataFormat(_Read):
+class DataFormat(Fields):
     """How the data set was stored. ``codec`` None: as published. ``max_error``: the bound of a lossy codec, a
     share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or "numpy".
     ``samples_per_archive`` None: not packed. ``shuffle_scope``: "sample" or "node"."""
@@ -134,24 +115,14 @@ class DataFormat(_Read):
         return f"{self.codec}, lossy{bound}{packed}"
 
 
-class Energy(_Read):
-    """What the accelerators of all nodes used between start and stop; None where no counter could be read.
-    ``source``: what the ``counters`` were read with. ``problems``: which devices are not in it, and why."""
-
-    joules: Annotated[float, Field(ge=0, le=1e18)] | None
-    counters: Count
-    source: Text
-    problems: tuple[Text, ...] = ()
-
-
-class Emulation(_Read):
+class Emulation(Fields):
     """Seconds that the steps of an emulated run took up."""
 
     step_s: Seconds
     eval_step_s: Seconds = 0.0
 
 
-class Result(_Read):
+class Result(Fields):
     """result.json; docs/architecture.md has the format."""
 
     mlhpc: Text | None = None
@@ -173,13 +144,13 @@ class Result(_Read):
     nodes: Ranks | None = None
     launcher: Text | None = None
     data: DataFormat | None = None
-    energy: Energy | None = None
+    energy: Energies | None = None
     staging: Staging | None = None
     emulation: Emulation | None = None
     source_evicted: bool | None = None
 
 
-class Machine(_Read):
+class Machine(Fields):
     """The part of env.json that every node has."""
 
     hostname: Text | None = None

@@ -2,6 +2,7 @@
 and the prediction of section 4.1.2. ``templates/comparison.html`` has the order of the sections and their text."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from mlhpc.benchmarks import registry
@@ -10,6 +11,7 @@ from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
 from mlhpc.submission.logs.differences import differences_section
+from mlhpc.submission.logs.energy import NAMES
 from mlhpc.submission.report.compare import DETAILED, Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
@@ -61,6 +63,7 @@ def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
         "differences": differences_section(originals),
         "staging": [_staging(measured)] if measured else None,
         "scaling": [_scaling(measured)] if measured else None,
+        "energy": [_energy(used)] if (used := [e for e in measured if e.joules]) else None,
         "predicted": [_predicted("predictions", new)] if new else None,
         "tested": [_predicted("predictions-tested", tested)] if tested else None,
     }
@@ -177,6 +180,37 @@ def _scaling(shown: Sequence[Entry]) -> Table:
             "efficiency": lambda e: relative[e.letter][1],
             "budget, h · units": lambda e: Cell(plain(e.budget_h), value=e.budget_h or ""),
         },
+    )
+
+
+def _energy(shown: Sequence[Entry]) -> Table:
+    """Joules beside the time they were used in, by what was measured."""
+
+    def kilojoules(kind: str, entry: Entry) -> Cell:
+        if kind in entry.joules and entry.joules[kind] is None:
+            return Cell("incomplete", value="")
+        return _mean(entry.joules.get(kind), 1e3)
+
+    def sources(entry: Entry) -> str:
+        found = dict.fromkeys(
+            f"{NAMES[kind]}: {run.energy[kind].source}"
+            for kind in entry.joules
+            for run in entry.runs
+            if kind in run.energy
+        )
+        return "; ".join(found)
+
+    kinds = [kind for kind in NAMES if any(kind in e.joules for e in shown)]
+    return table(
+        "energy",
+        shown,
+        {
+            "set": _measured_over,
+            "time, min": lambda e: _mean(e.time_s, 60),
+            **{f"{NAMES[kind]}, kJ": partial(kilojoules, kind) for kind in kinds},
+            "read with": sources,
+        },
+        prose=(2 + len(kinds),),
     )
 
 

@@ -9,6 +9,7 @@ from mlhpc.common.pages.blocks import table
 from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import count
+from mlhpc.submission.logs.energy import NAMES, joules_text
 from mlhpc.submission.logs.findings import STYLES
 from mlhpc.submission.report.compare import Comparison, Predicted
 from mlhpc.submission.report.entry import Entry
@@ -28,6 +29,11 @@ def _share(entry: Entry, key: str) -> str:
 
 def _score(entry: Entry) -> str:
     return "none" if entry.score is None or entry.score.minutes is None else f"{entry.score.minutes:.4f}"
+
+
+def _energy(entry: Entry) -> str:
+    means = {kind: found and found.mean for kind, found in entry.joules.items()}
+    return ", ".join(f"{NAMES[kind]} {joules_text(mean)}" for kind, mean in means.items())
 
 
 def _range(p: Predicted) -> str:
@@ -71,6 +77,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             )
             if e.score is not None and e.score.why:
                 console.print(text(f"  no score: {e.score.why}", "yellow"))
+            if e.joules:
+                console.print(text(f"  energy of a run, mean: {_energy(e)}", "dim"))
             for note in e.notes:
                 console.print(text(f"  {note}", "yellow"))
         print_table(table("sets", group, _MEASURED, text_columns=1), console)

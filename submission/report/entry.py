@@ -2,13 +2,15 @@
 
 import re
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from mlhpc.benchmarks import registry
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Measured
+from mlhpc.submission.logs.energy import Energy, measured_in
 from mlhpc.submission.logs.phases import Phases
 from mlhpc.submission.logs.run_directory import Target
 from mlhpc.submission.report.spread import Spread, spread
@@ -28,10 +30,11 @@ IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED = "in the score", "before the clock", "no rec
 @dataclass(frozen=True)
 class RunFacts:
     """One measured run. ``epochs``: those begun before the evaluation that met the target; all epochs if none
-    did."""
+    did. ``energy``: by what was measured; empty for logs of others."""
 
     phases: Phases
     epochs: int
+    energy: Mapping[str, Energy] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,14 @@ class Entry:
     def budget_h(self) -> float | None:
         """Time to solution × compute units, in hours (paper 001, Table 6)."""
         return self.time_s.mean / 3600 * self.scale if self.time_s and self.scale else None
+
+    @property
+    def joules(self) -> dict[str, Spread | None]:
+        """By what was measured: over the runs whose figure is whole, None if that of none is."""
+        kinds = measured_in(r.energy for r in self.runs)
+        return {
+            kind: spread(r.energy[kind].whole_joules for r in self.runs if kind in r.energy) for kind in kinds
+        }
 
     @property
     def measured(self) -> Measured | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from mlhpc.benchmarks import load, registry
 from mlhpc.common.files.untrusted import read_object
+from mlhpc.submission.logs.energy import energies_of
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.phases import Phases, phases
 from mlhpc.submission.logs.result_set import ResultSet
@@ -149,7 +150,11 @@ def _measured_runs(
     if not chosen:
         chosen, over = [log for log in logs if not _is_aborted(log)], OVER_ENDED
     measured = [(log, parts) for log in chosen if (parts := phases(log)) and 0 < parts.total < math.inf]
-    return tuple(RunFacts(parts, _epochs_to_target(log, parts, target)) for log, parts in measured), over
+    facts = (
+        RunFacts(parts, _epochs_to_target(log, parts, target), energies_of(log.path))
+        for log, parts in measured
+    )
+    return tuple(facts), over
 
 
 def _epochs_to_target(log: Log, parts: Phases, target: Target | None) -> int:

@@ -12,6 +12,7 @@ from mlhpc.common.pages.terminal import print_table
 from mlhpc.errors import UserError, count
 from mlhpc.perf.machines import machine as find_machine
 from mlhpc.submission.check.check import check_run
+from mlhpc.submission.logs.energy import energy_line
 from mlhpc.submission.logs.findings import Finding, passes, verdict
 from mlhpc.submission.logs.progress import Follower
 from mlhpc.submission.logs.ranks import running
@@ -160,6 +161,8 @@ def _facts(run: RunDirectory) -> dict[str, str]:
             speed_of = f", {size(staging.bytes / staging.seconds, '/s')}" if staging.seconds else ""
             took = f"{size(staging.bytes)} in {duration(staging.seconds)}{speed_of}"
             facts["staged"] = f"{count(staging.files, 'file')}, {took}"
+        if energy := energy_line(result.energy):
+            facts["energy"] = energy
         on = "an unknown number of nodes" if result.nodes is None else count(result.nodes, "node")
         facts["ranks"] = f"{result.ranks} on {on}, launched by {result.launcher}"
         facts["seed"] = str(result.seed)

@@ -6,6 +6,7 @@ from mlhpc.benchmarks import registry
 from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
+from mlhpc.submission.logs.energy import energy_section
 from mlhpc.submission.logs.findings import Finding, passes, verdict
 from mlhpc.submission.logs.ranks import RankTimes, read_ranks, running
 from mlhpc.submission.logs.run_directory import RunDirectory
@@ -40,6 +41,9 @@ def page(
         blocks=[
             _missing(run),
             _breakdown(run),
+            energy_section(run.result.energy, run.log.time_to_train_s if run.log else None)
+            if run.result
+            else None,
             prediction_section(predicted) if predicted else None,
             _progress(run, ranks),
             run_sections.processes(run, ranks),

@@ -10,7 +10,7 @@ from mlhpc.common.pages.blocks import Cell, Details, Facts, Section, Table, numb
 from mlhpc.errors import count
 from mlhpc.submission.logs.findings import Finding, verdict
 from mlhpc.submission.logs.ranks import RankTimes
-from mlhpc.submission.logs.run_directory import Energy, Epoch, Result, RunDirectory, Staging
+from mlhpc.submission.logs.run_directory import Epoch, Result, RunDirectory, Staging
 from mlhpc.submission.report import run_charts
 from mlhpc.submission.report.summary import data_rates, digits, duration, packages_of, size
 
@@ -237,21 +237,8 @@ def hardware(run: RunDirectory) -> Section | None:
         hosts.setdefault(kind, []).append(str(machine.get("hostname", "?")))
     rows = tuple((Cell(_some(names)), *map(Cell, kind)) for kind, names in hosts.items())
     about = f"{count(len(machines), 'node')}; identical ones share a row. Cores are those this run may use."
-    if run.result and (energy := run.result.energy):
-        about += _energy(energy)
     head = ("node", "processor", "cores", "memory", "accelerators")
     return Section("Hardware", about, (Table("hardware", head, rows, text_columns=5),))
-
-
-def _energy(energy: Energy) -> str:
-    problems = "; ".join(energy.problems[:8]) + " …" * (len(energy.problems) > 8)
-    if energy.joules is None:
-        return f" There is no energy figure: {problems}."
-    left_out = f" Not in it: {problems}." if problems else ""
-    return (
-        f" The accelerators used {energy.joules / 1e3:.4g} kJ inside the clock "
-        f"({energy.source}, {count(energy.counters, 'counter')}).{left_out}"
-    )
 
 
 def _grouped(names: object) -> str:

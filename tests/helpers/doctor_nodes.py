@@ -10,7 +10,8 @@ FOLDER = {"path": "/scratch", "type": "xfs", "is_ram": False, "shared": False, "
 
 NODE = {
     "host": "n0", "local_size": 1, "cores": 8, "python": "3.11.7", "machine_cores": 8, "gpus": [],
-    "energy": {"source": "", "counters": 0, "problem": ""},
+    "energy": [],
+    "energy_sampled_by": "",
     "threads": {}, "driver": None,
     "packages": {"mlhpc": "0.1.0", "tensorflow": "2.18.1", "horovod": "0.28.1", "torch": "2.12.1"},
     "commit": "abc", "horovod_built_for": "2.18.1", "infiniband": False, "memlock": 8 << 20,

@@ -17,6 +17,7 @@ FLOORS = (
     {"mlhpc/errors", "mlhpc/__init__", "common"},
     {"benchmarks", "common/files", "common/ranks"},
     {"common/formats", "common/host", "common/pages", "common/timing"},
+    {"common/energy"},
     {"common/data/codecs"},
     {"common/data"},
     {"common/staging"},

@@ -20,6 +20,20 @@ def lines(node, rank_info=RankInfo(), backend="horovod", benchmark="cosmoflow", 
     return list(check_nodes([node], rank_info, benchmark, backend, dict(env)))
 
 
+def counted(measured, counters, problem=""):
+    return {"measured": measured, "source": "NVML", "counters": counters, "problem": problem}
+
+
+def test_slurms_counter_is_used_if_it_is_of_whole_nodes():
+    details = {
+        name: line.detail
+        for name in ("ipmi", "rapl")
+        for line in lines(spoiled(energy_sampled_by=name))
+        if line.name == "energy of whole nodes"
+    }
+    assert details == {"ipmi": "Slurm, ipmi", "rapl": "Slurm's (rapl) is not used: it is not of whole nodes"}
+
+
 def worst(results, what):
     states = {line.status for line in results if line.name == what}
     return next((state for state in ("fail", "warn", "pass") if state in states), None)
@@ -52,9 +66,12 @@ def torch_of(cuda, driver, usable):
         ("PyTorch", "warn", GPU | {"torch__gpus": 4, "torch__backend": "xccl"}, {"backend": "torch"}),
         ("PyTorch", "pass", GPU | {"torch__gpus": 4, "torch__backend": "xccl", "torch__built": True},
          {"backend": "torch"}),
-        ("energy", "warn", GPU | {"energy__problem": "NVML is not installed: pip install x"}, {}),
-        ("energy", "pass", GPU | {"energy__source": "NVML", "energy__counters": 4}, {}),
-        ("energy", None, {}, {}),
+        ("energy of accelerators", "warn", {"energy": [counted("accelerators", 0, "NVML is not installed")]}, {}),
+        ("energy of accelerators", "pass", {"energy": [counted("accelerators", 4)]}, {}),
+        ("energy of accelerators", None, {}, {}),
+        ("energy of processors", "warn", {"energy": [counted("processors", 0, "readable by root only")]}, {}),
+        ("energy of whole nodes", "pass", {"energy": [counted("node", 1)]}, {}),
+        ("energy of whole nodes", "pass", {"energy_sampled_by": "ipmi"}, {}),
         # Horovod: a wheel from pip's cache for another TensorFlow; builds that lack what a launcher needs.
         ("Horovod", "fail", {"horovod_built_for": "2.15.1"}, {"rank_info": SRUN}),
         ("Horovod", "warn", {"horovod_built_for": "2.15.1"}, {}),

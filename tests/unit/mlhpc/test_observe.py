@@ -177,6 +177,31 @@ def test_a_trace_of_a_run_is_valid_and_has_every_span_of_every_rank(tmp_path: Pa
     assert all(run["ts"] <= e["ts"] and e["ts"] + e["dur"] <= run["ts"] + run["dur"] for e in inside)
 
 
+def test_a_trace_has_the_energy_of_each_node_as_counters(tmp_path: Path) -> None:
+    """Joules at each reading, and from each reading to the next the mean power in between."""
+    out = started(tmp_path / "run", epochs=1)
+    readings = {0: [(1.0, 0.0), (11.0, 3000.0), (13.5, 4000.0)], 1: [(2.0, 0.0), (12.0, 5000.0)]}
+    for rank, joules in readings.items():
+        lines = [
+            json.dumps({"t": t, "event": "energy", "name": "processors", "joules": value})
+            for t, value in joules
+        ]
+        lines.append('{"t": 14.0, "event": "energy", "name": "processors", "joules": "many"}')
+        with (out / f"events.rank{rank}.jsonl").open("a") as file:
+            file.write("\n".join(lines) + "\n")
+    trace = json.loads(write_trace(out, tmp_path / "trace.json").read_text())
+    jsonschema.validate(trace, TRACE_SCHEMA)
+
+    def counted(name: str, rank: int) -> list[tuple[float, float]]:
+        events = [e for e in trace["traceEvents"] if (e["ph"], e["name"], e["pid"]) == ("C", name, rank)]
+        return [(e["ts"] / 1e6, e["args"][name]) for e in events]
+
+    assert counted("energy of processors, J", 0) == readings[0]
+    assert counted("energy of processors, J", 1) == readings[1]
+    assert counted("power of processors, W", 0) == [(1.0, 300.0), (11.0, 400.0)]
+    assert counted("power of processors, W", 1) == [(2.0, 500.0)]
+
+
 def test_a_trace_overwrites_nothing(tmp_path: Path) -> None:
     out = started(tmp_path / "run", epochs=1)
     (tmp_path / "trace.json").write_text("kept")
@@ -191,6 +216,8 @@ def test_csv_has_every_epoch_and_quotes_names(tmp_path: Path, capsys) -> None:
     def renamed(result):
         result["launcher"] = name
         result["epochs"][0][name] = 0.5
+        node = {"joules": 5000.0, "source": "Slurm, ipmi", "counters": 1, "nodes": 1, "problems": []}
+        result["energy"] = {"node": node, "processors": node | {"problems": ["package-1 stood still"]}}
 
     make_run(tmp_path / "run", epochs=3, result=renamed)
     words = ["export", str(tmp_path / "run"), "--to", "csv", "--out", str(tmp_path / "csv")]
@@ -200,6 +227,8 @@ def test_csv_has_every_epoch_and_quotes_names(tmp_path: Path, capsys) -> None:
     whole = json.loads((tmp_path / "run" / "result.json").read_text())["epochs"]
     assert [float(row["eval_error"]) for row in rows] == [epoch["eval_error"] for epoch in whole]
     assert rows[0][name] == "0.5" and rows[1][name] == ""
+    facts = dict(csv.reader((tmp_path / "csv" / "run.csv").open(newline="")))
+    assert (facts["energy_node_j"], facts["energy_processors_j"]) == ("5000.0", "")
     assert cli.main(words) == 2 and "exists already" in capsys.readouterr().err
 
 

@@ -174,22 +174,6 @@ def test_equal_nodes_share_a_row(tmp_path: Path) -> None:
     assert "4 × A100, 40 GiB" in page.text
 
 
-def test_an_energy_figure_names_the_devices_that_are_not_in_it(tmp_path: Path) -> None:
-    lost = "GPU 1 could not be read during the run (GPU is lost)"
-    some = {"source": "NVML", "joules": 81234.5, "counters": 1, "problems": [lost]}
-    none = {"source": "NVML", "joules": None, "counters": 0, "problems": ["NVML is not installed"]}
-    before = {"source": "NVML", "joules": 81234.5, "counters": 2}  # without problems, as in older results
-    for number, (energy, said) in enumerate(
-        [
-            (some, f"used 81.23 kJ inside the clock (NVML, 1 counter). Not in it: {lost}."),
-            (none, "There is no energy figure: NVML is not installed."),
-            (before, "used 81.23 kJ inside the clock (NVML, 2 counters)."),
-        ]
-    ):
-        run = make_run(tmp_path / str(number), result=lambda r, energy=energy: r.update(energy=energy))
-        assert said in report_of(run)[0].text
-
-
 def test_a_report_replaces_the_previous_one_atomically(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     report_of(run)

@@ -1,0 +1,93 @@
+"""Energy of this node's accelerators, from the counters of their drivers.
+
+NVIDIA's through NVML (package nvidia-ml-py; Volta and later), AMD's through amdsmi (part of ROCm), Intel's from
+the files of the i915 and xe drivers.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.energy.counters import Counters, Read, answering, said
+from mlhpc.common.host import accelerators
+from mlhpc.common.host.accelerators import Vendor
+
+_NONE = Counters("accelerators")
+
+
+def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -> Counters:
+    """The counters of this node's accelerators, which are of ``vendor`` (default: found out by its tools)."""
+    if vendor is None:
+        there = accelerators.found()
+        vendor = there[0].vendor if there else None
+    if vendor == "nvidia":
+        return _library("NVML", "pynvml", "pip install 'mlhpc[nvidia]'", _nvidia)
+    if vendor == "amd":
+        return _without_second_dies(_library("amdsmi", "amdsmi", "pip install /opt/rocm/share/amd_smi", _amd))
+    return _intel(root) if vendor == "intel" else _NONE
+
+
+def _library(source: str, module: str, install: str, reads_of: Callable[[Any], dict[str, Read]]) -> Counters:
+    """Any error of a vendor's library means no figures, never a run that ends."""
+    none = replace(_NONE, source=source)
+    try:
+        library = import_module(module)
+    except ModuleNotFoundError:
+        return replace(none, problems=(f"{source} is not installed: {install}",))
+    except Exception as error:  # amdsmi of PyPI comes without libamd_smi.so, and its import raises KeyError
+        return replace(none, problems=(f"{source} cannot load its library ({said(error)}): {install}",))
+    try:
+        reads = reads_of(library)
+    except Exception as error:
+        return replace(
+            none, problems=(f"{source} cannot read the devices ({said(error)}): check the driver",)
+        )
+    return answering("accelerators", source, reads, f"{source} has no energy counter for these devices")
+
+
+def _nvidia(nvml: Any) -> dict[str, Read]:
+    """nvmlDeviceGetTotalEnergyConsumption: millijoules since the driver was loaded (NVML API reference)."""
+    nvml.nvmlInit()
+
+    def joules(device: Any) -> float:
+        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(device)) / 1e3
+
+    devices = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+    return {f"GPU {number}": partial(joules, device) for number, device in enumerate(devices)}
+
+
+def _amd(amdsmi: Any) -> dict[str, Read]:
+    """amdsmi_get_energy_count: a counter and the microjoules of one count (AMD SMI Python API). Of the two dies of
+    an MI250X only the first counts, for both; ROCm before 6.4 calls the counter ``power``."""
+    amdsmi.amdsmi_init()
+
+    def joules(device: Any) -> float:
+        count = amdsmi.amdsmi_get_energy_count(device)
+        counter = count["energy_accumulator"] if "energy_accumulator" in count else count["power"]
+        return float(counter) * float(count["counter_resolution"]) / 1e6
+
+    devices = enumerate(amdsmi.amdsmi_get_processor_handles())
+    return {f"GPU {number}": partial(joules, device) for number, device in devices}
+
+
+def _without_second_dies(found: Counters) -> Counters:
+    """If half of the devices are silent, they are the second dies of MI250Xs: the counter of the first is that of
+    both."""
+    half = bool(found.reads) and len(found.problems) == len(found.reads)
+    return replace(found, problems=()) if half else found
+
+
+def _intel(root: Path) -> Counters:
+    """energy1_input of the hwmon devices called "i915" or "xe", which count a whole card in microjoules; those of
+    its tiles are called "i915_gtN" (Linux, Documentation/ABI/testing/sysfs-driver-intel-i915-hwmon)."""
+    files = {
+        path.parents[3].name: path
+        for path in sorted(root.glob("sys/class/drm/card*/device/hwmon/hwmon*/energy1_input"))
+        if (path.parent / "name").read_text().strip() in ("i915", "xe")
+    }
+    reads = {card: lambda path=path: int(path.read_text()) / 1e6 for card, path in files.items()}
+    without = "the driver has no energy counter (sys/class/drm/card*/device/hwmon)"
+    return answering("accelerators", "sysfs", reads, without)

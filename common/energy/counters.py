@@ -1,0 +1,161 @@
+"""Energy counters: what they count, and what was used since they were last read.
+
+Accelerators, processors and whole nodes have counters of their own. A node's energy contains that of its
+processors and accelerators, so that figures of different kinds are never added. A counter is of a device or a
+node, not of a process: whatever else ran there is in it.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mlhpc.errors import count
+
+Measured = Literal["accelerators", "processors", "node"]
+Read = Callable[[], float]
+"""Joules since some moment in the past."""
+Reading = float | str
+"""Joules, or why the counter could not be read."""
+
+MOST_W = 1000.0
+"""Watts that nothing behind a counter that wraps exceeds: a package of 2025 draws 500 W (AMD EPYC 9965)."""
+AT_ONCE_J = 100.0
+"""Joules by which a counter may move in no time: it is written every so often."""
+STILL_S = 10.0
+"""Seconds after which a processor's or a node's counter that has not moved is broken: they move every second, idle
+too."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The counters of one kind on one node.
+
+    ``source``: what they are read with. ``reads``: one per counter, by its name. ``problems``: why there are none,
+    or why one is left out, a line each; empty too for a node without what they count. ``wraps``: joules at which a
+    counter starts again from zero; one without an entry never does.
+    """
+
+    measured: Measured
+    source: str = ""
+    reads: Mapping[str, Read] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    wraps: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What counters counted in a run. ``joules``: of the ``counters`` that could be read, which are of ``nodes``
+    nodes. ``problems``: which are not in it, and why. ``host``: where, empty if the problems say it."""
+
+    measured: Measured
+    source: str
+    joules: float
+    counters: int
+    nodes: int
+    problems: list[str]
+    host: str
+
+
+def reading(read: Read) -> Reading:
+    """A counter that cannot be read ends no run."""
+    try:
+        return read()
+    except Exception as error:  # each vendor's library raises classes of its own
+        return said(error)
+
+
+def said(error: Exception) -> str:
+    """An error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def answering(measured: Measured, source: str, reads: Mapping[str, Read], without: str) -> Counters:
+    """Those of ``reads`` that can be read; older devices have no counter. ``without``: the problem where none has
+    one."""
+    tried = {name: reading(read) for name, read in reads.items()}
+    there = {name: read for name, read in reads.items() if not isinstance(tried[name], str)}
+    silent = {name: why for name, why in tried.items() if isinstance(why, str)}
+    if not there:
+        reasons = list(dict.fromkeys(silent.values()))
+        return Counters(measured, source, problems=(without + (f" ({reasons[0]})" if reasons else ""),))
+    return Counters(
+        measured, source, there, tuple(f"{name} has no counter ({why})" for name, why in silent.items())
+    )
+
+
+def named_once(found: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """The problems of hosts, each once with where it is: a thousand nodes may have the same. One of the host ""
+    says that itself."""
+    hosts: dict[str, list[str]] = {}
+    for host, problems in found:
+        for problem in problems:
+            hosts.setdefault(problem, []).append(host)
+    others = {p: f" and {count(len(at) - 1, 'other node')}" if len(at) > 1 else "" for p, at in hosts.items()}
+    return [f"{problem} on {at[0]}{others[problem]}" if at[0] else problem for problem, at in hosts.items()]
+
+
+class Sum:
+    """What ``counters`` have counted since ``start``, read often enough that none wraps twice in between."""
+
+    def __init__(self, counters: Counters, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counters, self._clock = counters, clock
+        self._last: dict[str, Reading] = {}
+        self._at: dict[str, float] = {}
+        self._used: dict[str, float] = {}
+        self._lost: dict[str, str] = {}  # counters whose sum is not known, and why
+        self._failed: dict[str, str] = {}  # those that could not be read the last time
+        self._started = 0.0
+
+    def start(self) -> None:
+        """Read the counters for the first time."""
+        self._started = self._clock()
+        for name, read in self.counters.reads.items():
+            self._last[name], self._at[name], self._used[name] = reading(read), self._clock(), 0.0
+            if isinstance(first := self._last[name], str):
+                self._lost[name] = f"{name} could not be read during the run ({first})"
+
+    @property
+    def joules(self) -> float | None:
+        """Those between ``start`` and the last reading; None without counters, and where one could not be read."""
+        return None if self._lost or self._failed or not self._used else sum(self._used.values())
+
+    def read(self) -> None:
+        """Read the counters again."""
+        for name, read in self.counters.reads.items():
+            early, now, late = self._last[name], self._clock(), reading(read)
+            if isinstance(early, str):
+                continue
+            if isinstance(late, str):
+                self._failed[name] = late
+                continue
+            self._failed.pop(name, None)
+            self._used[name] += self._between(name, early, late, now)
+            self._last[name], self._at[name] = late, now
+
+    def _between(self, name: str, early: float, late: float, now: float) -> float:
+        wrap, gap = self.counters.wraps.get(name), now - self._at[name]
+        if wrap is None:  # a counter that never wraps was reset, and counts from there
+            return late - early if late >= early else late
+        used, most = (late - early) % wrap, gap * MOST_W + AT_ONCE_J
+        if most > wrap:
+            self._lost[name] = f"{name} was not read for {gap:.0f} s, in which it may have wrapped unseen"
+        elif used > most:
+            self._lost[name] = f"{name} counted {used:.0f} J in {gap:.0f} s: it was set back"
+        return used
+
+    def spent(self, host: str) -> Spent:
+        """Read the counters for the last time."""
+        self.read()
+        lost = {
+            name: f"{name} could not be read during the run ({why})" for name, why in self._failed.items()
+        }
+        lost |= self._lost
+        seconds = self._clock() - self._started
+        if self.counters.measured != "accelerators" and seconds >= STILL_S:
+            still = [name for name, used in self._used.items() if used == 0 and name not in lost]
+            lost |= {name: f"{name} stood still for {seconds:.0f} s" for name in still}
+        used = [joules for name, joules in self._used.items() if name not in lost]
+        problems = [*self.counters.problems, *(lost[name] for name in self._used if name in lost)]
+        kind, source = self.counters.measured, self.counters.source
+        return Spent(kind, source, sum(used), len(used), 1 if used else 0, problems, host)

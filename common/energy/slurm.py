@@ -1,0 +1,113 @@
+"""Energy of whole nodes as Slurm samples it from their management controllers.
+
+``scontrol --json show nodes`` has a node's joules and when they were sampled, for every user at any time of a job
+(Slurm 23.02 and later; ``PrivateData=nodes`` hides it). Its plain output has had no joules since 20.02, whatever
+its manual says, and neither has ``sinfo --json`` of 22.05. sacct has those of a step when it has ended, too late
+for a run to record them.
+
+Which plugin samples, ``AcctGatherEnergyType``, says what is counted (slurm.conf(5)): ipmi, xcc and pm_counters the
+whole node. Not used: rapl, which counts memory in the unit of packages, on Xeons four times too large (Slurm,
+acct_gather_energy_rapl.c, ``_get_joules_task``; Intel, SDM, MSR_DRAM_ENERGY_STATUS), and gpu, whose counters
+``accelerators`` reads itself. slurmctld collects the samples every ``AcctGatherNodeFreq`` seconds.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mlhpc.common.energy.counters import Spent, named_once
+from mlhpc.common.host.accelerators import output_of
+
+_WHOLE_NODE = ("ipmi", "xcc", "pm_counters")
+MOST_OUTSIDE = 0.05
+"""Largest share of a run by which its samples may be off: the time from a sample to the start, and to the stop."""
+
+
+class Sample(NamedTuple):
+    """``joules`` since some moment in the past, at ``at`` (seconds since 1970, by the node's clock)."""
+
+    joules: float
+    at: float
+
+
+def plugin() -> str:
+    """What samples the nodes' energy, such as ``ipmi``; empty without Slurm or if nothing does."""
+    config = output_of("scontrol", "show", "config") or ""
+    found = re.search(r"^AcctGatherEnergyType\s*=\s*(?:acct_gather_energy/)?(\S+)", config, re.MULTILINE)
+    return found[1] if found and found[1] not in ("none", "(null)") else ""
+
+
+def counts_nodes(name: str) -> bool:
+    """Whether the plugin ``name`` counts a whole node."""
+    return name in _WHOLE_NODE
+
+
+class SlurmNodes:
+    """The energy of the nodes that Slurm calls ``names``, all asked for by one rank at once."""
+
+    def __init__(self, names: Sequence[str], sampled_by: str, clock: Callable[[], float] = time.time) -> None:
+        self._names, self._clock = tuple(dict.fromkeys(names)), clock
+        self._source = f"Slurm, {sampled_by}"
+        self._before: Mapping[str, Sample] = {}
+        self._started = 0.0
+
+    def start(self) -> None:
+        """Just before a run starts."""
+        self._before = samples(self._names) or {}
+        self._started = self._clock()
+
+    def spent(self) -> Spent:
+        """Just after the run has stopped."""
+        stopped = self._clock()
+        after = samples(self._names)
+        if after is None:
+            problem = "scontrol cannot print the nodes' energy (--json, of Slurm 23.02)"
+            return Spent("node", self._source, 0.0, 0, 0, [problem], "")
+        joules: list[float] = []
+        problems: list[tuple[str, list[str]]] = []
+        for name in self._names:
+            found = self._used(self._before.get(name), after.get(name), stopped)
+            if isinstance(found, str):
+                problems.append((name, [found]))
+            else:
+                joules.append(found)
+        return Spent("node", self._source, sum(joules), len(joules), len(joules), named_once(problems), "")
+
+    def _used(self, first: Sample | None, last: Sample | None, stopped: float) -> float | str:
+        if first is None or last is None:
+            return "Slurm has no sample of its energy (AcctGatherNodeFreq in slurm.conf)"
+        outside, ran = abs(self._started - first.at) + abs(stopped - last.at), stopped - self._started
+        if outside > MOST_OUTSIDE * ran:
+            return f"Slurm samples its energy too seldom for a run of {ran:.0f} s"
+        if last.joules <= first.joules:
+            return "Slurm's counter stood still, or was set back"
+        return last.joules - first.joules
+
+
+def samples(names: Sequence[str]) -> dict[str, Sample] | None:
+    """The newest sample of each of the nodes, without those that Slurm does not show or that have none; None where
+    scontrol prints no JSON."""
+    asked, answer = set(names), output_of("scontrol", "--json", "show", "nodes", ",".join(names))
+    try:
+        nodes = json.loads(answer or "").get("nodes", ())
+        found = {str(node.get("name")): _sample(node.get("energy")) for node in nodes}
+    except (ValueError, AttributeError, TypeError):  # another program's output
+        return None
+    return {name: sample for name, sample in found.items() if sample and name in asked}
+
+
+def _sample(energy: Any) -> Sample | None:
+    """From a node's ``energy``: zeros, or 2^64 - 2, mean that there is none."""
+    if not isinstance(energy, dict):
+        return None
+    joules, at = _number(energy.get("consumed_energy")), _number(energy.get("last_collected"))
+    return Sample(float(joules), float(at)) if 0 < joules < 2**63 and 0 < at < 2**63 else None
+
+
+def _number(value: Any) -> int:
+    """A number, or Slurm's ``{"set": true, "infinite": false, "number": 5}``."""
+    if isinstance(value, dict):
+        value = value.get("number") if value.get("set") else None
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,103 @@
+"""Energy counters in files of the kernel: RAPL of processors, and pm_counters of HPE Cray nodes."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+from mlhpc.common.energy.counters import Counters, Measured, Read, answering, reading
+
+_ZONE = re.compile(r"intel-rapl:\d+(?P<part>:\d+)?")
+
+
+def rapl(root: Path = Path("/")) -> Counters:
+    """The packages of this node's processors and their memory, by Linux's powercap (kernel.org,
+    Documentation/power/powercap/powercap.rst).
+
+    Zones of the control type intel-rapl, under which AMD's processors are too: ``intel-rapl:0`` is a package or
+    die, ``intel-rapl:0:1`` a part of it. Memory (``dram``) is listed as a part but counted apart (Intel, Software
+    Developer's Manual, volume 3, "RAPL Domains"). Left out: core and uncore, which the package contains; psys,
+    which contains the packages; intel-rapl-mmio, the same packages read in another way.
+    """
+    zones = _zones(root / "sys/class/powercap")
+    if not zones:
+        return Counters("processors")
+    source = (
+        "RAPL, packages and memory" if any(name.startswith("dram") for name in zones) else "RAPL, packages"
+    )
+    if any(_is_denied(folder / "energy_uj") for folder in zones.values()):
+        problem = (
+            "the counters (RAPL) are readable by root only: an administrator can let everybody read them with "
+            "chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
+        )
+        return Counters("processors", source, problems=(problem,))
+    ranges = {
+        name: reading(partial(_joules, folder / "max_energy_range_uj")) for name, folder in zones.items()
+    }
+    wraps = {name: joules for name, joules in ranges.items() if isinstance(joules, float) and joules > 0}
+    reads: dict[str, Read] = {name: partial(_joules, zones[name] / "energy_uj") for name in wraps}
+    found = answering("processors", source, reads, "no counter (RAPL) can be read")
+    unknown = tuple(f"{name} does not say where it wraps" for name in zones if name not in wraps)
+    return Counters("processors", source, found.reads, found.problems + unknown, wraps)
+
+
+def _zones(folder: Path) -> dict[str, Path]:
+    """Packages and memory by name; a second one of a name has its folder's beside it."""
+    zones: dict[str, Path] = {}
+    for zone in sorted(folder.glob("*")):
+        number, name = _ZONE.fullmatch(zone.name), _text(zone / "name")
+        if number and number["part"] and name == "dram":
+            package = zone.with_name(zone.name.removesuffix(number["part"]))
+            name = f"dram of {_text(package / 'name')}"
+        elif not number or number["part"] or not name.startswith("package"):
+            continue
+        zones[name if name not in zones else f"{name} ({zone.name})"] = zone
+    return zones
+
+
+def _is_denied(path: Path) -> bool:
+    try:
+        path.read_text()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _joules(path: Path) -> float:
+    return int(path.read_text()) / 1e6
+
+
+def cray(measured: Measured, root: Path = Path("/")) -> Counters:
+    """pm_counters, which every user may read and a node writes ten times a second: ``12345 J 1700000000000000 us``
+    (HPE, docs-csm, "User Access to Compute Node Power Data"). That of the node contains the others."""
+    files = _cray_files(measured, root / "sys/cray/pm_counters")
+    if not files:
+        return Counters(measured)
+    source = "Cray pm_counters"
+    if measured == "processors":
+        source += ": " + ", ".join(path.name.removesuffix("_energy") for path in files)
+    reads: dict[str, Read] = {path.name: partial(_cray_joules, path) for path in files}
+    return answering(measured, source, reads, "Cray's pm_counters cannot be read")
+
+
+def _cray_files(measured: Measured, folder: Path) -> list[Path]:
+    if measured == "accelerators":
+        return sorted(folder.glob("accel[0-9]*_energy")) or sorted(folder.glob("accel_energy"))
+    names = ("cpu_energy", "memory_energy") if measured == "processors" else ("energy",)
+    return [path for name in names if (path := folder / name).exists()]
+
+
+def _cray_joules(path: Path) -> float:
+    text = path.read_text()
+    found = re.match(r"(\d+) J\b", text)
+    if not found:
+        raise ValueError(f"{text.strip()!r} is not in joules")
+    return float(found[1])

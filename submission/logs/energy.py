@@ -1,0 +1,127 @@
+"""The energy of a run by what was measured, from its ``result.json``, and how it is shown.
+
+A node's energy contains that of its processors and accelerators: figures of different kinds stand side by side and
+are never added.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+from mlhpc.common.files.untrusted import read_object
+from mlhpc.common.pages.blocks import Cell, Section, number, table
+from mlhpc.errors import count
+from mlhpc.submission.logs.fields import Count, Fields, Name, Text
+
+NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
+"""What is measured, in the order in which it is shown."""
+
+
+class Energy(Fields):
+    """What the counters of one kind counted between start and stop on the nodes of the run; None where none could
+    be read. ``source``: what the ``counters``, which are of ``nodes`` nodes, were read with. ``problems``: which
+    are not in it, and why."""
+
+    joules: Annotated[float, Field(ge=0, le=1e18)] | None
+    counters: Count
+    source: Text
+    nodes: Count | None = None
+    problems: tuple[Text, ...] = ()
+
+    @property
+    def whole_joules(self) -> float | None:
+        """None also where some of the counters are missing: part of an energy looks like less of it."""
+        return None if self.problems else self.joules
+
+
+def _by_kind(value: Any) -> Any:
+    """Results of the first versions have one figure, that of the accelerators."""
+    return {"accelerators": value} if isinstance(value, dict) and "source" in value else value
+
+
+Energies = Annotated[dict[Name, Energy], BeforeValidator(_by_kind)]
+_ENERGIES = TypeAdapter(Energies)
+
+
+def in_order(energies: Mapping[str, Energy] | None) -> dict[str, Energy]:
+    """The figures of the kinds that this version knows, in the order of ``NAMES``."""
+    return {kind: energies[kind] for kind in NAMES if kind in energies} if energies else {}
+
+
+def energies_of(log: Path) -> dict[str, Energy]:
+    """The figures of the run whose log is ``log``; empty if it is not one of this suite or has none."""
+    if log.name != "run.log":
+        return {}
+    try:
+        found = read_object(log.with_name("result.json")).get("energy")
+        return in_order(_ENERGIES.validate_python(found)) if found else {}
+    except (OSError, ValueError, RecursionError, ValidationError):
+        return {}
+
+
+def joules_of(log: Path) -> dict[str, float | None]:
+    """Joules by what was measured, None where a part of the counters is missing, as ``energies_of``."""
+    return {kind: energy.whole_joules for kind, energy in energies_of(log).items()}
+
+
+def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
+    """The kinds of which any of ``runs`` has a figure: why there is none stands in the report of a run."""
+    found = [{kind for kind, energy in energies.items() if energy.joules is not None} for energies in runs]
+    return [kind for kind in NAMES if any(kind in kinds for kinds in found)]
+
+
+def joules_text(joules: float | None) -> str:
+    """``81.23 kJ``; "incomplete" for None."""
+    if joules is None:
+        return "incomplete"
+    for unit, factor in (("GJ", 1e9), ("MJ", 1e6), ("kJ", 1e3)):
+        if joules >= factor:
+            return f"{joules / factor:.4g} {unit}"
+    return f"{joules:.4g} J"
+
+
+def energy_line(energies: Mapping[str, Energy] | None) -> str:
+    """``accelerators 81.23 kJ (NVML), whole nodes incomplete (Slurm, ipmi)``; empty without any figure."""
+    known = energies or {}
+    return ", ".join(
+        f"{NAMES[kind]} {joules_text(known[kind].whole_joules)} ({known[kind].source})"
+        for kind in measured_in([known])
+    )
+
+
+def energy_section(energies: Mapping[str, Energy] | None, seconds: float | None) -> Section | None:
+    """The figures of one run, whose clock ran for ``seconds``; None without any."""
+    known = in_order(energies)
+    if not known:
+        return None
+    figures = table(
+        "energy",
+        known.items(),
+        {
+            "measured": lambda f: Cell(NAMES[f[0]], value=f[0]),
+            "read with": lambda f: f[1].source,
+            "energy": lambda f: number(f[1].joules, joules_text, none="no figure"),
+            "mean power": lambda f: number(_watts(f[1].joules, seconds), _watts_text),
+            "counters": lambda f: Cell(
+                str(f[1].counters), ("" if f[1].nodes is None else f"on {count(f[1].nodes, 'node')}",)
+            ),
+            "not in it": lambda f: "; ".join(f[1].problems[:8]) + " …" * (len(f[1].problems) > 8),
+        },
+        text_columns=2,
+        prose=(5,),
+    )
+    about = (
+        "From run_start to run_stop, on all nodes. The energy of whole nodes contains the others: do not add "
+        "them. Counters are of devices and nodes: whatever else ran there is in them, another run too."
+    )
+    return Section("Energy", about, (figures,))
+
+
+def _watts(joules: float | None, seconds: float | None) -> float | None:
+    return joules / seconds if joules is not None and seconds and seconds > 0 else None
+
+
+def _watts_text(watts: float) -> str:
+    return f"{watts / 1e3:.4g} kW" if watts >= 1e3 else f"{watts:.4g} W"
