@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mlhpc.common.timing.waiting import clock, occupy
+from mlhpc.common.timing.waiting import clock, give_way, occupy
 from mlhpc.iobench.dataset.layout import Layout, Split
 from mlhpc.iobench.definition.schema import Dataset, Reader
 from mlhpc.iobench.emulate.plan import Piece
@@ -143,6 +143,7 @@ class Pipeline:
             thread.join()
 
     def _run(self, number: int) -> None:
+        give_way()
         times = self.times[number]
         samples = self._samples(number)
         try:

@@ -36,6 +36,7 @@ class Reading:
         sizes = Counter(self.sizes)
         for thread in times:
             statistics = thread.statistics
+            statistics.settle()
             self.opens += statistics.opens
             self.open_s += statistics.open_s
             self.calls += statistics.calls

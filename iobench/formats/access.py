@@ -6,8 +6,8 @@ application asked of its storage.
 
 import mmap
 import os
-import threading
 import time
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,11 @@ DIRECT_READ = 8 << 20
 """Bytes of the aligned buffer for direct reads where the workload sets no transfer size."""
 DISTINCT_SIZES = 4096
 
+UNSETTLED = 4096
+"""Reads that are noted before they are counted."""
+
 Bytes = npt.NDArray[np.uint8]
+Spans = npt.NDArray[np.float64]
 clock = time.perf_counter
 
 
@@ -41,43 +45,56 @@ class ReadEvent(NamedTuple):
 
 
 class Activity:
-    """How long at least one thread was reading, and how much of that the training loop spent waiting."""
+    """How long at least one thread was reading, and how much of that the training loop spent waiting. Complete
+    once the threads have handed in their reads (``ReadStatistics.settle``)."""
 
     def __init__(self) -> None:
-        self.reading_s = 0.0
-        self.waited_s = 0.0
-        self._lock = threading.Lock()
-        self._readers, self._waiting, self._since = 0, False, 0.0
+        self._reads: list[Spans] = []
+        self._waits: list[tuple[float, float]] = []
+        self._waiting_since: float | None = None
 
-    def begin_read(self) -> None:
-        with self._lock:
-            self._settle()
-            self._readers += 1
-
-    def end_read(self) -> None:
-        with self._lock:
-            self._settle()
-            self._readers -= 1
+    def add(self, reads: Spans) -> None:
+        """Reads of one thread, [n, 2]: when each began and ended."""
+        self._reads.append(reads)
 
     def waiting(self, waiting: bool) -> None:
         """Whether the loop waits for a batch from now on."""
-        with self._lock:
-            self._settle()
-            self._waiting = waiting
-
-    def _settle(self) -> None:
         now = clock()
-        if self._readers:
-            self.reading_s += now - self._since
-            if self._waiting:
-                self.waited_s += now - self._since
-        self._since = now
+        if self._waiting_since is not None:
+            self._waits.append((self._waiting_since, now))
+        self._waiting_since = now if waiting else None
+
+    @property
+    def reading_s(self) -> float:
+        return covered(self._all_reads())
+
+    @property
+    def waited_s(self) -> float:
+        reads, waits = self._all_reads(), np.array(self._waits).reshape(-1, 2)
+        return covered(reads) + covered(waits) - covered(np.concatenate([reads, waits]))
+
+    def _all_reads(self) -> Spans:
+        return np.concatenate([np.empty((0, 2)), *self._reads])
+
+
+def covered(spans: Spans) -> float:
+    """Seconds that lie in at least one of the spans [n, 2] of begin and end."""
+    if not len(spans):
+        return 0.0
+    begins, ends = spans[np.argsort(spans[:, 0])].T
+    latest = np.maximum.accumulate(ends)
+    gaps = np.maximum(0.0, begins[1:] - latest[:-1]).sum()
+    return float(latest[-1] - begins[0] - gaps)
 
 
 @dataclass
 class ReadStatistics:
     """What one thread asked of the storage. As in Darshan, a read is sequential when it starts at or behind
-    the end of the previous read of that file, consecutive when exactly there."""
+    the end of the previous read of that file, consecutive when exactly there.
+
+    Opens, calls, bytes and seconds are always up to date. The rest is after ``settle``: of each read only its
+    numbers are noted at first, since what is counted must not slow down what is measured.
+    """
 
     activity: Activity = field(default_factory=Activity)
     events: list[ReadEvent] | None = None
@@ -90,20 +107,39 @@ class ReadStatistics:
     sequential: int = 0
     consecutive: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
+    _times: "array[float]" = field(default_factory=lambda: array("d"))  # begin and end of each read
+    _places: "array[int]" = field(
+        default_factory=lambda: array("q")
+    )  # offset, size, end of the one before or -1
 
-    def add(self, start: float, seconds: float, offset: int, size: int, previous_end: int) -> None:
+    def add(self, begin: float, end: float, offset: int, size: int, previous_end: int) -> None:
         self.calls += 1
         self.bytes += size
-        self.seconds += seconds
-        if previous_end >= 0:
-            self.follow_ups += 1
-            self.sequential += offset >= previous_end
-            self.consecutive += offset == previous_end
-        # Where sizes vary without end, only their powers of two are kept.
-        known = size in self.sizes or len(self.sizes) < DISTINCT_SIZES
-        self.sizes[size if known else 1 << (size - 1).bit_length()] += 1
+        self.seconds += end - begin
+        self._times.extend((begin, end))
+        self._places.extend((offset, size, previous_end))
+        if len(self._times) >= 2 * UNSETTLED:
+            self.settle()
+
+    def settle(self) -> None:
+        """Bring everything up to date."""
+        times = np.array(self._times).reshape(-1, 2)
+        places = np.array(self._places, np.int64).reshape(-1, 3)
+        del self._times[:], self._places[:]
+        self.activity.add(times)
+        offsets, sizes, previous = places.T
+        self.follow_ups += int(np.count_nonzero(previous >= 0))
+        self.sequential += int(np.count_nonzero((previous >= 0) & (offsets >= previous)))
+        self.consecutive += int(np.count_nonzero((previous >= 0) & (offsets == previous)))
+        for size, count in zip(
+            *(each.tolist() for each in np.unique(sizes, return_counts=True)), strict=True
+        ):
+            # Where sizes vary without end, only their powers of two are kept.
+            known = size in self.sizes or len(self.sizes) < DISTINCT_SIZES
+            self.sizes[size if known else 1 << (size - 1).bit_length()] += count
         if self.events is not None:
-            self.events.append(ReadEvent(start, seconds, offset, size))
+            for (begin, end), (offset, size, _) in zip(times.tolist(), places.tolist(), strict=True):
+                self.events.append(ReadEvent(begin, end - begin, offset, size))
 
 
 class CountedFile:
@@ -189,9 +225,7 @@ class CountedFile:
 
     def _once(self, offset: int, out: Bytes) -> int:
         """One read of at most ``out``; returns how many bytes came."""
-        statistics = self._statistics
-        statistics.activity.begin_read()
-        start = clock()
+        begin = clock()
         try:
             if self._direct:
                 count, asked_at, asked = self._read_aligned(offset, out)
@@ -202,12 +236,10 @@ class CountedFile:
             raise UserError(
                 f"{self.path}: cannot be read: {error.strerror}; check the data folder and its file system"
             ) from error
-        finally:
-            seconds = clock() - start
-            statistics.activity.end_read()
+        end = clock()
         if count <= 0:
             raise UserError(f"{self.path}: ends at byte {offset}: damaged; generate it again")
-        statistics.add(start, seconds, asked_at, asked, self._previous_end)
+        self._statistics.add(begin, end, asked_at, asked, self._previous_end)
         self._previous_end = asked_at + asked
         return count
 

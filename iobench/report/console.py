@@ -143,6 +143,13 @@ def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], con
         f"fitted on 1 and 2 ranks: {one[0]:.4g} and {two[0]:.4g} samples/s measured, {one[1]:.4g} and "
         f"{two[1]:.4g} simulated{doubt}",
     )
+    if not fitted.told_apart:
+        low, high = fitted.exclusive
+        say(
+            console,
+            f"the two ranks hardly competed: {low:.0%} to {high:.0%} of a read may exclude other readers, so more "
+            "ranks are a guess; repeat the run on two ranks with --set train.computation=0 --set reader.threads=4",
+        )
     say(
         console,
         f"measured, of a sample: {1e3 * service.device_s:.3g} ms of the storage alone, "

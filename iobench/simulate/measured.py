@@ -1,6 +1,6 @@
 """Service times of a storage, from runs of the workload on one and two ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,17 +9,29 @@ from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.simulate.simulation import Service, System, simulate
 
 _HALVINGS = 30
+SPREAD = 0.03
+"""By how much rates of equal runs may differ."""
+APART = 1.3
+"""Of the largest share of a read that the runs allow to the smallest: above that they say little about it."""
 
 
 @dataclass(frozen=True)
 class Fit:
     """``measured`` and ``simulated``: samples/s on one rank and on two. Where they differ the simulation has no
-    grounds: the runs were disturbed, or wait for something that is not in it."""
+    grounds: the runs were disturbed, or wait for something that is not in it. ``exclusive``: between which shares
+    of a read it takes from other readers would explain the second run to 3%."""
 
     service: Service
     system: System
     measured: tuple[float, float]
     simulated: tuple[float, float]
+    exclusive: tuple[float, float]
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether the two ranks competed for the storage enough to say how many more it can serve."""
+        low, high = self.exclusive
+        return high <= APART * low
 
     @property
     def error(self) -> float:
@@ -32,38 +44,60 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     do at once: the one with which the simulation of two ranks is as fast as the second run was. The system is the
     one that was measured, a single target and metadata server.
 
+    The runs read the data of ``workload`` as it does, but may have other steps, reader threads and prefetching:
+    two ranks that only read, with several threads, tell how much the storage can serve.
+
     Raises UserError when the runs are not of one and two ranks of this workload, or read nothing.
     """
     by_ranks = {result["ranks"]: result for result in results}
     if sorted(by_ranks) != [1, 2]:
         raise UserError("simulating needs two runs of the workload, on one rank and on two")
-    stated = workload.model_dump(mode="json", exclude_none=True)
-    for result in results:
-        if result["workload"] != stated:
+    ran: dict[int, Workload] = {}
+    for ranks, result in by_ranks.items():
+        if _reads(result["workload"]) != _reads(workload.model_dump(mode="json", exclude_none=True)):
             raise UserError(
-                f"the run on {count(result['ranks'], 'rank')} is of another workload; give runs of this one"
+                f"the run on {count(ranks, 'rank')} reads other data or otherwise; give runs of this workload"
             )
+        ran[ranks] = Workload.model_validate(result["workload"])
     one, two = by_ranks[1], by_ranks[2]
     try:
         service, call_s = _services(one)
         system = System(cores=one["rank_results"][0]["cores"], ranks_per_node=2)
-        steps = min(50, one["epochs"][0]["steps"])
+        steps = {ranks: min(200, result["epochs"][0]["steps"]) for ranks, result in by_ranks.items()}
         rates = min(one["samples_per_s"], two["samples_per_s"])
     except (KeyError, IndexError, TypeError, ZeroDivisionError):
         raise UserError("the runs have no reading times; repeat them with this version of io run") from None
     if not rates > 0:
         raise UserError("a run measured no samples per second: there is nothing to simulate")
-    low, high = 0.0, 1.0  # of a read; the more of it is the device's alone, the slower are two ranks
+
+    def rate(ranks: int, share: float) -> float:
+        divided = _divided(service, call_s, share)
+        return simulate(ran[ranks], divided, system, ranks, steps[ranks]).samples_per_s
+
+    measured = one["samples_per_s"], two["samples_per_s"]
+    least, share, most = (_share(rate, factor * measured[1]) for factor in (1 + SPREAD, 1.0, 1 - SPREAD))
+    simulated = rate(1, share), rate(2, share)
+    return Fit(_divided(service, call_s, share), system, measured, simulated, (least, most))
+
+
+def _share(rate: Callable[[int, float], float], measured: float) -> float:
+    """Of a read, what is the device's alone: the more, the slower are two ranks."""
+    low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         share = (low + high) / 2
-        tried = _divided(service, call_s, share)
-        if simulate(workload, tried, system, 2, steps).samples_per_s > two["samples_per_s"]:
+        if rate(2, share) > measured:
             low = share
         else:
             high = share
-    found = _divided(service, call_s, (low + high) / 2)
-    alone, both = (simulate(workload, found, system, ranks, steps).samples_per_s for ranks in (1, 2))
-    return Fit(found, system, (one["samples_per_s"], two["samples_per_s"]), (alone, both))
+    return (low + high) / 2
+
+
+def _reads(stated: Mapping[str, Any]) -> object:
+    """What of a workload decides how long a read takes."""
+    reader = {
+        key: value for key, value in stated.get("reader", {}).items() if key not in ("threads", "prefetch")
+    }
+    return stated.get("dataset"), reader
 
 
 def _services(one: Mapping[str, Any]) -> tuple[Service, float]:

@@ -227,7 +227,8 @@ def _simulate(options: argparse.Namespace) -> int:
         print(
             json.dumps(
                 {
-                    "fit": asdict(fitted) | {"error": fitted.error, "agrees": fitted.error < FITS},
+                    "fit": asdict(fitted)
+                    | {"error": fitted.error, "agrees": fitted.error < FITS, "told_apart": fitted.told_apart},
                     "system": asdict(system),
                     "simulated": simulated,
                 }

@@ -2,9 +2,10 @@
 
     .venv/bin/python tests/perf/io_scaling.py FOLDER [WORKLOAD] [--set KEY=VALUE ...] [--repeats 3]
 
-FOLDER is on the storage in question. Of each number of ranks the median of ``--repeats`` runs counts, in turns,
-with the page cache dropped. All ranks are on one node: with more ranks than cores, cores are part of what is
-simulated. Needs a quiet machine."""
+FOLDER is on the storage in question. The fit is on runs that only read: on one rank with one thread, and on two
+with four each, so that they compete for the storage. Of each number of ranks the median of ``--repeats`` runs
+counts, in turns, with the page cache dropped. All ranks are on one node: with more ranks than cores, cores are
+part of what is simulated. Needs a quiet machine."""
 
 import argparse
 import json
@@ -19,6 +20,8 @@ from mlhpc.iobench.simulate.simulation import System, simulate
 RANKS = (1, 2, 4, 8)
 # 64 files of 2.8 MB for each of 8 ranks; a step that one reader thread can hide on most disks.
 SETTINGS = ("dataset.files=512", "train.epochs=1", "reader.threads=1", "train.computation=0.02")
+
+PRESS = ("train.computation=0", "reader.threads=1")
 
 
 def mlhpc(*words: object) -> None:
@@ -40,10 +43,14 @@ def main() -> None:
     words = [word for setting in settings for word in ("--set", setting)]
     data = options.folder / "data"
     mlhpc("generate", options.workload, "--data", data, *words)
-    results: dict[int, list[dict]] = {ranks: [] for ranks in RANKS}
+    fitting = {1: (*settings, *PRESS), 2: (*settings, *PRESS, "reader.threads=4", "reader.prefetch=8")}
+    kinds = [(f"fit on {ranks}", ranks, fitting[ranks]) for ranks in fitting]
+    kinds += [(f"{ranks}", ranks, tuple(settings)) for ranks in RANKS]
+    results: dict[str, list[dict]] = {name: [] for name, _, _ in kinds}
     for number in range(options.repeats):
-        for ranks in RANKS:
-            out = options.folder / f"run-{ranks}-{number}"
+        for name, ranks, chosen in kinds:
+            out = options.folder / f"run-{name.replace(' ', '-')}-{number}"
+            own = [word for setting in chosen for word in ("--set", setting)]
             mlhpc(
                 "run",
                 options.workload,
@@ -55,22 +62,22 @@ def main() -> None:
                 ranks,
                 "--null-steps",
                 0,
-                *words,
+                *own,
             )
-            results[ranks].append(json.loads((out / "result.json").read_text()))
+            results[name].append(json.loads((out / "result.json").read_text()))
     middle = {
-        ranks: sorted(each, key=lambda result: result["samples_per_s"])[len(each) // 2]
-        for ranks, each in results.items()
+        name: sorted(each, key=lambda result: result["samples_per_s"])[len(each) // 2]
+        for name, each in results.items()
     }
     workload = load.load(options.workload, settings)
-    fitted = fit(workload, [middle[1], middle[2]])
-    print(fitted)
+    fitted = fit(workload, [middle["fit on 1"], middle["fit on 2"]])
+    print(fitted, "told apart:", fitted.told_apart)
     for ranks in RANKS:
-        steps = middle[ranks]["epochs"][0]["steps"]
+        steps = middle[f"{ranks}"]["epochs"][0]["steps"]
         system = System(cores=fitted.system.cores, ranks_per_node=ranks)
         simulated = simulate(workload, fitted.service, system, ranks, steps)
-        real = middle[ranks]["samples_per_s"]
-        spread = [result["samples_per_s"] for result in results[ranks]]
+        real = middle[f"{ranks}"]["samples_per_s"]
+        spread = [result["samples_per_s"] for result in results[f"{ranks}"]]
         error = f"{simulated.samples_per_s / real - 1:+.1%}"
         print(f"{ranks} ranks: {real:.1f} samples/s ({min(spread):.1f} to {max(spread):.1f}), simulated "
               f"{simulated.samples_per_s:.1f} ({error}), binds: {simulated.binding}")  # fmt: skip

@@ -28,7 +28,7 @@ COMMON = [*SHORT, f"hyperparameters.global_batch_size={BATCH}", f"training.eval_
           f"loading.workers={WORKERS}", f"loading.prefetch={PREFETCH}"]  # fmt: skip
 RUNS = {
     "cosmoflow": ["data.sample_shape=[64,64,64,4]", "network.conv_filters=2", "network.conv_layers=3",
-                  "data.simulation.particles=64"],
+                  "data.simulation.grid=64", "data.simulation.particles=64"],
     "deepcam": ["data.sample_shape=[192,288,16]", "network.width=0.1", "network.middle_blocks=1",
                 "data.simulation.test_samples=1"],
     "resnet50": ["data.sample_shape=[224,224,3]", "data.simulation.side=512", "data.simulation.classes=4",

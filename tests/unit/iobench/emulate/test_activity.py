@@ -1,5 +1,6 @@
 """How much I/O is hidden, on a clock that the test sets."""
 
+import numpy as np
 import pytest
 
 from mlhpc.common.timing.waiting import occupy
@@ -7,24 +8,26 @@ from mlhpc.iobench.formats import access
 
 
 def test_io_time_counts_once_and_hidden_time_is_what_was_not_waited(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(access, "clock", lambda: now)
+    times = iter([3.0, 5.0, 8.0, 9.0])
+    monkeypatch.setattr(access, "clock", lambda: next(times))
     activity = access.Activity()
-    events = [
-        (1.0, activity.begin_read),  # one reads from 1 to 4, another from 2 to 6
-        (2.0, activity.begin_read),
-        (3.0, lambda: activity.waiting(True)),  # the loop waits from 3 to 5
-        (4.0, activity.end_read),
-        (5.0, lambda: activity.waiting(False)),
-        (6.0, activity.end_read),
-        (8.0, lambda: activity.waiting(True)),  # and while nobody reads
-        (9.0, lambda: activity.waiting(False)),
-    ]
-    for at, event in events:
-        now = at
-        event()
+    for waiting in (True, False, True, False):  # from 3 to 5, and from 8 to 9 while nobody reads
+        activity.waiting(waiting)
+    activity.add(np.array([[1.0, 4.0]]))  # one thread reads from 1 to 4
+    activity.add(np.array([[2.0, 3.0], [3.5, 6.0]]))  # another from 2 to 3 and from 3.5 to 6
     assert activity.reading_s == pytest.approx(5.0)
     assert activity.waited_s == pytest.approx(2.0)
+
+
+def test_reads_at_random_times_cover_what_a_fine_grid_says():
+    random = np.random.default_rng(1)
+    begins = random.integers(0, 10_000, 300)
+    spans = np.stack([begins, begins + random.integers(1, 40, 300)], 1)
+    grid = np.zeros(11_000, bool)
+    for begin, end in spans:
+        grid[begin:end] = True
+    assert access.covered(spans.astype(float)) == grid.sum()
+    assert access.covered(np.empty((0, 2))) == 0
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-5, 3e-4, 2e-3])

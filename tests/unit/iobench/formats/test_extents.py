@@ -27,6 +27,7 @@ def test_extents_are_read_in_their_order_each_by_its_own_transfers(tmp_path):
     file = CountedFile(layout.path("train", 0), statistics)
     parts = ExtentReader(file, layout.sizes("train", 0), EXTENTS).read(2)
     file.close()
+    statistics.settle()
     assert statistics.events is not None
     calls = [(event.offset - 2000, event.size) for event in statistics.events]
     assert calls == [(0, 8), (900, 100), (8, 400), (408, 400), (808, 92)]

@@ -46,6 +46,7 @@ def read(layout: Layout, file: int, **options: object) -> tuple[list[object], Re
     reader = find(layout.dataset.format).open_samples(counted, sizes, layout.dataset)
     samples = [reader.read(number) for number in range(len(sizes))]
     reader.close()
+    statistics.settle()
     return samples, statistics
 
 
@@ -155,6 +156,7 @@ def counted(path: Path, reads: list[tuple[int, int]], **options: object) -> Read
     for offset, length in reads:
         assert file.read(offset, length).tobytes() == path.read_bytes()[offset : offset + length]
     file.close()
+    statistics.settle()
     return statistics
 
 
@@ -199,5 +201,6 @@ def test_events_are_kept_when_traced(numbers):
     file = CountedFile(numbers, statistics)
     file.read(10, 20)
     file.close()
+    statistics.settle()
     assert statistics.events is not None
     assert [(event.offset, event.size) for event in statistics.events] == [(10, 20)]

@@ -88,6 +88,15 @@ def test_service_times_are_found_again_from_one_and_two_ranks():
         assert rate == pytest.approx(simulate(known, SERVICE, system, ranks, 50).samples_per_s, rel=0.02)
 
 
+def test_two_ranks_that_press_the_storage_tell_how_many_it_can_serve():
+    """One thread beside long steps leaves open what two ranks take from each other; four that only read do not."""
+    known = workload(0.02)
+    (calm, _), (_, press) = results_of(known, SERVICE), results_of(workload(threads=4), SERVICE)
+    loose, tight = fit(known, list(results_of(known, SERVICE))), fit(known, [calm, press])
+    assert not loose.told_apart and tight.told_apart
+    assert tight.service.device_s == pytest.approx(SERVICE.device_s, rel=0.05)
+
+
 def test_runs_that_no_service_times_explain_are_called_that():
     """Two ranks half as fast as one: slower than if each waited for the other all the time."""
     known = workload(threads=1)
@@ -101,7 +110,7 @@ def test_runs_that_say_nothing_are_refused():
     one, two = results_of(known, SERVICE)
     for results, reason in (
         ([one, one], "one rank and on two"),
-        ([one, {**two, "workload": {}}], "another workload"),
+        ([one, {**two, "workload": {}}], "reads other data"),
     ):
         with pytest.raises(UserError, match=reason):
             fit(known, results)
