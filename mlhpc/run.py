@@ -7,13 +7,14 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
 from math import prod
 from pathlib import Path
+from socket import gethostname
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,7 @@ from mlhpc.common.files import pagecache
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host import energy
 from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding
 from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
@@ -62,14 +64,16 @@ def main(options: argparse.Namespace) -> int:
     run, paths = requested(options)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         argv = [sys.executable, "-m", "mlhpc", *options.argv]
-        return run_local(options.ranks, argv, lambda: killed_hint(run, options.ranks))
+        cores = cores_of_ranks(asked(options.bind), options.ranks)
+        return run_local(options.ranks, argv, lambda: killed_hint(run, options.ranks), cores)
     set_variables(run.training.variables())
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
+    binding = describe_binding(_threads_variable(run))
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
         trainer = _import_trainer(run.benchmark, framework)
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         _warn_of_memory(run, world)
-        out, seed, evicted = prepare(run, paths, options.seed, options.evict, world)
+        out, seed, evicted = prepare(run, paths, options.seed, options.evict, world, binding)
         with (
             RunLog(out, world, _energy_counters(run, world)) as log,
             closing_in_order(world, out),
@@ -126,9 +130,16 @@ def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
     return run, paths
 
 
-def prepare(run: Run, paths: RunPaths, seed: int | None, evict: bool, world: World) -> tuple[Path, int, bool]:
+def prepare(
+    run: Run,
+    paths: RunPaths,
+    seed: int | None,
+    evict: bool,
+    world: World,
+    binding: Mapping[str, Any] | None = None,
+) -> tuple[Path, int, bool]:
     """The folder of the run with its ``config.toml`` and ``env.json``, the seed, and whether the data set was
-    dropped from all page caches. Called by all ranks.
+    dropped from all page caches. Called by all ranks. ``binding``: of this rank, as the libraries found it.
 
     Raises UserError when the rules forbid the run, the data set does not exist, or the folder holds results.
     """
@@ -139,7 +150,7 @@ def prepare(run: Run, paths: RunPaths, seed: int | None, evict: bool, world: Wor
         seed = on_rank0(world, lambda: seed_of(resume, run))
     out = on_rank0(world, lambda: _make_out(run, paths.out))
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
-    _write_evidence(run, paths.data, out, world)
+    _write_evidence(run, paths.data, out, world, binding or describe_binding(_threads_variable(run)))
     return out, seed, evict and _evict(paths.data, world)
 
 
@@ -226,14 +237,21 @@ def _make_out(run: Run, requested: Path | None) -> Path:
     return out
 
 
-def _write_evidence(run: Run, data: Path, out: Path, world: World) -> None:
+def _threads_variable(run: Run) -> str:
+    return "TF_NUM_INTRAOP_THREADS" if run.training.framework == "tensorflow" else "OMP_NUM_THREADS"
+
+
+def _write_evidence(run: Run, data: Path, out: Path, world: World, binding: Mapping[str, Any]) -> None:
     environment = describe_environment() if world.local_rank == 0 else None
     nodes = [facts for facts in world.gather(environment) if facts]
+    place = {"rank": world.rank, "hostname": gethostname(), "local_rank": world.local_rank}
+    bindings = world.gather({**place, **binding})
     if world.rank == 0:
         keys = ("hostname", "cpu", "cores", "memory_gib", "accelerators", "os")
         env = {
             **nodes[0],
             "nodes": [{key: node[key] for key in keys} for node in nodes],
+            "bindings": bindings,
             "command": shlex.join(["mlhpc", *sys.argv[1:]]),
             "data": str(data.absolute()),
         }

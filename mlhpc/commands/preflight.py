@@ -148,12 +148,14 @@ def _rules_json(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from mlhpc.common.host.binding import asked, bind_this_rank, cores_of_ranks
     from mlhpc.common.ranks.local import run_local
 
     if options.ranks < 0:
         raise UserError(f"--ranks {options.ranks}: give 1 or more")
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
-        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
+        cores = cores_of_ranks(asked(None), options.ranks)
+        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv], cores=cores)
     from rich.console import Console
 
     from mlhpc.doctor.command import describe_system, doctor, examine_all
@@ -171,6 +173,7 @@ def _doctor(options: argparse.Namespace) -> int:
         return describe_system(options.set, options.out, Console(stderr=True))
     if options.set:
         raise UserError("--set is for the system description: add --system")
+    bind_this_rank(None)  # as a run here would
     folders = Folders(options.data, options.stage, options.out)
     if not options.json:
         return doctor(options.benchmark, folders, Console())

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from mlhpc.commands.parser import Commands, add_benchmark, add_command, add_json, print_json
+from mlhpc.common.host.binding import bind_this_rank
 from mlhpc.common.ranks.environment import identify
 from mlhpc.common.ranks.local import outlive
 from mlhpc.errors import UserError
@@ -26,6 +27,12 @@ def add(commands: Commands) -> None:
         help="settings from the config.toml of a run instead of a preset",
     )
     run.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    run.add_argument(
+        "--bind",
+        metavar="CORES",
+        help="cores: to each local rank an equal share, NUMA node by node; or those of each, such as 0-3:4-7; or none "
+        "(default: $MLHPC_BIND, none)",
+    )
     run.add_argument("--seed", type=int, help="random seed (default: random per run, and logged)")
     run.add_argument(
         "--evict", action="store_true", help="drop the data set from the page cache before the run"
@@ -110,6 +117,8 @@ def _run(options: argparse.Namespace) -> int:
         else:
             dry_run(options, Console())
         return 0
+    if options.ranks <= 1:
+        bind_this_rank(options.bind)
     if options.is_program and options.ranks <= 1 and identify(os.environ).launcher == "none":
         outlive(lambda: _killed_hint(options))
     from mlhpc.run import main

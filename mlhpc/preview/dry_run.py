@@ -14,6 +14,7 @@ from mlhpc.common.data import manifest
 from mlhpc.common.data.partition import files_of_node
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.host.binding import asked, cores_of_ranks, ranges
 from mlhpc.common.host.memory import usable_bytes
 from mlhpc.common.ranks.environment import identify
 from mlhpc.doctor.memory import rank_memory
@@ -38,6 +39,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     if paths.resume:
         seed_of(paths.resume, run)
     findings = rules.findings(context_of(run, paths, options.evict))
+    cores = cores_of_ranks(asked(options.bind), ranks) if here.launcher == "none" else ()
     steps = run.data.train_samples // run.hyperparameters.global_batch_size
     return {
         "benchmark": run.benchmark,
@@ -45,6 +47,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
         "settings": run.model_dump(mode="json", exclude_none=True),
         "ranks": ranks,
         "nodes": nodes,
+        "cores_of_ranks": [ranges(own) for own in cores] or None,
         "local_batch_size": local,
         "ranks_per_sample": together,
         "steps_per_epoch": steps,
@@ -101,6 +104,7 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
     per_epoch = count(facts["steps_per_epoch"], "step")
     lines = {
         "ranks": f"{count(facts['ranks'], 'rank')}{on}, {share}",
+        **({"cores": ":".join(facts["cores_of_ranks"])} if facts["cores_of_ranks"] else {}),
         "steps": f"{per_epoch} per epoch, at most {facts['max_steps']} in {facts['max_epochs']} epochs",
         "data": f"{data['path']}: {_size_of(data)}",
         "staging": _staging_line(staging),

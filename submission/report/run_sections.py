@@ -8,6 +8,7 @@ from typing import Any
 from mlhpc.benchmarks import load, registry
 from mlhpc.common.pages.blocks import Cell, Details, Facts, Section, Table, number, table
 from mlhpc.errors import count
+from mlhpc.submission.logs.bindings import bindings_table, read_bindings, shared_cores
 from mlhpc.submission.logs.findings import Finding, verdict
 from mlhpc.submission.logs.ranks import RankTimes
 from mlhpc.submission.logs.run_directory import Energy, Epoch, Result, RunDirectory, Staging
@@ -240,7 +241,10 @@ def hardware(run: RunDirectory) -> Section | None:
     if run.result and (energy := run.result.energy):
         about += _energy(energy)
     head = ("node", "processor", "cores", "memory", "accelerators")
-    return Section("Hardware", about, (Table("hardware", head, rows, text_columns=5),))
+    bindings = read_bindings(run.env)
+    about += f" {shared}" if (shared := shared_cores(bindings)) else ""
+    tables = (Table("hardware", head, rows, text_columns=5), bindings_table(bindings))
+    return Section("Hardware", about, tuple(filter(None, tables)))
 
 
 def _energy(energy: Energy) -> str:

@@ -9,7 +9,8 @@ FOLDER = {"path": "/scratch", "type": "xfs", "is_ram": False, "shared": False, "
           "exists": True, "writable": True}  # fmt: skip
 
 NODE = {
-    "host": "n0", "local_size": 1, "cores": 8, "python": "3.11.7", "machine_cores": 8, "gpus": [],
+    "host": "n0", "local_size": 1, "cores": 8, "numa_nodes": 1,
+    "bindings": [{"cores": "0-7", "numa_nodes": "0"}], "python": "3.11.7", "machine_cores": 8, "gpus": [],
     "energy": {"source": "", "counters": 0, "problem": ""},
     "threads": {}, "driver": None,
     "packages": {"mlhpc": "0.1.0", "tensorflow": "2.18.1", "horovod": "0.28.1", "torch": "2.12.1"},
