@@ -43,6 +43,7 @@ from mlhpc.errors import UserError
 from mlhpc.errors import count as counted
 from mlhpc.run_result import Conclusion, last_line, write_text
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
+from mlhpc.submission.logs.hyperparameters import load_run
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,12 @@ def main(options: argparse.Namespace) -> int:
         return run_local(options.ranks, argv, lambda: killed_hint(run, options.ranks), cores)
     set_variables(run.training.variables())
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
-    binding = describe_binding(_threads_variable(run))
+    binding, cores = describe_binding(_threads_variable(run)), os.sched_getaffinity(0)
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
         trainer = _import_trainer(run.benchmark, framework)
+        # With OMP_PROC_BIND, importing PyTorch leaves this thread one core (its issue 99625), which threads and
+        # processes that read data would inherit.
+        os.sched_setaffinity(0, cores)
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         _warn_of_memory(run, world)
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world, binding)
@@ -108,10 +112,13 @@ def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
     """The settings and paths that the command line asks for. Raises UserError."""
     if options.ranks < 0:
         raise UserError(f"--ranks {options.ranks}: give a number of ranks of 1 or more")
-    if options.config:
-        run = load.load_file(options.config, options.benchmark, options.set)
-    else:
-        run = load.load(options.benchmark, options.preset, options.set)
+    run = load_run(
+        options.benchmark,
+        options.preset,
+        options.set,
+        config=options.config,
+        log=options.hyperparameters_from,
+    )
     if options.compute is not None:
         run = emulated(run, options.compute, options.ranks)
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
@@ -144,6 +151,8 @@ def prepare(
     Raises UserError when the rules forbid the run, the data set does not exist, or the folder holds results.
     """
     _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, evict)))[0], world)
+    if world.rank == 0 and (source := run.hyperparameters_from):
+        sys.stderr.write(f"mlhpc: {source}\n")
     on_rank0(world, lambda: manifest.require_folder(paths.data))
     on_all_ranks(world, lambda: _check_stage(paths.stage))
     if resume := paths.resume:
@@ -323,6 +332,7 @@ def _log_facts(
             **({"extended_from_epochs": extended} if extended else {}),
             **({"coarse_epochs": list(coarse)} if coarse else {}),
             **({"staging_overlap": True} if run.staging.overlap else {}),
+            **({"hyperparameters_from": source.model_dump()} if (source := run.hyperparameters_from) else {}),
             **({"initial_weights": _sha256(Path(weights))} if weights else {}),
             **(run.training.exchange() if world.size > 1 else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),

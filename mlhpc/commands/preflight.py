@@ -7,7 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlhpc.benchmarks.findings import Finding
-from mlhpc.commands.parser import NAMES, Commands, add_command, add_json, folder, print_json
+from mlhpc.commands.parser import (
+    NAMES,
+    Commands,
+    add_command,
+    add_hyperparameters_from,
+    add_json,
+    folder,
+    print_json,
+)
 from mlhpc.errors import UserError
 
 
@@ -39,6 +47,7 @@ def add(commands: Commands) -> None:
     rules.add_argument("--ruleset", help="1.0.0, 2.0.0 or 3.0.0 (default: the newest that times staging)")
     rules.add_argument("--preset", help="list rule violations of this preset")
     rules.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+    add_hyperparameters_from(rules)
     rules.add_argument("--data", type=Path, help="the data set of the run")
     rules.add_argument("--stage", type=Path, help="where it would be staged")
     add_json(rules)
@@ -123,6 +132,7 @@ def _violations(options: argparse.Namespace) -> list[Finding] | None:
         options.benchmark,
         options.preset,
         options.set,
+        log=options.hyperparameters_from,
         ruleset=options.ruleset,
         data=options.data,
         stage=options.stage,

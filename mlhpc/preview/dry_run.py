@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mlhpc.benchmarks import load, rules
-from mlhpc.benchmarks.schema import Run
+from mlhpc.benchmarks.schema import HyperparametersSource, Run
 from mlhpc.common.data import manifest
 from mlhpc.common.data.partition import files_of_node
 from mlhpc.common.data.sharding import divide_batch
@@ -120,6 +120,8 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
     for finding in facts["findings"]:
         line = f"{finding['severity']}: {finding['rule']}: {finding['expected']}; found {finding['actual']}; "
         console.print(Text(line + finding["remedy"], style="yellow"))
+    if source := facts["settings"].get("hyperparameters_from"):
+        console.print(Text(str(HyperparametersSource(**source))))
     console.print(Text("settings", style="bold"))
     console.print(Text(load.dumps(requested(options)[0]).rstrip()), soft_wrap=True)
     console.print(Text("dry run: nothing was started or written", style="bold"))

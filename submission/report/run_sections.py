@@ -202,7 +202,8 @@ def hyperparameters(run: RunDirectory) -> Section | None:
     if run.config:
         values = run.config.hyperparameters.logged()
         training = run.config.training.applicable()
-        about = "Names as in the MLPerf logging rules."
+        source = run.config.hyperparameters_from
+        about = "Names as in the MLPerf logging rules." + (f" Started from {source}." if source else "")
     elif run.log:
         # The keys of all benchmarks: those missing in this log are left out below.
         keys = [key for name in registry.benchmarks() for key in load.hyperparameter_keys(name)]
