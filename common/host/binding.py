@@ -33,7 +33,7 @@ def parse_ranges(text: str) -> Cores:
     """The numbers in ``0-3,8``. Raises ValueError."""
     numbers: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
-        if not (match := re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)):
+        if not (match := re.fullmatch(r"\s*([0-9]{1,7})(?:-([0-9]{1,7}))?\s*", part)):
             raise ValueError(f"{part.strip()!r} is not a core or a range of cores")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last >= _MOST_CORES:

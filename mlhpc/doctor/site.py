@@ -265,7 +265,8 @@ def _numa_lines(facts: SiteFacts) -> Sequence[str]:
         lists = [ranges(cores) for cores in facts.gpu_cores]
         on = " ".join(map(str, facts.gpu_nodes))
         return [
-            f"# CHECK: NUMA nodes ({nodes}); GPUs in PCI order are on {on}. Each rank binds itself beside its GPU.",
+            f"# CHECK: NUMA nodes ({nodes}).",
+            f"# Each rank binds itself beside its GPU; in PCI order these are on nodes {on}.",
             "export SLURM_CPU_BIND=none",
             "MLHPC_BIND=" + ":\\\n".join(":".join(lists[at : at + 4]) for at in range(0, len(lists), 4)),
             "export MLHPC_BIND",
