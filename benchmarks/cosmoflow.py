@@ -83,7 +83,9 @@ class Hyperparameters(schema.Hyperparameters):
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         factor = logged.get("opt_learning_rate_warmup_factor")
         if isinstance(factor, int | float) and factor < 1:
-            why = "below 1, a log may mean the share of the rate that warm-up starts from, and not its divisor"
+            why = (
+                "below 1, a log may mean the share of the rate that warm-up starts from, and not its divisor"
+            )
             yield "opt_learning_rate_warmup_factor", why
 
     @model_validator(mode="after")

@@ -88,7 +88,7 @@ class Hyperparameters(schema.Hyperparameters):
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         passes = logged.get("gradient_accumulation_frequency", 1)
         if passes != 1 and "global_batch_size" in logged:
-            why = f"of one or of all {passes} backward passes of an update (the reference logs one, this suite all)"
+            why = f"of one or all of {passes} backward passes per update (the reference logs one, this suite all)"
             yield "global_batch_size", why
 
     def logged(self) -> dict[str, object]:

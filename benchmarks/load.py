@@ -45,8 +45,8 @@ def load(
 def load_file(
     path: Path, benchmark: str, settings: Iterable[str] = (), tables: Mapping[str, Any] | None = None
 ) -> Run:
-    """The run that a ``config.toml`` describes, such as that of an earlier run, with ``tables`` of settings over it
-    and ``settings`` on top.
+    """The run that a ``config.toml`` describes, such as that of an earlier run, with ``tables`` of settings over
+    it and ``settings`` on top.
 
     Raises UserError when the file cannot be read, is not a run's configuration, or is of another benchmark.
     """

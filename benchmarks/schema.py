@@ -286,8 +286,8 @@ class HyperparametersSource(FrozenModel):
 
     def __str__(self) -> str:
         return (
-            f"hyperparameters of {self.submitter} from {self.file} (SHA-256 {self.sha256[:12]}…), without its target, "
-            "data and seed"
+            f"hyperparameters of {self.submitter} from {self.file} (SHA-256 {self.sha256[:12]}…), without its "
+            "target, data and seed"
         )
 
 

@@ -77,9 +77,9 @@ def cores_of_ranks(
 ) -> tuple[Cores, ...]:
     """The cores of each of the ``ranks`` of this machine; empty for ``none``.
 
-    ``cores``: an equal share for each, of whole physical cores where there are enough. Ranks are dealt to NUMA nodes
-    in order and do not cross them, unless there are fewer ranks than nodes. ``A:B:…``: the lists of cores of local
-    rank 0, 1, and so on. ``allowed``: the cores to choose from; None: those of this process. Raises UserError.
+    ``cores``: an equal share for each, of whole physical cores where there are enough. Ranks are dealt to NUMA
+    nodes in order and do not cross them, unless there are fewer ranks than nodes. ``A:B:…``: the lists of cores of
+    local rank 0, 1, and so on. ``allowed``: the cores to choose from; None: this process's. Raises UserError.
     """
     allowed = frozenset(os.sched_getaffinity(0)) if allowed is None else allowed
     if bind == "none":
@@ -95,9 +95,11 @@ def asked(option: str | None) -> str:
 
 
 def bind_this_rank(option: str | None) -> None:
-    """Bind this process as ``asked``, if it is a rank of another launcher, or the only one. Launchers share out cores
-    themselves, so theirs are bound to lists of cores only. Raises UserError."""
-    rank, bind = identify(os.environ), asked(option)
+    """Bind this process as ``asked``, if it is a rank of another launcher, or the only one. Launchers share out
+    cores themselves, so theirs are bound to lists of cores only. Raises UserError."""
+    if (bind := asked(option)) == "none":
+        return
+    rank = identify(os.environ)
     if rank.launcher == "mlhpc":  # bound when it was started
         return
     if rank.launcher != "none" and bind == "cores":
@@ -110,7 +112,9 @@ def bind_this_rank(option: str | None) -> None:
     try:
         cores = cores_of_ranks(bind, rank.local_size)
     except UserError as error:
-        raise AlreadyReported(str(error)) if rank.local_rank else error from None  # the same on all ranks of a node
+        raise (
+            AlreadyReported(str(error)) if rank.local_rank else error
+        ) from None  # the same on all ranks of a node
     if cores:
         os.sched_setaffinity(0, cores[rank.local_rank])
         os.environ[BOUND] = "1"
@@ -140,24 +144,28 @@ def _lists(bind: str, ranks: int, allowed: Cores) -> tuple[Cores, ...]:
 def _shares(ranks: int, allowed: Cores, root: Path) -> tuple[Cores, ...]:
     if ranks > len(allowed):
         raise UserError(
-            f"--bind cores: {count(ranks, 'rank')}, and only {count(len(allowed), 'core')} ({ranges(allowed)}); start "
-            "fewer ranks"
+            f"--bind cores: {count(ranks, 'rank')}, and only {count(len(allowed), 'core')} ({ranges(allowed)}); "
+            "start fewer ranks"
         )
     own = {node: cores & allowed for node, cores in numa_nodes(root).items()}
     known = _union(own.values())
     nodes = [cores for cores in own.values() if cores] if known == allowed else [allowed]
     if ranks < len(nodes):  # each rank has whole nodes
-        groups = [nodes[rank * len(nodes) // ranks : (rank + 1) * len(nodes) // ranks] for rank in range(ranks)]
+        groups = [
+            nodes[rank * len(nodes) // ranks : (rank + 1) * len(nodes) // ranks] for rank in range(ranks)
+        ]
         return tuple(map(_union, groups))
     dealt = [rank * len(nodes) // ranks for rank in range(ranks)]
-    if any(dealt.count(node) > len(cores) for node, cores in enumerate(nodes)):  # nodes of very different sizes
+    if any(
+        dealt.count(node) > len(cores) for node, cores in enumerate(nodes)
+    ):  # nodes of very different sizes
         nodes, dealt = [allowed], [0] * ranks
     return beside(dealt, dict(enumerate(nodes)), root)
 
 
 def beside(dealt: Sequence[int], nodes: Mapping[int, Cores], root: Path = Path("/")) -> tuple[Cores, ...]:
-    """An equal share of cores for each rank, of the NUMA node that it is ``dealt`` to: of whole physical cores where
-    a node has enough for its ranks. ``nodes``: the cores of each."""
+    """An equal share of cores for each rank, of the NUMA node that it is ``dealt`` to: of whole physical cores
+    where a node has enough for its ranks. ``nodes``: the cores of each."""
     units = {node: _units(nodes[node], dealt.count(node), root) for node in dealt}
     share = min(len(own) // dealt.count(node) for node, own in units.items())
     bound = []
@@ -170,7 +178,8 @@ def beside(dealt: Sequence[int], nodes: Mapping[int, Cores], root: Path = Path("
 def _units(cores: Cores, ranks: int, root: Path) -> list[Cores]:
     """Physical cores, each with its threads; single threads where there are fewer cores than ranks."""
     siblings = {
-        core: (_cores_in(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") or {core}) & cores
+        core: (_cores_in(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") or {core})
+        & cores
         for core in cores
     }
     physical = sorted({frozenset(own | {core}) for core, own in siblings.items()}, key=min)

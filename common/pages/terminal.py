@@ -29,7 +29,8 @@ def print_table(
 ) -> None:
     """Prints ``table`` without the small lines below its cells. Text is folded to the console's width, numbers are
     not: where these do not fit side by side, the last ``optional`` columns are left out and named below, and where
-    that does not suffice each row is printed as lines of a title and a value. ``styles``: of rows, by their number."""
+    that does not suffice each row is printed as lines of a title and a value. ``styles``: of rows, by their
+    number."""
     numbers = [table.is_number(column) for column in range(len(table.head))]
     rows = [[_text(cell) for cell in row] for row in (*table.rows, *filter(None, [table.foot]))]
     least = []

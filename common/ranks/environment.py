@@ -241,8 +241,8 @@ def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int
 
 
 def _cores_of_launcher(info: RankInfo) -> int:
-    """Cores that the process which started this rank may run on. In Slurm that is a daemon outside of the job: then
-    this rank's."""
+    """Cores that the process which started this rank may run on. In Slurm that is a daemon outside of the job:
+    then this rank's."""
     try:
         return len(os.sched_getaffinity(0 if info.launcher == "srun" else os.getppid()))
     except OSError:

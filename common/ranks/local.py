@@ -44,8 +44,8 @@ def run_local(
     Rank 0 has this process's standard streams. The output of the others goes to standard error, each
     line prefixed with ``[rank 1]``. When one ends with an error the rest are terminated; its status is returned,
     128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. ``memory``: as
-    for ``ended_by``. ``cores``: those of each rank; empty: all ranks may use all. Raises ``UserError`` inside another
-    launcher, whose ranks would each start all of them.
+    for ``ended_by``. ``cores``: those of each rank; empty: all ranks may use all. Raises ``UserError`` inside
+    another launcher, whose ranks would each start all of them.
     """
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
@@ -86,7 +86,7 @@ def _start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Po
 
 @contextmanager
 def _bound(cores: AbstractSet[int] | None) -> Iterator[None]:
-    """Processes started in here by this thread inherit ``cores`` as those they may run on; None: all of its own."""
+    """Processes that this thread starts in here may run on ``cores``; None: on all of its own."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

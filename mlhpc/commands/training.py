@@ -38,8 +38,8 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--bind",
         metavar="CORES",
-        help="cores: to each local rank an equal share, NUMA node by node; or those of each, such as 0-3:4-7; or none "
-        "(default: $MLHPC_BIND, none)",
+        help="cores: to each local rank an equal share, NUMA node by node; or those of each, such as 0-3:4-7; or "
+        "none (default: $MLHPC_BIND, none)",
     )
     run.add_argument("--seed", type=int, help="random seed (default: random per run, and logged)")
     run.add_argument(

@@ -36,7 +36,8 @@ def gather_nodes(
 ) -> list[dict[str, Any]]:
     """On rank 0 the facts of every node, examined by its first rank, and ``offset_s``: seconds by which its clock
     is ahead of rank 0's; and the ``bindings`` of its ranks, in order. Only this rank's if the ranks cannot connect
-    (``find_rank_info``). An empty list on other ranks. Raises UserError on every rank when a rank does not connect, naming it."""
+    (``find_rank_info``). An empty list on other ranks. Raises UserError on every rank when a rank does not
+    connect, naming it."""
     if rank_info.size == 1 or not rank_info.leader:
         alone = {"offset_s": 0.0, "bindings": [describe_binding()]}
         return [examine() | alone] if rank_info.rank == 0 else []

@@ -1,9 +1,9 @@
 """Hyperparameters of another submission, from its log: ``mlhpc run --hyperparameters-from LOG``.
 
 In an MLPerf round submitters may take over each other's hyperparameters (Farrell et al. 2021, section 3.2.2). The
-settings of this suite have the names of the logging rules, so a log's values are taken as they are. A value that may
-mean something else in another implementation's log is refused, not guessed. Target, data, seed and everything else
-are not taken.
+settings of this suite have the names of the logging rules, so a log's values are taken as they are. A value that
+may mean something else in another implementation's log is refused, not guessed. Target, data, seed and everything
+else are not taken.
 """
 
 import hashlib
@@ -22,13 +22,18 @@ from mlhpc.submission.logs.mllog import Log, parse
 
 
 def load_run(
-    benchmark: str, preset: str, settings: Sequence[str], *, config: Path | None = None, log: Path | None = None
+    benchmark: str,
+    preset: str,
+    settings: Sequence[str],
+    *,
+    config: Path | None = None,
+    log: Path | None = None,
 ) -> Run:
     """The run of a preset, or of ``config`` (a run's config.toml), with the hyperparameters of ``log`` over it and
     ``settings`` on top. ``log`` may be the folder of a run.
 
-    Raises UserError, also for a log of another benchmark, one that lacks a hyperparameter or gives one several values,
-    and for values that the settings cannot express or that are not clear: ``settings`` may give those.
+    Raises UserError, also for a log of another benchmark, one that lacks a hyperparameter or gives one several
+    values, and for values that the settings cannot express or that are not clear: ``settings`` may give those.
     """
 
     def loaded(tables: dict[str, Any]) -> Run:
@@ -63,7 +68,9 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
     name, expected = log.value("submission_benchmark"), registry.logged_name(benchmark)
     if name != expected:
         what = f"submission_benchmark {_short(name)}" if name else "no submission_benchmark"
-        raise UserError(f"{path}: {what}, not {expected}; give the log of a {expected} submission (result_N.txt)")
+        raise UserError(
+            f"{path}: {what}, not {expected}; give the log of a {expected} submission (result_N.txt)"
+        )
     fields = _class_of(benchmark).model_fields
     values = {}
     for key, value in _values(log, [key for key in fields if f"hyperparameters.{key}" not in given], path):
@@ -74,7 +81,9 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
     logged = {key: log.value(key) for key in fields if log.value(key) is not None}
     for key, why in _class_of(benchmark).unclear(logged):
         if key in values:
-            raise UserError(f"{path}: {key} {_short(values[key])}: {why}; add --set hyperparameters.{key}=VALUE")
+            raise UserError(
+                f"{path}: {key} {_short(values[key])}: {why}; add --set hyperparameters.{key}=VALUE"
+            )
     # What the closed division fixes, other implementations do not log.
     for key, value in load.closed_table(benchmark, "closed_fixes").items():
         table, _, name = key.partition(".")
@@ -91,7 +100,9 @@ def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, An
         found = [record.value for record in log.all(key) if record.value is not None]
         if any(value != found[0] for value in found):
             other = next(value for value in found if value != found[0])
-            raise UserError(f"{path}: {key} is {_short(found[0])} and {_short(other)}; give the log of one run")
+            raise UserError(
+                f"{path}: {key} is {_short(found[0])} and {_short(other)}; give the log of one run"
+            )
         if found and isinstance(found[0], float) and not math.isfinite(found[0]):
             raise UserError(f"{path}: {key} {found[0]}: not a finite number")
         if found:

@@ -66,7 +66,9 @@ def test_ranks_bind_themselves_to_the_lists_of_a_site(slurm, climate, tmp_path):
     bindings = json.loads((out / "env.json").read_text())["bindings"]
     found = [(each["rank"], each["local_rank"], each["cores"], each["threads"]) for each in bindings]
     assert found == [(0, 0, str(two), 1), (1, 1, str(one), 1), (2, 0, str(two), 1), (3, 1, str(one), 1)]
-    done = slurm.run(*srun, "doctor", "--stage", tmp_path / "s", "--out", tmp_path / "r", **site, COLUMNS="300")
+    done = slurm.run(
+        *srun, "doctor", "--stage", tmp_path / "s", "--out", tmp_path / "r", **site, COLUMNS="300"
+    )
     assert f"own cores for each rank: {two} : {one}" in done.stdout, done.stdout + done.stderr
     done = slurm.run(*srun, *words, MLHPC_BIND="0:99999")
     assert done.returncode == 2

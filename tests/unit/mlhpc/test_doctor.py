@@ -85,7 +85,7 @@ def torch_of(cuda, driver, usable):
         ("binding", "warn", {"local_size": 2, "bindings": [ACROSS, NODE_1], "numa_nodes": 2}, {}),
         ("binding", "pass", {"local_size": 2, "bindings": [NODE_0, NODE_1], "numa_nodes": 2}, {}),
         ("binding", None, {"bindings": [BOTH], "numa_nodes": 2}, {}),  # one rank has them all
-        ("binding", None, {"local_size": 2, "bindings": [BOTH], "numa_nodes": 2}, {}),  # under mpirun, not all known
+        ("binding", None, {"local_size": 2, "bindings": [BOTH], "numa_nodes": 2}, {}),  # of mpirun's
         ("threads", "warn", {"cores": 8, "local_size": 4, "threads": {"OMP_NUM_THREADS": 4}}, {}),
         ("threads", "warn", {"cores": 2, "local_size": 1, "threads": {"OMP_NUM_THREADS": 4}}, {}),
         ("threads", None, {"cores": 2, "local_size": 4, "threads": {"OMP_NUM_THREADS": 2}}, {}),

@@ -111,9 +111,9 @@ def numa_machine(root, gpus=()):
     return root
 
 
-# As a node with eight MI250X dies lists them (classes of pci.ids), and what else is there: the board's graphics, a NIC.
-DIES = [(f"0000:{bus}:00.0", "0x038000", "0x1002", node)
-        for bus, node in zip(("c1", "c6", "c9", "ce", "d1", "d6", "d9", "de"), "11000011", strict=True)]  # fmt: skip
+# As a node with eight MI250X dies lists them (classes of pci.ids). And the board's own graphics, and a NIC.
+BUSES = ("c1", "c6", "c9", "ce", "d1", "d6", "d9", "de")
+DIES = [(f"0000:{bus}:00.0", "0x038000", "0x1002", n) for bus, n in zip(BUSES, "11000011", strict=True)]
 OTHERS = [("0000:03:00.0", "0x030000", "0x1a03", "0"), ("0000:c5:00.0", "0x020000", "0x17db", "1")]
 
 
@@ -137,7 +137,9 @@ def test_ranks_are_bound_beside_their_gpus(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout
 
 
-.mark.parametrize("gpus", [[], [(*DIES[0][:3], "-1"), *DIES[1:]], DIES[:4]], ids=["none", "unknown", "some"])
+@pytest.mark.parametrize(
+    "gpus", [[], [(*DIES[0][:3], "-1"), *DIES[1:]], DIES[:4]], ids=["none", "unknown", "some"]
+)
 def test_where_the_place_of_gpus_is_not_known_each_rank_has_a_share(gpus, tmp_path, monkeypatch):
     monkeypatch.setattr(site, "accelerators", lambda: ["MI250X"] * 8)
     facts = site.find_site_facts({"SLURM_JOB_ID": "1"}, numa_machine(tmp_path / "root", gpus))

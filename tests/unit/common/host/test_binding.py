@@ -64,7 +64,10 @@ def test_nodes_without_cores_are_left_out(tmp_path: Path) -> None:
         (2, ["0-3,8-11", "4-7,12-15"]),
         (4, ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"]),
         (3, ["0-1,8-9", "2-3,10-11", "4-5,12-13"]),  # equal shares, of which none crosses a node
-        (16, [str(n) for n in (0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15)]),  # threads, if it must be
+        (
+            16,
+            [str(n) for n in (0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15)],
+        ),  # threads, if it must be
     ],
 )
 def test_each_rank_has_its_own_physical_cores_on_one_node(

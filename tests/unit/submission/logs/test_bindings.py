@@ -33,7 +33,7 @@ def test_nodes_that_are_alike_share_rows() -> None:
 def test_the_page_shows_bindings_and_ranks_that_share_cores(tmp_path: Path) -> None:
     page, _ = report_of(bound(tmp_path / "a", [rank(0, "0-15"), rank(1, "16-31", numa_nodes="1")]))
     assert "n0 0 0-15 0 default 4 n0 1 16-31 1 default 4" in page.text
-    assert "share" not in page.text
+    assert "share cores" not in page.text and "share all" not in page.text
     page, _ = report_of(bound(tmp_path / "b", [rank(0, "0-15"), rank(1, "8-23")]))
     assert "Ranks 0 and 1 of n0 share cores 8-15." in page.text
     page, _ = report_of(bound(tmp_path / "c", [rank(0, "0-15"), rank(1, "0-15")]))
