@@ -26,7 +26,7 @@ from mlhpc.common.files import pagecache
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host import energy
 from mlhpc.common.host.accelerators import accelerators
-from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding
+from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding, parse_ranges
 from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
@@ -69,12 +69,12 @@ def main(options: argparse.Namespace) -> int:
         return run_local(options.ranks, argv, lambda: killed_hint(run, options.ranks), cores)
     set_variables(run.training.variables())
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
-    binding, cores = describe_binding(_threads_variable(run)), os.sched_getaffinity(0)
+    binding, own_cores = describe_binding(_threads_variable(run)), os.sched_getaffinity(0)
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
         trainer = _import_trainer(run.benchmark, framework)
         # With OMP_PROC_BIND, importing PyTorch leaves this thread one core (its issue 99625), which threads and
         # processes that read data would inherit.
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, own_cores)
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         _warn_of_memory(run, world)
         out, seed, evicted = prepare(run, paths, options.seed, options.evict, world, binding)
@@ -255,6 +255,9 @@ def _write_evidence(run: Run, data: Path, out: Path, world: World, binding: Mapp
     nodes = [facts for facts in world.gather(environment) if facts]
     place = {"rank": world.rank, "hostname": gethostname(), "local_rank": world.local_rank}
     bindings = world.gather({**place, **binding})
+    for node in nodes:  # what its ranks have together
+        own = (parse_ranges(each["cores"]) for each in bindings if each["hostname"] == node["hostname"])
+        node["cores"] = len({core for cores in own for core in cores})
     if world.rank == 0:
         keys = ("hostname", "cpu", "cores", "memory_gib", "accelerators", "os")
         env = {

@@ -215,8 +215,8 @@ def first_overlap(bindings: Sequence[str]) -> tuple[int, int, str] | None:
     intervals = []
     for rank, text in enumerate(bindings):
         for part in filter(None, text.split(",")):
-            first, _, last = part.partition("-")
-            intervals.append((int(first), int(last or first), rank))
+            ends = part.split("-")
+            intervals.append((int(ends[0]), int(ends[-1]), rank))
     reach, of = -1, -1
     for first, last, rank in sorted(intervals):
         if first <= reach and rank != of:

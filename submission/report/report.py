@@ -167,7 +167,7 @@ def _facts(run: RunDirectory) -> dict[str, str]:
         listed = env.get("accelerators")
         accelerators = ", ".join(map(str, listed if isinstance(listed, list) else ())) or "no accelerators"
         facts["hardware"] = (
-            f"{env['cpu']}, {env.get('cores')} cores, {env.get('memory_gib')} GiB, {accelerators}"
+            f"{env['cpu']}, {count(cores, 'core') if isinstance(cores, int) else cores}, {env.get('memory_gib')} GiB, {accelerators}"
         )
     if env.get("commit"):
         facts["commit"] = f"{env['commit']}{' with uncommitted changes' if env.get('dirty') else ''}"

@@ -254,9 +254,11 @@ def test_two_ranks_bound_to_a_core_each_are_seen_in_the_record(climate, tmp_path
     env = json.loads((bound / "env.json").read_text())
     found = [(each["rank"], each["cores"], each["threads"]) for each in env["bindings"]]
     assert found == [(0, str(two), 1), (1, str(one), 1)]
+    assert env["cores"] == env["nodes"][0]["cores"] == len({one, two}), "what the ranks have together"
     done = mlhpc(*words, "--out", free, env={"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"})
     assert done.returncode == 1, done.stderr
     env = json.loads((free / "env.json").read_text())
     allowed = os.sched_getaffinity(0)
-    assert {len(parse_ranges(each["cores"])) for each in env["bindings"]} == {len(allowed)} == {env["cores"]}
+    assert {parse_ranges(each["cores"]) for each in env["bindings"]} == {frozenset(allowed)}
+    assert parse_ranges(env["binding"]["cores"]) == allowed, "also after PyTorch was imported"
     assert f"cores {two}" in mlhpc("diff", bound, free).stdout
