@@ -50,7 +50,9 @@ def load_run(
         run = loaded({"hyperparameters": values, "hyperparameters_from": source})
     except UserError as error:
         about_log = any(key in str(error) for key in values)
-        raise UserError(f"{path}: {printable(error)[:500]}") if about_log else error from None
+        raise (
+            UserError(f"{path}: {printable(error)[:500]}; --set goes over the log") if about_log else error
+        ) from None
     own = run.hyperparameters.logged()
     missing = [key for key in own if key not in values and f"hyperparameters.{key}" not in given]
     if missing:
