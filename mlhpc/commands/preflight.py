@@ -93,6 +93,7 @@ def _presets(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from mlhpc.benchmarks import load
+    from mlhpc.common.pages.terminal import say
     from mlhpc.preview import presets
 
     if options.explain and not options.preset:
@@ -102,7 +103,7 @@ def _presets(options: argparse.Namespace) -> int:
     elif options.explain:
         presets.print_settings(options.benchmark, options.preset, Console())
     elif options.preset:
-        print(load.dumps(load.load(options.benchmark, options.preset)), end="")
+        say(Console(), load.dumps(load.load(options.benchmark, options.preset)).rstrip())
     else:
         presets.print_presets(options.benchmark, Console())
     return 0

@@ -16,6 +16,7 @@ from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.binding import asked, cores_of_ranks, ranges
 from mlhpc.common.host.memory import usable_bytes
+from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks.environment import identify
 from mlhpc.doctor.memory import rank_memory
 from mlhpc.errors import count
@@ -123,7 +124,7 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
     if source := facts["settings"].get("hyperparameters_from"):
         console.print(Text(str(HyperparametersSource(**source))))
     console.print(Text("settings", style="bold"))
-    console.print(Text(load.dumps(requested(options)[0]).rstrip()), soft_wrap=True)
+    say(console, load.dumps(requested(options)[0]).rstrip())
     console.print(Text("dry run: nothing was started or written", style="bold"))
 
 
