@@ -1,5 +1,6 @@
 """The settings of a CosmoFlow run; ``cosmoflow.toml`` gives the values."""
 
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from math import prod
 from typing import ClassVar, Literal
@@ -78,6 +79,15 @@ class Hyperparameters(schema.Hyperparameters):
     dropout: float = Field(0.5, ge=0, lt=1)
     opt_weight_decay: float = Field(0.0, ge=0, description="L2 on the dense layers")
 
+    @classmethod
+    def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+        factor = logged.get("opt_learning_rate_warmup_factor")
+        if isinstance(factor, int | float) and factor < 1:
+            why = (
+                "below 1, a log may mean the share of the rate that warm-up starts from, and not its divisor"
+            )
+            yield "opt_learning_rate_warmup_factor", why
+
     @model_validator(mode="after")
     def _decay_lists_match(self) -> "Hyperparameters":
         boundaries, factors = (
@@ -86,12 +96,13 @@ class Hyperparameters(schema.Hyperparameters):
         )
         if len(boundaries) != len(factors):
             raise ValueError(
-                f"{len(boundaries)} boundaries, {len(factors)} decay factors; give one factor per boundary"
+                f"opt_learning_rate_decay_boundary_epochs {list(boundaries)} and opt_learning_rate_decay_factor "
+                f"{list(factors)}: give one factor per boundary"
             )
         if list(boundaries) != sorted(set(boundaries)):
-            raise ValueError(f"decay boundaries {list(boundaries)} must be increasing")
+            raise ValueError(f"opt_learning_rate_decay_boundary_epochs {list(boundaries)} must be increasing")
         if any(not 0 < f < 1 for f in factors):
-            raise ValueError(f"decay factors {list(factors)} must lie between 0 and 1")
+            raise ValueError(f"opt_learning_rate_decay_factor {list(factors)} must lie between 0 and 1")
         return self
 
 

@@ -1,6 +1,6 @@
 """The settings of a DeepCAM run; ``deepcam.toml`` gives the values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -83,6 +83,13 @@ class Hyperparameters(schema.Hyperparameters):
         if any(not 0 <= beta < 1 for beta in self.opt_betas):
             raise ValueError(f"opt_betas {list(self.opt_betas)} must lie in [0, 1)")
         return self
+
+    @classmethod
+    def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+        passes = logged.get("gradient_accumulation_frequency", 1)
+        if passes != 1 and "global_batch_size" in logged:
+            why = f"of one or all of {passes} backward passes per update (the reference logs one, this suite all)"
+            yield "global_batch_size", why
 
     def logged(self) -> dict[str, object]:
         """What the rules require in the log: the keys of this optimizer and this scheduler only."""

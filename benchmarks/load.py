@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,11 @@ def presets(benchmark: str) -> dict[str, str]:
     return {name: preset["description"] for name, preset in definition_of(benchmark)["presets"].items()}
 
 
-def load(benchmark: str, preset: str, settings: Iterable[str] = ()) -> Run:
-    """The fully resolved run of a preset, with ``settings`` (``table.key=value``) applied on top.
+def load(
+    benchmark: str, preset: str, settings: Iterable[str] = (), tables: Mapping[str, Any] | None = None
+) -> Run:
+    """The fully resolved run of a preset, with ``tables`` of settings over it and ``settings``
+    (``table.key=value``) on top.
 
     Raises UserError for an unknown benchmark, preset or key, and for an invalid value. Whether a run may call
     itself closed is up to ``benchmarks/rules.py``.
@@ -34,25 +37,29 @@ def load(benchmark: str, preset: str, settings: Iterable[str] = ()) -> Run:
         raise UserError(
             f"{benchmark} has no preset {preset!r}; {did_you_mean(preset, definition['presets'])}"
         )
-    tables = _over(definition["defaults"], definition["presets"][preset])
-    return _validated({**tables, "benchmark": benchmark, "preset": preset}, settings)
+    own = _over(definition["defaults"], definition["presets"][preset])
+    named = {**own, "benchmark": benchmark, "preset": preset}
+    return _validated(_over(named, dict(tables or {})), settings)
 
 
-def load_file(path: Path, benchmark: str, settings: Iterable[str] = ()) -> Run:
-    """The run that a ``config.toml`` describes, such as that of an earlier run, with ``settings`` applied on top.
+def load_file(
+    path: Path, benchmark: str, settings: Iterable[str] = (), tables: Mapping[str, Any] | None = None
+) -> Run:
+    """The run that a ``config.toml`` describes, such as that of an earlier run, with ``tables`` of settings over
+    it and ``settings`` on top.
 
     Raises UserError when the file cannot be read, is not a run's configuration, or is of another benchmark.
     """
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        own = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; --config takes the config.toml of a run") from None
     except ValueError as error:
         raise UserError(f"{path}: invalid TOML ({error}); --config takes the config.toml of a run") from None
-    if tables.get("benchmark") != benchmark:
-        raise UserError(f"{path}: describes a run of {tables.get('benchmark')!r}, not of {benchmark}")
+    if own.get("benchmark") != benchmark:
+        raise UserError(f"{path}: describes a run of {own.get('benchmark')!r}, not of {benchmark}")
     try:
-        return _validated(tables, settings)
+        return _validated(_over(own, dict(tables or {})), settings)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -69,11 +76,11 @@ def loads(text: str) -> Run:
     """
     tables = tomllib.loads(text)
     try:
-        run_class, tables = _run_class(str(tables.get("benchmark"))), _with_framework(tables)
+        chosen, tables = run_class(str(tables.get("benchmark"))), _with_framework(tables)
     except UserError:
-        run_class = Run
+        chosen = Run
     try:
-        return run_class(**tables)
+        return chosen(**tables)
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
@@ -108,7 +115,7 @@ def runs_of_a_score(benchmark: str) -> int:
 
 def hyperparameter_keys(benchmark: str) -> tuple[str, ...]:
     """The keys of the logging rules that are hyperparameters of ``benchmark``."""
-    return _run_class(benchmark).hyperparameter_keys()
+    return run_class(benchmark).hyperparameter_keys()
 
 
 def dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -128,16 +135,17 @@ def toml_value(value: Any) -> str:
 def _validated(tables: dict[str, Any], settings: Iterable[str]) -> Run:
     for setting in settings:
         tables = _over(tables, _parse(setting))
-    run_class = _run_class(str(tables["benchmark"]))
+    chosen = run_class(str(tables["benchmark"]))
     try:
-        return run_class(**_with_framework(tables))
+        return chosen(**_with_framework(tables))
     except ValidationError as error:
-        raise UserError(_first_problem(error, run_class)) from None
+        raise UserError(_first_problem(error, chosen)) from None
 
 
-def _run_class(benchmark: str) -> type[Run]:
-    run_class: type[Run] = registry.load_object(registry.find(benchmark).settings)
-    return run_class
+def run_class(benchmark: str) -> type[Run]:
+    """The class of the runs of ``benchmark``. Raises UserError for an unknown one."""
+    chosen: type[Run] = registry.load_object(registry.find(benchmark).settings)
+    return chosen
 
 
 def _with_framework(tables: dict[str, Any]) -> dict[str, Any]:

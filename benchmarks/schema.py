@@ -6,6 +6,7 @@ classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unk
 the same names.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
@@ -68,6 +69,12 @@ class Hyperparameters(FrozenModel):
     def logged(self) -> dict[str, object]:
         """Keys and values as they are logged."""
         return self.model_dump(mode="json")
+
+    @classmethod
+    def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+        """Keys whose value may mean something else in the log of another implementation, and why. ``logged``: what
+        the log has of the hyperparameters; a value may be of any type."""
+        yield from ()
 
 
 def only_in(framework: str) -> dict[str, JsonValue]:
@@ -270,6 +277,20 @@ class Submission(FrozenModel):
     status: Literal["cloud", "onprem", "preview", "research"] = "research"
 
 
+class HyperparametersSource(FrozenModel):
+    """The log that hyperparameters were taken from (``mlhpc run --hyperparameters-from``)."""
+
+    file: str = Field(description="name of the log")
+    sha256: str = Field(description="of the log")
+    submitter: str = Field(description="submission_org of the log")
+
+    def __str__(self) -> str:
+        return (
+            f"hyperparameters of {self.submitter} from {self.file} (SHA-256 {self.sha256[:12]}…), without its "
+            "target, data and seed"
+        )
+
+
 class Run(FrozenModel):
     """One training to target: everything decided before it starts."""
 
@@ -285,6 +306,7 @@ class Run(FrozenModel):
     data: Data
     network: Network
     hyperparameters: Hyperparameters
+    hyperparameters_from: HyperparametersSource | None = None
     training: Training
     staging: Staging = Field(default=Staging())
     loading: Loading = Field(default=Loading())

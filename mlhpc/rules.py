@@ -10,7 +10,7 @@ from rich.text import Text
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.bounds import bounds
 from mlhpc.benchmarks.findings import Finding
-from mlhpc.benchmarks.load import definition_of, load, runs_of_a_score, toml_value
+from mlhpc.benchmarks.load import definition_of, runs_of_a_score, toml_value
 from mlhpc.benchmarks.rule_context import default_ruleset
 from mlhpc.benchmarks.rules import RULES, RunContext, findings, name_of, requirement, source
 from mlhpc.common.data import manifest
@@ -21,6 +21,7 @@ from mlhpc.common.staging.target import in_use
 from mlhpc.errors import UserError
 from mlhpc.submission.check.official import RULESETS
 from mlhpc.submission.logs.findings import print_findings
+from mlhpc.submission.logs.hyperparameters import load_run
 
 
 def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
@@ -73,12 +74,14 @@ def violations(
     ruleset: str | None,
     data: Path | None,
     stage: Path | None,
+    log: Path | None = None,
 ) -> list[Finding] | None:
     """The violations of a planned run, from its settings and the data set's manifest; None in the open division.
+    ``log``: whose hyperparameters it takes.
 
     Raises UserError for settings that are not valid, and for a ruleset unknown to the benchmark.
     """
-    run = load(benchmark, preset, settings)
+    run = load_run(benchmark, preset, settings, log=log)
     ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
     if run.division == "open":
         return None

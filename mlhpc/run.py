@@ -7,13 +7,14 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
 from math import prod
 from pathlib import Path
+from socket import gethostname
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,7 @@ from mlhpc.common.energy.meter import meter_of
 from mlhpc.common.files import pagecache
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding, parse_ranges
 from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
@@ -41,6 +43,7 @@ from mlhpc.errors import UserError
 from mlhpc.errors import count as counted
 from mlhpc.run_result import Conclusion, last_line, write_text
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
+from mlhpc.submission.logs.hyperparameters import load_run
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,19 @@ def main(options: argparse.Namespace) -> int:
     run, paths = requested(options)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         argv = [sys.executable, "-m", "mlhpc", *options.argv]
-        return run_local(options.ranks, argv, lambda: killed_hint(run, options.ranks))
+        cores = cores_of_ranks(asked(options.bind), options.ranks)
+        return run_local(options.ranks, argv, lambda: killed_hint(run, options.ranks), cores)
     set_variables(run.training.variables())
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
+    binding, own_cores = describe_binding(_threads_variable(run)), os.sched_getaffinity(0)
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
         trainer = _import_trainer(run.benchmark, framework)
+        # With OMP_PROC_BIND, importing PyTorch leaves this thread one core (its issue 99625), which threads and
+        # processes that read data would inherit.
+        os.sched_setaffinity(0, own_cores)
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         _warn_of_memory(run, world)
-        out, seed, evicted = prepare(run, paths, options.seed, options.evict, world)
+        out, seed, evicted = prepare(run, paths, options.seed, options.evict, world, binding)
         with (
             RunLog(out, world, meter_of(world, accelerators=not _on_cpus(run))) as log,
             closing_in_order(world, out),
@@ -104,10 +112,13 @@ def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
     """The settings and paths that the command line asks for. Raises UserError."""
     if options.ranks < 0:
         raise UserError(f"--ranks {options.ranks}: give a number of ranks of 1 or more")
-    if options.config:
-        run = load.load_file(options.config, options.benchmark, options.set)
-    else:
-        run = load.load(options.benchmark, options.preset, options.set)
+    run = load_run(
+        options.benchmark,
+        options.preset,
+        options.set,
+        config=options.config,
+        log=options.hyperparameters_from,
+    )
     if options.compute is not None:
         run = emulated(run, options.compute, options.ranks)
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
@@ -126,20 +137,29 @@ def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
     return run, paths
 
 
-def prepare(run: Run, paths: RunPaths, seed: int | None, evict: bool, world: World) -> tuple[Path, int, bool]:
+def prepare(
+    run: Run,
+    paths: RunPaths,
+    seed: int | None,
+    evict: bool,
+    world: World,
+    binding: Mapping[str, Any] | None = None,
+) -> tuple[Path, int, bool]:
     """The folder of the run with its ``config.toml`` and ``env.json``, the seed, and whether the data set was
-    dropped from all page caches. Called by all ranks.
+    dropped from all page caches. Called by all ranks. ``binding``: of this rank, as the libraries found it.
 
     Raises UserError when the rules forbid the run, the data set does not exist, or the folder holds results.
     """
     _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, evict)))[0], world)
+    if world.rank == 0 and (source := run.hyperparameters_from):
+        sys.stderr.write(f"mlhpc: {source}\n")
     on_rank0(world, lambda: manifest.require_folder(paths.data))
     on_all_ranks(world, lambda: _check_stage(paths.stage))
     if resume := paths.resume:
         seed = on_rank0(world, lambda: seed_of(resume, run))
     out = on_rank0(world, lambda: _make_out(run, paths.out))
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
-    _write_evidence(run, paths.data, out, world)
+    _write_evidence(run, paths.data, out, world, binding or describe_binding(_threads_variable(run)))
     return out, seed, evict and _evict(paths.data, world)
 
 
@@ -226,14 +246,24 @@ def _make_out(run: Run, requested: Path | None) -> Path:
     return out
 
 
-def _write_evidence(run: Run, data: Path, out: Path, world: World) -> None:
+def _threads_variable(run: Run) -> str:
+    return "TF_NUM_INTRAOP_THREADS" if run.training.framework == "tensorflow" else "OMP_NUM_THREADS"
+
+
+def _write_evidence(run: Run, data: Path, out: Path, world: World, binding: Mapping[str, Any]) -> None:
     environment = describe_environment() if world.local_rank == 0 else None
     nodes = [facts for facts in world.gather(environment) if facts]
+    place = {"rank": world.rank, "hostname": gethostname(), "local_rank": world.local_rank}
+    bindings = world.gather({**place, **binding})
+    for node in nodes:  # what its ranks have together
+        own = (parse_ranges(each["cores"]) for each in bindings if each["hostname"] == node["hostname"])
+        node["cores"] = len({core for cores in own for core in cores})
     if world.rank == 0:
         keys = ("hostname", "cpu", "cores", "memory_gib", "accelerators", "os")
         env = {
             **nodes[0],
             "nodes": [{key: node[key] for key in keys} for node in nodes],
+            "bindings": bindings,
             "command": shlex.join(["mlhpc", *sys.argv[1:]]),
             "data": str(data.absolute()),
         }
@@ -302,6 +332,7 @@ def _log_facts(
             **({"extended_from_epochs": extended} if extended else {}),
             **({"coarse_epochs": list(coarse)} if coarse else {}),
             **({"staging_overlap": True} if run.staging.overlap else {}),
+            **({"hyperparameters_from": source.model_dump()} if (source := run.hyperparameters_from) else {}),
             **({"initial_weights": _sha256(Path(weights))} if weights else {}),
             **(run.training.exchange() if world.size > 1 else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.host.accelerators import accelerators, output_of
+from mlhpc.common.ranks.environment import BOUND
 
 PACKAGES = (
     "mlhpc", "numpy", "tensorflow", "tensorflow-cpu", "keras", "horovod", "torch", "torchvision",
@@ -90,7 +91,7 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(env.items())
-        if name.startswith(PREFIXES) and not _PRIVATE.search(name)
+        if name.startswith(PREFIXES) and not _PRIVATE.search(name) and name != BOUND
     }
 
 

@@ -28,8 +28,9 @@ def print_table(
     table: Table, console: Console, *, styles: dict[int, str] | None = None, optional: int = 0
 ) -> None:
     """Prints ``table`` without the small lines below its cells. Text is folded to the console's width, numbers are
-    not: where these do not fit side by side, the last ``optional`` columns are left out, and where that does
-    not suffice each row is printed as lines of a title and a value. ``styles``: of rows, by their number."""
+    not: where these do not fit side by side, the last ``optional`` columns are left out and named below, and where
+    that does not suffice each row is printed as lines of a title and a value. ``styles``: of rows, by their
+    number."""
     numbers = [table.is_number(column) for column in range(len(table.head))]
     rows = [[_text(cell) for cell in row] for row in (*table.rows, *filter(None, [table.foot]))]
     least = []
@@ -40,6 +41,7 @@ def print_table(
     # One blank at either edge and, at least, between columns.
     while sum(least) + len(least) + 1 > console.width and optional:
         least, optional = least[:-1], optional - 1
+    left_out = ", ".join(map(printable, table.head[len(least) :]))
     if sum(least) + len(least) + 1 > console.width:
         return _print_records(table.head, rows, console)
     wide = sum(least) + 2 * len(least) <= console.width
@@ -54,6 +56,8 @@ def print_table(
             grid.add_section()
         grid.add_row(*cells[: len(least)], style=(styles or {}).get(n))
     console.print(grid)
+    if left_out:
+        console.print(Text(f"not shown in {console.width} columns: {left_out}", "dim"))
 
 
 def _print_records(head: Sequence[str], rows: Sequence[Sequence[Text]], console: Console) -> None:

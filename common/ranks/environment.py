@@ -10,6 +10,8 @@ from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
 from mlhpc.errors import UserError
 
 Launcher = Literal["none", "mlhpc", "torchrun", "horovodrun", "mpirun", "srun"]
+BOUND = "MLHPC_BOUND"
+"""Set for a rank that was given cores of its own (common/host/binding.py): its threads may use them all."""
 
 
 @dataclass(frozen=True)
@@ -226,13 +228,25 @@ def _check(info: RankInfo) -> None:
 def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int:
     """Number of threads that a rank may compute with so that the ranks of a node do not share cores.
 
-    The number of cores per task in Slurm (SLURM_CPUS_PER_TASK), at most the cores this process may run on;
-    otherwise those cores divided by the ranks of the node; at least one.
+    The number of cores per task in Slurm (SLURM_CPUS_PER_TASK), at most the cores this process may run on; all of
+    those where mlhpc bound this rank to them; otherwise its share of what its launcher may run on, which may have
+    bound it to more than that (mpirun --bind-to package) or to less; at least one.
     """
     cores = len(os.sched_getaffinity(0))
     if info.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
         return min(cores, _number(env, "SLURM_CPUS_PER_TASK"))
-    return max(1, cores // info.local_size)
+    if BOUND in env or info.local_size == 1:
+        return cores
+    return max(1, min(cores, _cores_of_launcher(info) // info.local_size))
+
+
+def _cores_of_launcher(info: RankInfo) -> int:
+    """Cores that the process which started this rank may run on. In Slurm that is a daemon outside of the job:
+    then this rank's."""
+    try:
+        return len(os.sched_getaffinity(0 if info.launcher == "srun" else os.getppid()))
+    except OSError:
+        return len(os.sched_getaffinity(0))
 
 
 def set_variables(settings: Mapping[str, str] | None = None) -> None:

@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from types import FrameType
 from typing import IO, AnyStr
 
-from mlhpc.common.ranks.environment import identify
+from mlhpc.common.ranks.environment import BOUND, identify
 from mlhpc.errors import UserError
 
 TERMINATING = (signal.SIGTERM, signal.SIGUSR1)
@@ -32,13 +33,19 @@ def no_hint() -> str:
     return ""
 
 
-def run_local(ranks: int, argv: Sequence[str], memory: Callable[[], str] = no_hint) -> int:
+def run_local(
+    ranks: int,
+    argv: Sequence[str],
+    memory: Callable[[], str] = no_hint,
+    cores: Sequence[AbstractSet[int]] = (),
+) -> int:
     """Run ``argv`` as ``ranks`` processes that find each other, and return their exit status.
 
     Rank 0 has this process's standard streams. The output of the others goes to standard error, each
     line prefixed with ``[rank 1]``. When one ends with an error the rest are terminated; its status is returned,
     128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. ``memory``: as
-    for ``ended_by``. Raises ``UserError`` inside another launcher, whose ranks would each start all of them.
+    for ``ended_by``. ``cores``: those of each rank; empty: all ranks may use all. Raises ``UserError`` inside
+    another launcher, whose ranks would each start all of them.
     """
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
@@ -51,7 +58,8 @@ def run_local(ranks: int, argv: Sequence[str], memory: Callable[[], str] = no_hi
         with signals_as_ctrl_c():
             for rank in range(ranks):
                 env = os.environ | {"MLHPC_RANK": str(rank), "MLHPC_SIZE": str(ranks), "MLHPC_TOKEN": token}
-                processes.append(_start(rank, argv, env))
+                with _bound(cores[rank] if cores else None):
+                    processes.append(_start(rank, argv, env | ({BOUND: "1"} if cores else {})))
                 forwarders += _watch(rank, processes[rank], ended)
             return _wait(processes, ended, memory)
     except KeyboardInterrupt as interrupt:
@@ -74,6 +82,18 @@ def _start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Po
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+
+
+@contextmanager
+def _bound(cores: AbstractSet[int] | None) -> Iterator[None]:
+    """Processes that this thread starts in here may run on ``cores``; None: on all of its own."""
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _watch(rank: int, process: subprocess.Popen[str], ended: queue.Queue[int]) -> Iterator[threading.Thread]:

@@ -83,6 +83,15 @@ def add_benchmark(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
 
 
+def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hyperparameters-from",
+        type=Path,
+        metavar="LOG",
+        help="take the hyperparameters of another submission, from its log or run folder; --set goes over them",
+    )
+
+
 def add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, help="a run, a log, a folder of runs, or a submission tree")
     parser.add_argument(

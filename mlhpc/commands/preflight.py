@@ -7,7 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlhpc.benchmarks.findings import Finding
-from mlhpc.commands.parser import NAMES, Commands, add_command, add_json, folder, print_json
+from mlhpc.commands.parser import (
+    NAMES,
+    Commands,
+    add_command,
+    add_hyperparameters_from,
+    add_json,
+    folder,
+    print_json,
+)
 from mlhpc.errors import UserError
 
 
@@ -39,6 +47,7 @@ def add(commands: Commands) -> None:
     rules.add_argument("--ruleset", help="1.0.0, 2.0.0 or 3.0.0 (default: the newest that times staging)")
     rules.add_argument("--preset", help="list rule violations of this preset")
     rules.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+    add_hyperparameters_from(rules)
     rules.add_argument("--data", type=Path, help="the data set of the run")
     rules.add_argument("--stage", type=Path, help="where it would be staged")
     add_json(rules)
@@ -84,6 +93,7 @@ def _presets(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from mlhpc.benchmarks import load
+    from mlhpc.common.pages.terminal import say
     from mlhpc.preview import presets
 
     if options.explain and not options.preset:
@@ -93,7 +103,7 @@ def _presets(options: argparse.Namespace) -> int:
     elif options.explain:
         presets.print_settings(options.benchmark, options.preset, Console())
     elif options.preset:
-        print(load.dumps(load.load(options.benchmark, options.preset)), end="")
+        say(Console(), load.dumps(load.load(options.benchmark, options.preset)).rstrip())
     else:
         presets.print_presets(options.benchmark, Console())
     return 0
@@ -123,6 +133,7 @@ def _violations(options: argparse.Namespace) -> list[Finding] | None:
         options.benchmark,
         options.preset,
         options.set,
+        log=options.hyperparameters_from,
         ruleset=options.ruleset,
         data=options.data,
         stage=options.stage,
@@ -148,12 +159,14 @@ def _rules_json(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from mlhpc.common.host.binding import asked, bind_this_rank, cores_of_ranks
     from mlhpc.common.ranks.local import run_local
 
     if options.ranks < 0:
         raise UserError(f"--ranks {options.ranks}: give 1 or more")
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
-        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
+        cores = cores_of_ranks(asked(None), options.ranks)
+        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv], cores=cores)
     from rich.console import Console
 
     from mlhpc.doctor.command import describe_system, doctor, examine_all
@@ -171,6 +184,7 @@ def _doctor(options: argparse.Namespace) -> int:
         return describe_system(options.set, options.out, Console(stderr=True))
     if options.set:
         raise UserError("--set is for the system description: add --system")
+    bind_this_rank(None)  # as a run here would
     folders = Folders(options.data, options.stage, options.out)
     if not options.json:
         return doctor(options.benchmark, folders, Console())

@@ -5,7 +5,15 @@ import json
 import os
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_benchmark, add_command, add_json, print_json
+from mlhpc.commands.parser import (
+    Commands,
+    add_benchmark,
+    add_command,
+    add_hyperparameters_from,
+    add_json,
+    print_json,
+)
+from mlhpc.common.host.binding import bind_this_rank
 from mlhpc.common.ranks.environment import identify
 from mlhpc.common.ranks.local import outlive
 from mlhpc.errors import UserError
@@ -14,6 +22,7 @@ from mlhpc.errors import UserError
 def add(commands: Commands) -> None:
     run = add_command(commands, "run", _run, "train a benchmark to its target, staging included")
     add_benchmark(run)
+    add_hyperparameters_from(run)
     run.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
     run.add_argument("--stage", type=Path, help="node-local folder to copy the data set to, inside the clock")
     run.add_argument(
@@ -26,6 +35,12 @@ def add(commands: Commands) -> None:
         help="settings from the config.toml of a run instead of a preset",
     )
     run.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    run.add_argument(
+        "--bind",
+        metavar="CORES",
+        help="cores: to each local rank an equal share, NUMA node by node; or those of each, such as 0-3:4-7; or "
+        "none (default: $MLHPC_BIND, none)",
+    )
     run.add_argument("--seed", type=int, help="random seed (default: random per run, and logged)")
     run.add_argument(
         "--evict", action="store_true", help="drop the data set from the page cache before the run"
@@ -55,6 +70,7 @@ def add(commands: Commands) -> None:
 
     campaign = add_command(commands, "campaign", _campaign, "run all repeats needed for a score")
     add_benchmark(campaign)
+    add_hyperparameters_from(campaign)
     campaign.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
     campaign.add_argument("--stage", type=Path, help="as for run; concurrent runs share it")
     campaign.add_argument(
@@ -110,6 +126,8 @@ def _run(options: argparse.Namespace) -> int:
         else:
             dry_run(options, Console())
         return 0
+    if options.ranks <= 1:
+        bind_this_rank(options.bind)
     if options.is_program and options.ranks <= 1 and identify(os.environ).launcher == "none":
         outlive(lambda: _killed_hint(options))
     from mlhpc.run import main
@@ -131,8 +149,9 @@ def _campaign(options: argparse.Namespace) -> int:
     from mlhpc.campaign import make
     from mlhpc.campaign_record import Campaign
     from mlhpc.emulated_step import refuse
+    from mlhpc.submission.logs.hyperparameters import load_run
 
-    run = load.load(options.benchmark, options.preset, options.set)
+    run = load_run(options.benchmark, options.preset, options.set, log=options.hyperparameters_from)
     refuse(run, "a score")
     if run.staging.overlap and options.instances > 1:
         raise UserError(
@@ -142,6 +161,8 @@ def _campaign(options: argparse.Namespace) -> int:
     words = ["--preset", options.preset]
     for setting in options.set:
         words += ["--set", setting]
+    if log := options.hyperparameters_from:
+        words += ["--hyperparameters-from", str(log.absolute())]
     runs = max(load.runs_of_a_score(options.benchmark), options.instances)
     campaign = Campaign(
         run,

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mlhpc.common.energy.meter import NAMES
 from mlhpc.common.energy.slurm import counts_nodes
+from mlhpc.common.host.binding import first_overlap, parse_ranges
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.doctor import folder_checks
 from mlhpc.doctor.check_result import GIB, CheckResult, Node, Status
 from mlhpc.doctor.framework_checks import frameworks
-from mlhpc.errors import count
+from mlhpc.errors import count, few
 
 CLOCK_PASS_S, CLOCK_WARN_S = 0.1, 1.0
 """Limits of the difference between two nodes' clocks. Time to train uses one clock; clocks of different nodes are
@@ -70,6 +71,7 @@ def _check_node(
     remedy = "" if supported else "use Python 3.11 or 3.12"
     yield CheckResult("pass" if supported else "fail", "Python", node["python"], remedy)
     yield from _cores(node)
+    yield from _binding(node)
     yield from _threads(node)
     yield from _gpus(node, framework)
     yield from _energy(node)
@@ -101,6 +103,33 @@ def _cores(node: Node) -> Iterator[CheckResult]:
         yield CheckResult("warn", "cores", detail, remedy)
     else:
         yield CheckResult("pass", "cores", detail)
+
+
+def _binding(node: Node) -> Iterator[CheckResult]:
+    """Whether each rank has cores of its own, on one NUMA node where there are ranks enough."""
+    cores = [binding["cores"] for binding in node["bindings"]]
+    if len(cores) < node["local_size"]:  # not all were examined
+        return
+    remedy = "bind ranks: SLURM_CPU_BIND=cores in the site, or mlhpc run --bind cores (docs/sites.md)"
+    if len(cores) > 1 and len(set(cores)) == 1:
+        on = f", over {node['numa_nodes']} NUMA nodes" if node["numa_nodes"] > 1 else ""
+        detail = f"none: {count(len(cores), 'rank')} share cores {cores[0]}{on}"
+        yield CheckResult("warn" if on else "pass", "binding", detail, remedy if on else "")
+    elif shared := first_overlap(cores):
+        one, two, both = shared
+        yield CheckResult("warn", "binding", f"local ranks {one} and {two} share cores {both}", remedy)
+    else:
+        spanning = [
+            (rank, binding["numa_nodes"])
+            for rank, binding in enumerate(node["bindings"])
+            if len(parse_ranges(binding["numa_nodes"] or "")) > 1
+        ]
+        if spanning and len(cores) >= node["numa_nodes"]:
+            rank, over = spanning[0]
+            detail = f"local rank {rank} has cores {cores[rank]} of NUMA nodes {over}"
+            yield CheckResult("warn", "binding", detail, remedy)
+        elif len(cores) > 1:
+            yield CheckResult("pass", "binding", "own cores for each rank: " + few(cores, 8, " : "))
 
 
 def _threads(node: Node) -> Iterator[CheckResult]:

@@ -24,6 +24,7 @@ from mlhpc.common.energy.meter import counters_of_node
 from mlhpc.common.energy.slurm import plugin
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
 from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.binding import numa_nodes
 from mlhpc.common.host.provenance import commit, packages
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
@@ -53,6 +54,7 @@ def examine(
         "host": rank_info.hostname or socket.gethostname(),
         "local_size": rank_info.local_size,
         "cores": len(os.sched_getaffinity(0)),
+        "numa_nodes": len(numa_nodes()),
         "python": platform.python_version(),
         "packages": packages(),
         "commit": commit()["commit"],

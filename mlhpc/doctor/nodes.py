@@ -4,12 +4,14 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from mlhpc.common.host.binding import describe_binding
 from mlhpc.common.ranks import environment, launch
 from mlhpc.common.ranks.connection import Connection
 from mlhpc.common.ranks.environment import RankInfo
+from mlhpc.common.ranks.rendezvous import Peer
 from mlhpc.doctor.node import EXAMINE_S
 from mlhpc.errors import UserError
 
@@ -33,28 +35,45 @@ def gather_nodes(
     rank_info: RankInfo, examine: Callable[[], dict[str, Any]], env: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """On rank 0 the facts of every node, examined by its first rank, and ``offset_s``: seconds by which its clock
-    is ahead of rank 0's. Only this node if the ranks cannot connect (``find_rank_info``). An empty list on
-    other ranks. Raises UserError on every rank when a rank does not connect, naming it."""
+    is ahead of rank 0's; and the ``bindings`` of its ranks, in order. Only this rank's if the ranks cannot connect
+    (``find_rank_info``). An empty list on other ranks. Raises UserError on every rank when a rank does not
+    connect, naming it."""
     if rank_info.size == 1 or not rank_info.leader:
-        return [examine() | {"offset_s": 0.0}] if rank_info.rank == 0 else []
+        alone = {"offset_s": 0.0, "bindings": [describe_binding()]}
+        return [examine() | alone] if rank_info.rank == 0 else []
     ranks = launch.call_roll(rank_info, env)
     ranks.enter("doctor")
+
+    def report() -> dict[str, Any]:
+        own = {"binding": describe_binding()}
+        return examine() | own if rank_info.local_rank == 0 else own
+
     facts: dict[int, dict[str, Any]] = {}
     if rank_info.rank == 0:
         with socket.create_server((ranks.my_address(), 0), backlog=1024) as listener:
             host, port = listener.getsockname()[:2]
             token = secrets.token_hex(16)
             ranks.broadcast({"host": host, "port": port, "token": token})
-            facts[0] = examine() | {"offset_s": 0.0}
-            first_ranks = [peer.rank for peer in ranks.roll if peer.local_rank == 0 and peer.rank != 0]
-            facts |= receive_facts(listener, token, first_ranks)
+            facts[0] = report() | {"offset_s": 0.0}
+            facts |= receive_facts(listener, token, range(1, rank_info.size))
     else:
         address = ranks.broadcast({})
-        if rank_info.local_rank == 0:
-            sock = socket.create_connection((address["host"], address["port"]), timeout=60)
-            _send_facts(Connection(sock), address["token"], rank_info.rank, examine)
+        sock = socket.create_connection((address["host"], address["port"]), timeout=EXAMINE_S)
+        _send_facts(Connection(sock), address["token"], rank_info.rank, report)
     ranks.close()
-    return [facts[rank] for rank in sorted(facts)]
+    return _by_node(facts, ranks.roll)
+
+
+def _by_node(facts: Mapping[int, dict[str, Any]], roll: Iterable[Peer]) -> list[dict[str, Any]]:
+    """The facts of each node's first rank, with the bindings of all its ranks."""
+    on_node: dict[str, list[Peer]] = {}
+    for peer in sorted(roll, key=lambda peer: peer.rank) if facts else ():
+        on_node.setdefault(peer.hostname, []).append(peer)
+    return [
+        facts[min(peers, key=lambda peer: peer.local_rank).rank]
+        | {"bindings": [facts[peer.rank]["binding"] for peer in peers]}
+        for peers in on_node.values()
+    ]
 
 
 def _send_facts(connection: Connection, token: str, rank: int, examine: Callable[[], dict[str, Any]]) -> None:

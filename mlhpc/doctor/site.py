@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -16,9 +16,10 @@ from rich.console import Console
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
 from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.binding import Cores, beside, numa_nodes, ranges
 from mlhpc.common.pages.terminal import say
 from mlhpc.doctor.check_result import GIB
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError, count, few
 from mlhpc.submission.system.probe import output, text
 
 SITES = Path("run_scripts/sites")
@@ -26,6 +27,9 @@ LOCAL_VARIABLES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "TMPDIR")
 LOCAL_FOLDERS = ("/local/scratch", "/local_scratch", "/localscratch", "/scratch/local", "/nvme", "/mnt/nvme",
                  "/mnt/local", "/raid", "/local", "/scratch", "/tmp", "/dev/shm")  # fmt: skip
 SHARED_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "MEMBERWORK", "PROJECT")
+GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+"""PCI classes of GPUs (pci.ids): VGA and 3D controllers, other displays, processing accelerators."""
+GPU_VENDORS = ("0x10de", "0x1002", "0x8086")  # NVIDIA, AMD, Intel; not those of a board's own graphics
 CONTAINERS = {
     "apptainer": "apptainer exec --nv mlhpc.sif",
     "singularity": "singularity exec --nv mlhpc.sif",
@@ -37,7 +41,8 @@ CONTAINERS = {
 class SiteFacts:
     """What a site file is made from. ``shared``, ``local``: the folders as shell words, with a note on the
     file system; None: none was found. ``interface``: the fastest network interface, where it is not the
-    first. ``container``: a key of ``CONTAINERS``."""
+    first. ``container``: a key of ``CONTAINERS``. ``numa``: the cores of each NUMA node; ``gpu_nodes``: that of
+    each GPU, and ``gpu_cores``: its share of the cores there; empty where the kernel does not say it for all."""
 
     host: str
     in_job: bool
@@ -51,6 +56,9 @@ class SiteFacts:
     modules: tuple[str, ...]
     has_modules: bool
     container: str | None
+    numa: Mapping[int, Cores] = field(default_factory=dict)
+    gpu_nodes: tuple[int, ...] = ()
+    gpu_cores: tuple[Cores, ...] = ()
 
 
 def write_site(name: str, out: Path | None, console: Console) -> int:
@@ -85,6 +93,9 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
 def find_site_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> SiteFacts:
     """Look at this machine. ``root`` stands for / where /sys is read."""
     local, note = _local_folder(env)
+    numa, gpu_nodes = numa_nodes(root), _gpu_nodes(root)
+    if not set(gpu_nodes) <= numa.keys():
+        gpu_nodes = ()
     facts = SiteFacts(
         host=os.uname().nodename,
         in_job="SLURM_JOB_ID" in env,
@@ -98,6 +109,9 @@ def find_site_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/"))
         modules=tuple(module for module in env.get("LOADEDMODULES", "").split(":") if module),
         has_modules="LOADEDMODULES" in env or "MODULEPATH" in env,
         container=_container(),
+        numa=numa,
+        gpu_nodes=gpu_nodes,
+        gpu_cores=beside(gpu_nodes, numa, root) if gpu_nodes else (),
     )
     return facts if facts.in_job else _of_default_partition(facts, output("sinfo", "-h", "-o", "%P %c %G"))
 
@@ -112,6 +126,9 @@ def _of_default_partition(facts: SiteFacts, lines: str) -> SiteFacts:
     gpus = re.search(r"gpu(?::[^:,(]+)?:(\d+)", row[2])
     return replace(
         facts,
+        numa={},  # those of this node, which may be of another kind
+        gpu_nodes=(),
+        gpu_cores=(),
         partition=row[0].rstrip("*"),
         cores=int(cores[0]) if cores else facts.cores,
         gpus=int(gpus[1]) if gpus else 0,
@@ -164,6 +181,16 @@ def _interface(root: Path) -> str | None:
     return max(speeds, key=lambda name: speeds[name]) if len(speeds) > 1 else None
 
 
+def _gpu_nodes(root: Path) -> tuple[int, ...]:
+    """The NUMA node of each GPU in order of its PCI address; empty where one is not known (-1)."""
+    found = []
+    for folder in sorted(root.glob("sys/bus/pci/devices/*")):
+        if text(folder / "class")[:6] in GPU_CLASSES and text(folder / "vendor") in GPU_VENDORS:
+            node = text(folder / "numa_node")
+            found.append(int(node) if node.isdigit() else -1)
+    return tuple(found) if min(found, default=-1) >= 0 else ()
+
+
 def _container() -> str | None:
     if "--container-image" in output("srun", "--help"):
         return "pyxis"
@@ -202,6 +229,7 @@ def site_file(name: str, facts: SiteFacts) -> str:
     if facts.gpus:
         lines += ["# A rank takes the GPU of its local rank, so it has to see all GPUs of its node."]
         lines += ["export SLURM_GPU_BIND=none"]
+    lines += _numa_lines(facts)
     lines += _network_lines(facts.interface)
     return "\n".join(lines) + "\n"
 
@@ -226,6 +254,26 @@ def _module_lines(facts: SiteFacts) -> Sequence[str]:
         "# CHECK: the modules that were loaded.",
         "module purge",
         f"module load {shlex.join(facts.modules)}",
+    ]
+
+
+def _numa_lines(facts: SiteFacts) -> Sequence[str]:
+    if len(facts.numa) < 2:
+        return []
+    nodes = few([f"{node}: {ranges(cores)}" for node, cores in facts.numa.items()], 3)
+    if 0 < facts.gpus == len(facts.gpu_cores):
+        lists = [ranges(cores) for cores in facts.gpu_cores]
+        on = " ".join(map(str, facts.gpu_nodes))
+        return [
+            f"# CHECK: NUMA nodes ({nodes}).",
+            f"# Each rank binds itself beside its GPU; in PCI order these are on nodes {on}.",
+            "export SLURM_CPU_BIND=none",
+            "MLHPC_BIND=" + ":\\\n".join(":".join(lists[at : at + 4]) for at in range(0, len(lists), 4)),
+            "export MLHPC_BIND",
+        ]
+    return [
+        f"# CHECK: NUMA nodes ({nodes}). A share of the cores for each rank, and memory beside them.",
+        "export SLURM_CPU_BIND=cores SLURM_MEM_BIND=local MLHPC_BIND=cores",
     ]
 
 

@@ -9,12 +9,14 @@ from rich.console import Console
 from rich.text import Text
 
 from mlhpc.benchmarks import load, rules
-from mlhpc.benchmarks.schema import Run
+from mlhpc.benchmarks.schema import HyperparametersSource, Run
 from mlhpc.common.data import manifest
 from mlhpc.common.data.partition import files_of_node
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.host.binding import asked, cores_of_ranks, ranges
 from mlhpc.common.host.memory import usable_bytes
+from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks.environment import identify
 from mlhpc.doctor.memory import rank_memory
 from mlhpc.errors import count
@@ -38,6 +40,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     if paths.resume:
         seed_of(paths.resume, run)
     findings = rules.findings(context_of(run, paths, options.evict))
+    cores = cores_of_ranks(asked(options.bind), ranks) if here.launcher == "none" else ()
     steps = run.data.train_samples // run.hyperparameters.global_batch_size
     return {
         "benchmark": run.benchmark,
@@ -45,6 +48,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
         "settings": run.model_dump(mode="json", exclude_none=True),
         "ranks": ranks,
         "nodes": nodes,
+        "cores_of_ranks": [ranges(own) for own in cores] or None,
         "local_batch_size": local,
         "ranks_per_sample": together,
         "steps_per_epoch": steps,
@@ -101,6 +105,7 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
     per_epoch = count(facts["steps_per_epoch"], "step")
     lines = {
         "ranks": f"{count(facts['ranks'], 'rank')}{on}, {share}",
+        **({"cores": ":".join(facts["cores_of_ranks"])} if facts["cores_of_ranks"] else {}),
         "steps": f"{per_epoch} per epoch, at most {facts['max_steps']} in {facts['max_epochs']} epochs",
         "data": f"{data['path']}: {_size_of(data)}",
         "staging": _staging_line(staging),
@@ -116,8 +121,10 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
     for finding in facts["findings"]:
         line = f"{finding['severity']}: {finding['rule']}: {finding['expected']}; found {finding['actual']}; "
         console.print(Text(line + finding["remedy"], style="yellow"))
+    if source := facts["settings"].get("hyperparameters_from"):
+        console.print(Text(str(HyperparametersSource(**source))))
     console.print(Text("settings", style="bold"))
-    console.print(Text(load.dumps(requested(options)[0]).rstrip()), soft_wrap=True)
+    say(console, load.dumps(requested(options)[0]).rstrip())
     console.print(Text("dry run: nothing was started or written", style="bold"))
 
 

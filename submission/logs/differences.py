@@ -14,6 +14,7 @@ from mlhpc.common.pages.blocks import Cell, Table
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
+from mlhpc.submission.logs.bindings import binding_text, read_bindings
 from mlhpc.submission.logs.run_directory import RunDirectory, read
 
 Kind = Literal["settings", "environment", "data", "machine"]
@@ -142,8 +143,9 @@ def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
     for key, value in _leaves(run.config.model_dump(mode="json", exclude_none=True) if run.config else {}):
         if key != "description":
             yield ("data" if key.startswith("data.") else "settings", key), value
+    yield ("machine", "bindings"), binding_text(read_bindings(run.env)) or None
     for name, value in run.env.items():
-        if name not in _OF_EACH_RUN:
+        if name not in _OF_EACH_RUN and name != "bindings":
             for key, leaf in _leaves({name: value}):
                 if not (name == "variables" and _OF_EACH_LAUNCH.search(key.rpartition(".")[2])):
                     yield (_KINDS.get(name, "environment"), key), leaf

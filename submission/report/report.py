@@ -169,9 +169,8 @@ def _facts(run: RunDirectory) -> dict[str, str]:
     if env.get("cpu"):
         listed = env.get("accelerators")
         accelerators = ", ".join(map(str, listed if isinstance(listed, list) else ())) or "no accelerators"
-        facts["hardware"] = (
-            f"{env['cpu']}, {env.get('cores')} cores, {env.get('memory_gib')} GiB, {accelerators}"
-        )
+        cores = count(int(env.get("cores") or 0), "core")
+        facts["hardware"] = f"{env['cpu']}, {cores}, {env.get('memory_gib')} GiB, {accelerators}"
     if env.get("commit"):
         facts["commit"] = f"{env['commit']}{' with uncommitted changes' if env.get('dirty') else ''}"
     if packages := packages_of(run.benchmark, run.framework, env.get("packages")):

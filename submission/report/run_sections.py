@@ -8,6 +8,7 @@ from typing import Any
 from mlhpc.benchmarks import load, registry
 from mlhpc.common.pages.blocks import Cell, Details, Facts, Section, Table, number, table
 from mlhpc.errors import count
+from mlhpc.submission.logs.bindings import bindings_table, read_bindings, shared_cores
 from mlhpc.submission.logs.findings import Finding, verdict
 from mlhpc.submission.logs.ranks import RankTimes
 from mlhpc.submission.logs.run_directory import Epoch, Result, RunDirectory, Staging
@@ -201,7 +202,8 @@ def hyperparameters(run: RunDirectory) -> Section | None:
     if run.config:
         values = run.config.hyperparameters.logged()
         training = run.config.training.applicable()
-        about = "Names as in the MLPerf logging rules."
+        source = run.config.hyperparameters_from
+        about = "Names as in the MLPerf logging rules." + (f" Started from {source}." if source else "")
     elif run.log:
         # The keys of all benchmarks: those missing in this log are left out below.
         keys = [key for name in registry.benchmarks() for key in load.hyperparameter_keys(name)]
@@ -238,7 +240,10 @@ def hardware(run: RunDirectory) -> Section | None:
     rows = tuple((Cell(_some(names)), *map(Cell, kind)) for kind, names in hosts.items())
     about = f"{count(len(machines), 'node')}; identical ones share a row. Cores are those this run may use."
     head = ("node", "processor", "cores", "memory", "accelerators")
-    return Section("Hardware", about, (Table("hardware", head, rows, text_columns=5),))
+    bindings = read_bindings(run.env)
+    about += f" {shared}" if (shared := shared_cores(bindings)) else ""
+    tables = (Table("hardware", head, rows, text_columns=5), bindings_table(bindings))
+    return Section("Hardware", about, tuple(filter(None, tables)))
 
 
 def _grouped(names: object) -> str:

@@ -9,7 +9,8 @@ FOLDER = {"path": "/scratch", "type": "xfs", "is_ram": False, "shared": False, "
           "exists": True, "writable": True}  # fmt: skip
 
 NODE = {
-    "host": "n0", "local_size": 1, "cores": 8, "python": "3.11.7", "machine_cores": 8, "gpus": [],
+    "host": "n0", "local_size": 1, "cores": 8, "numa_nodes": 1,
+    "bindings": [{"cores": "0-7", "numa_nodes": "0"}], "python": "3.11.7", "machine_cores": 8, "gpus": [],
     "energy": [],
     "energy_sampled_by": "",
     "threads": {}, "driver": None,

@@ -54,6 +54,29 @@ def test_the_doctor_examines_both_nodes_and_starts_the_framework_on_them(slurm, 
     assert done.stdout.count("launcher") == 1, "rank 0 reports for all"
 
 
+def test_ranks_bind_themselves_to_the_lists_of_a_site(slurm, climate, tmp_path):
+    """Those of their local rank, on both nodes; without, each has what Slurm gave it."""
+    one, *_, two = sorted(os.sched_getaffinity(0))
+    srun = ["srun", "-N2", "--ntasks-per-node=2", sys.executable, "-m", "mlhpc"]
+    site = {"MLHPC_BIND": f"{two}:{one}"}
+    out = tmp_path / "out"
+    words = ["run", "deepcam", "--data", climate, "--out", out, *climate_settings("training.max_epochs=1")]
+    done = slurm.run(*srun, *words, **site)
+    assert done.returncode == 1, done.stderr
+    bindings = json.loads((out / "env.json").read_text())["bindings"]
+    found = [(each["rank"], each["local_rank"], each["cores"], each["threads"]) for each in bindings]
+    assert found == [(0, 0, str(two), 1), (1, 1, str(one), 1), (2, 0, str(two), 1), (3, 1, str(one), 1)]
+    done = slurm.run(
+        *srun, "doctor", "--stage", tmp_path / "s", "--out", tmp_path / "r", **site, COLUMNS="300"
+    )
+    assert f"own cores for each rank: {two} : {one}" in done.stdout, done.stdout + done.stderr
+    done = slurm.run(*srun, *words, MLHPC_BIND="0:99999")
+    assert done.returncode == 2
+    assert done.stderr.count("mlhpc: --bind 0:99999") == 2, "told once per node"
+    done = slurm.run(*srun, *words, "--bind", "cores")
+    assert done.returncode == 2 and "srun binds ranks itself" in done.stderr
+
+
 def test_the_system_is_described_from_both_nodes(slurm, tmp_path):
     out = tmp_path / "system.json"
     doctor = ["srun", "-N2", "-n2", sys.executable, "-m", "mlhpc", "doctor", "--system"]

@@ -15,6 +15,7 @@ from smoke.conftest import NO_FRAMEWORK, PYTORCH, mlhpc, mllog, result, resumed_
 from smoke.conftest import climate_settings as settings
 
 from mlhpc.benchmarks.load import load_file as load_settings
+from mlhpc.common.host.binding import parse_ranges
 from mlhpc.deepcam.model import build_model
 from mlhpc.submission.logs.mllog import parse
 from mlhpc.submission.logs.phases import phases
@@ -241,3 +242,23 @@ def test_tensorflow_is_not_imported_for_deepcam_and_resnet50(framework):
     """All their runs in these tests, except those with an environment of their own, would fail."""
     done = run_warm(PYTORCH, ["-c", f"import {framework}"], timeout=60)
     assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr
+
+
+def test_two_ranks_bound_to_a_core_each_are_seen_in_the_record(climate, tmp_path):
+    """And with OMP_PROC_BIND, where importing PyTorch leaves the thread that starts the readers one core."""
+    one, *_, two = sorted(os.sched_getaffinity(0))
+    words = ["run", "deepcam", "--data", climate, "--ranks", 2, *settings("training.max_epochs=1")]
+    bound, free = tmp_path / "bound", tmp_path / "free"
+    done = mlhpc(*words, "--bind", f"{two}:{one}", "--out", bound, new_process=True)
+    assert done.returncode == 1, done.stderr
+    env = json.loads((bound / "env.json").read_text())
+    found = [(each["rank"], each["cores"], each["threads"]) for each in env["bindings"]]
+    assert found == [(0, str(two), 1), (1, str(one), 1)]
+    assert env["cores"] == env["nodes"][0]["cores"] == len({one, two}), "what the ranks have together"
+    done = mlhpc(*words, "--out", free, env={"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"})
+    assert done.returncode == 1, done.stderr
+    env = json.loads((free / "env.json").read_text())
+    allowed = os.sched_getaffinity(0)
+    assert {parse_ranges(each["cores"]) for each in env["bindings"]} == {frozenset(allowed)}
+    assert parse_ranges(env["binding"]["cores"]) == allowed, "also after PyTorch was imported"
+    assert f"cores {two}" in mlhpc("diff", bound, free).stdout

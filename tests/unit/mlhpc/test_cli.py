@@ -12,11 +12,11 @@ from mlhpc import cli
 
 OPTIONS = {
     "run": [
-        *("--preset", "--set", "--data", "--stage", "--out", "--config", "--ranks", "--seed"),
-        *("--evict", "--compute", "--resume", "--dry-run", "--json"),
+        *("--preset", "--set", "--hyperparameters-from", "--data", "--stage", "--out", "--config"),
+        *("--ranks", "--bind", "--seed", "--evict", "--compute", "--resume", "--dry-run", "--json"),
     ],
     "campaign": [
-        *("--preset", "--set", "--data", "--stage", "--out", "--ranks"),
+        *("--preset", "--set", "--hyperparameters-from", "--data", "--stage", "--out", "--ranks"),
         *("--runs", "--instances", "--number"),
     ],
     "study": [
@@ -73,7 +73,7 @@ OPTIONS = {
     "trace": ["--out"],
     "export": ["--to", "--out"],
     "completion": [],
-    "rules": ["--ruleset", "--preset", "--set", "--data", "--stage", "--json"],
+    "rules": ["--ruleset", "--preset", "--set", "--hyperparameters-from", "--data", "--stage", "--json"],
     "check": ["--ruleset", "--json"],
     "score": ["--ruleset", "--json"],
     "report": ["--out", "--predict", "--machine", "--json"],
@@ -169,6 +169,9 @@ def test_the_command_line_has_exactly_these_options():
         (["export", "nowhere", "--to", "csv", "--out", "there"], "nowhere"),
         (["presets", "cosmoflow", "--explain"], "--explain is for one preset"),
         (["run", "cosmoflow", "--json"], "--json is for --dry-run"),
+        (["run", "cosmoflow", "--hyperparameters-from", "nowhere"], "nowhere: No such file"),
+        (["run", "cosmoflow", "--ranks", "2", "--bind", "0"], "cores for 1 rank, and 2 ranks"),
+        (["run", "cosmoflow", "--bind", "near"], "'near' is not a core"),
         (["--debug", "run"], "BENCHMARK"),
     ],
 )

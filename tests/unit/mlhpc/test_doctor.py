@@ -45,6 +45,11 @@ def test_a_good_node_passes(backend, place):
     assert {line.status for line in lines(NODE, place, backend)} == {"pass"}
 
 
+NODE_0, NODE_1 = {"cores": "0-3", "numa_nodes": "0"}, {"cores": "4-7", "numa_nodes": "1"}
+BOTH = {"cores": "0-7", "numa_nodes": "0-1"}
+ACROSS = {"cores": "2-3,8", "numa_nodes": "0-1"}
+
+
 def torch_of(cuda, driver, usable):
     """A PyTorch built for ``cuda`` on ``driver``, which can use the GPUs or not."""
     return {"driver": driver, "torch__cuda": cuda, "torch__usable": usable, "torch__gpus": 4 * usable,
@@ -90,6 +95,14 @@ def torch_of(cuda, driver, usable):
         ("cores", "warn", {"cores": 1}, {}),  # srun without --cpus-per-task
         ("cores", "pass", {"cores": 2, "local_size": 4}, {}),
         # Threads that the environment fixes: 4 ranks x 4 threads on 8 cores.
+        ("binding", None, {}, {}),
+        ("binding", "pass", {"local_size": 2, "bindings": [NODE_0, NODE_0]}, {}),  # one NUMA node
+        ("binding", "warn", {"local_size": 2, "bindings": [BOTH, BOTH], "numa_nodes": 2}, {}),
+        ("binding", "warn", {"local_size": 2, "bindings": [NODE_0, BOTH], "numa_nodes": 2}, {}),
+        ("binding", "warn", {"local_size": 2, "bindings": [ACROSS, NODE_1], "numa_nodes": 2}, {}),
+        ("binding", "pass", {"local_size": 2, "bindings": [NODE_0, NODE_1], "numa_nodes": 2}, {}),
+        ("binding", None, {"bindings": [BOTH], "numa_nodes": 2}, {}),  # one rank has them all
+        ("binding", None, {"local_size": 2, "bindings": [BOTH], "numa_nodes": 2}, {}),  # of mpirun's
         ("threads", "warn", {"cores": 8, "local_size": 4, "threads": {"OMP_NUM_THREADS": 4}}, {}),
         ("threads", "warn", {"cores": 2, "local_size": 1, "threads": {"OMP_NUM_THREADS": 4}}, {}),
         ("threads", None, {"cores": 2, "local_size": 4, "threads": {"OMP_NUM_THREADS": 2}}, {}),

@@ -8,6 +8,7 @@ import pytest
 from ranks.need import need
 
 from mlhpc import cli
+from mlhpc.common.host.binding import cores_of_ranks, nodes_of, numa_nodes
 from mlhpc.doctor import site
 from mlhpc.doctor.site import CONTAINERS, SiteFacts, site_file
 
@@ -89,6 +90,68 @@ def test_the_fastest_interface_that_is_up_is_chosen(interfaces, fastest, tmp_pat
         for file, value in zip(("type", "operstate", "speed"), values, strict=True):
             (folder / file).write_text(value)
     assert site._interface(tmp_path) == fastest
+
+
+def numa_machine(root, gpus=()):
+    """Two NUMA nodes of 32 cores with two threads each, and GPUs (PCI address, class, vendor, NUMA node)."""
+    for node, cores in enumerate(("0-31,64-95", "32-63,96-127")):
+        folder = root / f"sys/devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(cores + "\n")
+    for core in range(64):
+        for thread in (core, core + 64):
+            folder = root / f"sys/devices/system/cpu/cpu{thread}/topology"
+            folder.mkdir(parents=True)
+            (folder / "thread_siblings_list").write_text(f"{core},{core + 64}\n")
+    for address, *values in gpus:
+        folder = root / "sys/bus/pci/devices" / address
+        folder.mkdir(parents=True)
+        for file, value in zip(("class", "vendor", "numa_node"), values, strict=True):
+            (folder / file).write_text(f"{value}\n")
+    return root
+
+
+# As a node with eight MI250X dies lists them (classes of pci.ids). And the board's own graphics, and a NIC.
+BUSES = ("c1", "c6", "c9", "ce", "d1", "d6", "d9", "de")
+DIES = [(f"0000:{bus}:00.0", "0x038000", "0x1002", n) for bus, n in zip(BUSES, "11000011", strict=True)]
+OTHERS = [("0000:03:00.0", "0x030000", "0x1a03", "0"), ("0000:c5:00.0", "0x020000", "0x17db", "1")]
+
+
+def test_ranks_are_bound_beside_their_gpus(tmp_path, monkeypatch):
+    need("shellcheck")
+    monkeypatch.setattr(site, "accelerators", lambda: ["MI250X"] * 8)
+    root = numa_machine(tmp_path / "root", DIES + OTHERS)
+    facts = site.find_site_facts({"SLURM_JOB_ID": "1"}, root)
+    assert facts.gpu_nodes == (1, 1, 0, 0, 0, 0, 1, 1)
+    text = site_file("mine", facts)
+    assert max(map(len, text.splitlines())) <= 120
+    variables = source(text, tmp_path)
+    assert "SLURM_CPU_BIND=none" in variables
+    [bind] = [line.removeprefix("MLHPC_BIND=") for line in variables if line.startswith("MLHPC_BIND=")]
+    cores = cores_of_ranks(bind, 8, frozenset(range(128)))
+    assert [nodes_of(own, numa_nodes(root)) for own in cores] == [{int(node)} for *_, node in DIES]
+    assert sorted(core for own in cores for core in own) == list(range(128))
+    assert all(core + 64 in own for own in cores for core in own if core < 64), "whole physical cores"
+    (tmp_path / "mine.sh").write_text(text)
+    done = subprocess.run(["shellcheck", tmp_path / "mine.sh"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "gpus", [[], [(*DIES[0][:3], "-1"), *DIES[1:]], DIES[:4]], ids=["none", "unknown", "some"]
+)
+def test_where_the_place_of_gpus_is_not_known_each_rank_has_a_share(gpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "accelerators", lambda: ["MI250X"] * 8)
+    facts = site.find_site_facts({"SLURM_JOB_ID": "1"}, numa_machine(tmp_path / "root", gpus))
+    variables = source(site_file("mine", facts), tmp_path)
+    assert {"SLURM_CPU_BIND=cores", "SLURM_MEM_BIND=local", "MLHPC_BIND=cores"} <= set(variables)
+
+
+def test_one_numa_node_and_login_nodes_get_no_binding(tmp_path, monkeypatch):
+    assert "BIND" not in site_file("mine", BARE)
+    monkeypatch.setattr(site, "output", lambda *words: "gpu* 128 gpu:4\n")
+    facts = site.find_site_facts({}, numa_machine(tmp_path))
+    assert facts.gpus == 4 and "CPU_BIND" not in site_file("mine", facts)
 
 
 def test_the_command_writes_the_file_once_at_the_top_of_a_checkout(tmp_path, monkeypatch, capsys):

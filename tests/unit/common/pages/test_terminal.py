@@ -40,6 +40,11 @@ def test_columns_that_may_be_missing_are_left_out_first() -> None:
     print_table(wide(), Console(file=file, width=80), optional=4)
     shown = [number in file.getvalue() for number in NUMBERS]
     assert shown[0] and not shown[-1] and sorted(shown, reverse=True) == shown
+    named = file.getvalue().partition("not shown in 80 columns: ")[2].strip()
+    assert named == ", ".join(f"seed {n}" for n in range(8) if not shown[n])
+    file = io.StringIO()
+    print_table(wide(), Console(file=file, width=200), optional=4)
+    assert "not shown" not in file.getvalue()
 
 
 def test_numbers_are_below_each_other_where_there_is_room() -> None:

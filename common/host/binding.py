@@ -1,0 +1,227 @@
+"""The cores that ranks may run on: as found, and as asked for by ``mlhpc run --bind``.
+
+Cores are Linux's logical CPUs, written as Linux writes them (``0-3,8``).
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlhpc.common.ranks.environment import BOUND, identify
+from mlhpc.errors import AlreadyReported, UserError, count
+
+Cores = frozenset[int]
+
+_MOST_CORES = 1 << 16
+"""Bound of a core's number in what a user gives (Linux's NR_CPUS is at most 8192)."""
+
+
+def ranges(cores: Iterable[int]) -> str:
+    """Numbers as Linux lists them: ``0-3,8``; empty for none."""
+    parts: list[list[int]] = []
+    for core in sorted(set(cores)):
+        if parts and core == parts[-1][1] + 1:
+            parts[-1][1] = core
+        else:
+            parts.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def parse_ranges(text: str) -> Cores:
+    """The numbers in ``0-3,8``. Raises ValueError."""
+    numbers: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else ():
+        if not (match := re.fullmatch(r"\s*([0-9]{1,7})(?:-([0-9]{1,7}))?\s*", part)):
+            raise ValueError(f"{part.strip()!r} is not a core or a range of cores")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last >= _MOST_CORES:
+            raise ValueError(f"{part.strip()!r} is not a range of cores")
+        numbers |= set(range(first, last + 1))
+    return frozenset(numbers)
+
+
+def numa_nodes(root: Path = Path("/")) -> dict[int, Cores]:
+    """The cores of each NUMA node that has any; empty where the kernel does not say. ``root``: where /sys is."""
+    found = {}
+    for folder in root.glob("sys/devices/system/node/node[0-9]*"):
+        if cores := _cores_in(folder / "cpulist"):
+            found[int(folder.name[4:])] = cores
+    return dict(sorted(found.items()))
+
+
+def nodes_of(cores: Cores, nodes: Mapping[int, Cores]) -> frozenset[int]:
+    """The NUMA nodes that ``cores`` belong to."""
+    return frozenset(node for node, own in nodes.items() if own & cores)
+
+
+def describe_binding(threads: str = "OMP_NUM_THREADS", root: Path = Path("/")) -> dict[str, Any]:
+    """Cores, their NUMA nodes, memory policy and threads of this process. None: not known.
+
+    To be called before libraries start: with OMP_PROC_BIND some bind the calling thread alone. ``threads``: the
+    variable that says how many threads the framework computes with.
+    """
+    cores = frozenset(os.sched_getaffinity(0))
+    number = os.environ.get(threads, "").partition(",")[0]  # a list is of nested levels
+    return {
+        "cores": ranges(cores),
+        "numa_nodes": ranges(nodes_of(cores, numa_nodes(root))) or None,
+        "memory_policy": _memory_policy(root),
+        "threads": int(number) if number.isdigit() else None,
+    }
+
+
+def cores_of_ranks(
+    bind: str, ranks: int, allowed: Cores | None = None, root: Path = Path("/")
+) -> tuple[Cores, ...]:
+    """The cores of each of the ``ranks`` of this machine; empty for ``none``.
+
+    ``cores``: an equal share for each, of whole physical cores where there are enough. Ranks are dealt to NUMA
+    nodes in order and do not cross them, unless there are fewer ranks than nodes. ``A:B:…``: the lists of cores of
+    local rank 0, 1, and so on. ``allowed``: the cores to choose from; None: this process's. Raises UserError.
+    """
+    allowed = frozenset(os.sched_getaffinity(0)) if allowed is None else allowed
+    if bind == "none":
+        return ()
+    if bind == "cores":
+        return _shares(ranks, allowed, root)
+    return _lists(bind, ranks, allowed)
+
+
+def asked(option: str | None) -> str:
+    """What ``--bind`` says, or else the site by ``MLHPC_BIND``."""
+    return option or os.environ.get("MLHPC_BIND") or "none"
+
+
+def bind_this_rank(option: str | None) -> None:
+    """Bind this process as ``asked``, if it is a rank of another launcher, or the only one. Launchers share out
+    cores themselves, so theirs are bound to lists of cores only. Raises UserError."""
+    if (bind := asked(option)) == "none":
+        return
+    rank = identify(os.environ)
+    if rank.launcher == "mlhpc":  # bound when it was started
+        return
+    if rank.launcher != "none" and bind == "cores":
+        if option:
+            raise UserError(
+                f"--bind cores: {rank.launcher} binds ranks itself (srun --cpu-bind, mpirun --bind-to, torchrun "
+                "--numa-binding); give the cores of each local rank, or leave --bind out"
+            )
+        return
+    try:
+        cores = cores_of_ranks(bind, rank.local_size)
+    except UserError as error:
+        raise (
+            AlreadyReported(str(error)) if rank.local_rank else error
+        ) from None  # the same on all ranks of a node
+    if cores:
+        os.sched_setaffinity(0, cores[rank.local_rank])
+        os.environ[BOUND] = "1"
+
+
+def _lists(bind: str, ranks: int, allowed: Cores) -> tuple[Cores, ...]:
+    try:
+        given = [parse_ranges(text) for text in bind.split(":")]
+    except ValueError as error:
+        raise UserError(
+            f"--bind {bind}: {error}; give cores, none, or the cores of each local rank, such as 0-3:4-7"
+        ) from None
+    if len(given) < ranks or not all(given):
+        raise UserError(
+            f"--bind {bind}: cores for {count(sum(map(bool, given)), 'rank')}, and {count(ranks, 'rank')} on this "
+            "machine; give one list per local rank, separated by ':'"
+        )
+    for rank, cores in enumerate(given[:ranks]):
+        if missing := cores - allowed:
+            raise UserError(
+                f"--bind {bind}: local rank {rank} cannot have core {ranges(missing)}; this process may use "
+                f"{ranges(allowed)} (under srun: --cpu-bind=none)"
+            )
+    return tuple(given[:ranks])
+
+
+def _shares(ranks: int, allowed: Cores, root: Path) -> tuple[Cores, ...]:
+    if ranks > len(allowed):
+        raise UserError(
+            f"--bind cores: {count(ranks, 'rank')}, and only {count(len(allowed), 'core')} ({ranges(allowed)}); "
+            "start fewer ranks"
+        )
+    own = {node: cores & allowed for node, cores in numa_nodes(root).items()}
+    known = _union(own.values())
+    nodes = [cores for cores in own.values() if cores] if known == allowed else [allowed]
+    if ranks < len(nodes):  # each rank has whole nodes
+        groups = [
+            nodes[rank * len(nodes) // ranks : (rank + 1) * len(nodes) // ranks] for rank in range(ranks)
+        ]
+        return tuple(map(_union, groups))
+    dealt = [rank * len(nodes) // ranks for rank in range(ranks)]
+    if any(
+        dealt.count(node) > len(cores) for node, cores in enumerate(nodes)
+    ):  # nodes of very different sizes
+        nodes, dealt = [allowed], [0] * ranks
+    return beside(dealt, dict(enumerate(nodes)), root)
+
+
+def beside(dealt: Sequence[int], nodes: Mapping[int, Cores], root: Path = Path("/")) -> tuple[Cores, ...]:
+    """An equal share of cores for each rank, of the NUMA node that it is ``dealt`` to: of whole physical cores
+    where a node has enough for its ranks. ``nodes``: the cores of each."""
+    units = {node: _units(nodes[node], dealt.count(node), root) for node in dealt}
+    share = min(len(own) // dealt.count(node) for node, own in units.items())
+    bound = []
+    for rank, node in enumerate(dealt):
+        first = dealt[:rank].count(node) * share
+        bound.append(_union(units[node][first : first + share]))
+    return tuple(bound)
+
+
+def _units(cores: Cores, ranks: int, root: Path) -> list[Cores]:
+    """Physical cores, each with its threads; single threads where there are fewer cores than ranks."""
+    siblings = {
+        core: (_cores_in(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") or {core})
+        & cores
+        for core in cores
+    }
+    physical = sorted({frozenset(own | {core}) for core, own in siblings.items()}, key=min)
+    return physical if len(physical) >= ranks else [frozenset({core}) for core in sorted(cores)]
+
+
+def _union(parts: Iterable[Cores]) -> Cores:
+    return frozenset(core for part in parts for core in part)
+
+
+def _cores_in(file: Path) -> Cores:
+    try:
+        return parse_ranges(file.read_text("ascii"))
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def _memory_policy(root: Path) -> str | None:
+    """How Linux places new memory (numa(7), /proc/PID/numa_maps): ``default`` is beside the core that touches it
+    first, ``bind:0`` on node 0 alone."""
+    try:
+        with (root / "proc/self/numa_maps").open(encoding="ascii", errors="replace") as file:
+            words = file.readline().split()
+    except OSError:
+        return None
+    return words[1] if len(words) > 1 else None
+
+
+def first_overlap(bindings: Sequence[str]) -> tuple[int, int, str] | None:
+    """Two ranks of one node that may run on the same cores, and a range of these; None for none. ``bindings``: the
+    cores of each as ``ranges`` writes them. Linear in their length: they may be from somebody else's file. Raises
+    ValueError."""
+    intervals = []
+    for rank, text in enumerate(bindings):
+        for part in filter(None, text.split(",")):
+            ends = part.split("-")
+            intervals.append((int(ends[0]), int(ends[-1]), rank))
+    reach, of = -1, -1
+    for first, last, rank in sorted(intervals):
+        if first <= reach and rank != of:
+            end = min(last, reach)
+            return min(rank, of), max(rank, of), str(first) if first == end else f"{first}-{end}"
+        if last > reach:
+            reach, of = last, rank
+    return None

@@ -1,0 +1,114 @@
+"""The cores that the ranks of a run could use, from its env.json: for reports and comparisons."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from mlhpc.common.host.binding import first_overlap, ranges
+from mlhpc.common.pages.blocks import Cell, Table, number
+from mlhpc.errors import count, few
+from mlhpc.submission.logs.run_directory import MOST_RANKS, Count, Text, _Read
+
+Ranges = Annotated[str, Field(pattern=r"^[0-9,-]*$", max_length=1_000)]
+"""Numbers as Linux lists them."""
+
+
+class RankBinding(_Read):
+    """Of one rank: the cores it may run on, the NUMA nodes they belong to, its memory policy, and the threads it
+    computes with."""
+
+    rank: Count
+    hostname: Text
+    local_rank: Count
+    cores: Ranges
+    numa_nodes: Ranges | None = None
+    memory_policy: Text | None = None
+    threads: Count | None = None
+
+
+class Row(NamedTuple):
+    """The same binding of the same local ranks, on ``hosts``."""
+
+    hosts: tuple[str, ...]
+    local_ranks: str
+    binding: RankBinding
+
+    def __str__(self) -> str:
+        own = self.binding
+        parts = [f"local ranks {self.local_ranks}: cores {own.cores}"]
+        parts += [f"NUMA nodes {own.numa_nodes}"] if own.numa_nodes else []
+        parts += [f"memory {own.memory_policy}"] if own.memory_policy not in (None, "default") else []
+        parts += [count(own.threads, "thread")] if own.threads is not None else []
+        return ", ".join(parts)
+
+
+def read_bindings(env: Mapping[str, Any]) -> list[RankBinding]:
+    """Those of all ranks; empty for a run of an earlier version, and where they cannot be used."""
+    listed = env.get("bindings")
+    if not isinstance(listed, list) or len(listed) > MOST_RANKS:
+        return []
+    try:
+        return [RankBinding.model_validate(each) for each in listed]
+    except ValidationError:
+        return []
+
+
+def binding_rows(bindings: Sequence[RankBinding]) -> list[Row]:
+    """Bindings by node and local rank; nodes that are alike share their rows."""
+    of_host: dict[str, dict[tuple[Any, ...], list[RankBinding]]] = {}
+    for each in bindings:
+        key = (each.cores, each.numa_nodes, each.memory_policy, each.threads)
+        of_host.setdefault(each.hostname, {}).setdefault(key, []).append(each)
+    hosts: dict[tuple[str, tuple[Any, ...]], list[str]] = {}
+    sample: dict[tuple[str, tuple[Any, ...]], RankBinding] = {}
+    for host, groups in of_host.items():
+        for key, own in groups.items():
+            row = ranges(each.local_rank for each in own), key
+            hosts.setdefault(row, []).append(host)
+            sample.setdefault(row, own[0])
+    return [Row(tuple(names), row[0], sample[row]) for row, names in hosts.items()]
+
+
+def binding_text(bindings: Sequence[RankBinding]) -> str:
+    """All bindings in one line; empty for none."""
+    found = binding_rows(bindings)
+    alike = len({row.hosts for row in found}) == 1
+    return "; ".join(f"{row}" if alike else f"{row} on {count(len(row.hosts), 'node')}" for row in found)
+
+
+def shared_cores(bindings: Sequence[RankBinding]) -> str:
+    """The first ranks that share cores while others do not, or all ranks of a node that do; empty for none."""
+    of_host: dict[str, list[RankBinding]] = {}
+    for each in bindings:
+        of_host.setdefault(each.hostname, []).append(each)
+    for host, own in of_host.items():
+        cores = [each.cores for each in own]
+        if len(own) > 1 and len(set(cores)) == 1:
+            return f"The {len(own)} ranks of {host} share all their cores: they are not bound."
+        try:
+            found = first_overlap(cores)
+        except ValueError:
+            continue
+        if found:
+            one, two, shared = found
+            return f"Ranks {own[one].rank} and {own[two].rank} of {host} share cores {shared}."
+    return ""
+
+
+def bindings_table(bindings: Sequence[RankBinding]) -> Table | None:
+    if not bindings:
+        return None
+    head = ("node", "local ranks", "cores", "NUMA nodes", "memory policy", "threads")
+    lines = tuple(
+        (
+            Cell(few(row.hosts, 3)),
+            Cell(row.local_ranks),
+            Cell(row.binding.cores),
+            Cell(row.binding.numa_nodes or "not known"),
+            Cell(row.binding.memory_policy or "not known"),
+            number(row.binding.threads, "{:.0f}".format, none="not known"),
+        )
+        for row in binding_rows(bindings)
+    )
+    return Table("bindings", head, lines, text_columns=5)

@@ -1,0 +1,139 @@
+"""Hyperparameters of another submission, from its log: ``mlhpc run --hyperparameters-from LOG``.
+
+In an MLPerf round submitters may take over each other's hyperparameters (Farrell et al. 2021, section 3.2.2). The
+settings of this suite have the names of the logging rules, so a log's values are taken as they are. A value that
+may mean something else in another implementation's log is refused, not guessed. Target, data, seed and everything
+else are not taken.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from mlhpc.benchmarks import load, registry
+from mlhpc.benchmarks.schema import Hyperparameters, Run
+from mlhpc.common.files.regular import open_regular
+from mlhpc.common.pages.text import printable
+from mlhpc.errors import UserError
+from mlhpc.submission.logs.mllog import Log, parse
+
+
+def load_run(
+    benchmark: str,
+    preset: str,
+    settings: Sequence[str],
+    *,
+    config: Path | None = None,
+    log: Path | None = None,
+) -> Run:
+    """The run of a preset, or of ``config`` (a run's config.toml), with the hyperparameters of ``log`` over it and
+    ``settings`` on top. ``log`` may be the folder of a run.
+
+    Raises UserError, also for a log of another benchmark, one that lacks a hyperparameter or gives one several
+    values, and for values that the settings cannot express or that are not clear: ``settings`` may give those.
+    """
+
+    def loaded(tables: dict[str, Any]) -> Run:
+        if config:
+            return load.load_file(config, benchmark, settings, tables)
+        return load.load(benchmark, preset, settings, tables)
+
+    if log is None:
+        return loaded({})
+    path = log / "run.log" if log.is_dir() else log
+    given = {setting.partition("=")[0].strip() for setting in settings}
+    source, values = _taken(path, benchmark, given)
+    try:
+        run = loaded({"hyperparameters": values, "hyperparameters_from": source})
+    except UserError as error:
+        about_log = any(key in str(error) for key in values)
+        raise (
+            UserError(f"{path}: {printable(error)[:500]}; --set goes over the log") if about_log else error
+        ) from None
+    own = run.hyperparameters.logged()
+    missing = [key for key in own if key not in values and f"hyperparameters.{key}" not in given]
+    if missing:
+        raise UserError(
+            f"{path}: has no {', '.join(missing)}; add --set hyperparameters.{missing[0]}=VALUE"
+            f"{' and so on' if missing[1:] else ''}"
+        )
+    return run
+
+
+def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Where the hyperparameters are from, and their values, without those that ``given`` replaces."""
+    digest = _sha256(path)
+    log = parse(path)
+    name, expected = log.value("submission_benchmark"), registry.logged_name(benchmark)
+    if name != expected:
+        what = f"submission_benchmark {_short(name)}" if name else "no submission_benchmark"
+        raise UserError(
+            f"{path}: {what}, not {expected}; give the log of a {expected} submission (result_N.txt)"
+        )
+    fields = _class_of(benchmark).model_fields
+    values = {}
+    for key, value in _values(log, [key for key in fields if f"hyperparameters.{key}" not in given], path):
+        if isinstance(value, bool) != (fields[key].annotation is bool):
+            right = "a number or a name" if isinstance(value, bool) else "true or false"
+            raise UserError(f"{path}: {key} {_short(value)}: not {right}")
+        values[key] = _plain(value, fields[key].annotation)
+    logged = {key: log.value(key) for key in fields if log.value(key) is not None}
+    for key, why in _class_of(benchmark).unclear(logged):
+        if key in values:
+            raise UserError(
+                f"{path}: {key} {_short(values[key])}: {why}; add --set hyperparameters.{key}=VALUE"
+            )
+    # What the closed division fixes, other implementations do not log.
+    for key, value in load.closed_table(benchmark, "closed_fixes").items():
+        table, _, name = key.partition(".")
+        if table == "hyperparameters" and key not in given:
+            values.setdefault(name, value)
+    submitter = _short(log.value("submission_org") or "unnamed")
+    return {"file": path.name, "sha256": digest, "submitter": submitter}, values
+
+
+def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, Any]]:
+    """What the log has of ``keys``. Raises UserError where one has several values, as in logs put together, or one
+    that is not finite."""
+    for key in keys:
+        found = [record.value for record in log.all(key) if record.value is not None]
+        if any(value != found[0] for value in found):
+            other = next(value for value in found if value != found[0])
+            raise UserError(
+                f"{path}: {key} is {_short(found[0])} and {_short(other)}; give the log of one run"
+            )
+        if found and isinstance(found[0], float) and not math.isfinite(found[0]):
+            raise UserError(f"{path}: {key} {found[0]}: not a finite number")
+        if found:
+            yield key, found[0]
+
+
+def _plain(value: Any, annotation: Any) -> Any:
+    """``value`` as the setting of this type writes it: a name in its own case, one number as a list of one."""
+    if get_origin(annotation) is Literal:
+        same = (name for name in get_args(annotation) if str(name).casefold() == str(value).casefold())
+        return next(same, value)
+    if get_origin(annotation) is tuple and isinstance(value, int | float):
+        return [value]
+    return value
+
+
+def _short(value: object) -> str:
+    return printable(value)[:80]
+
+
+def _class_of(benchmark: str) -> type[Hyperparameters]:
+    annotation = load.run_class(benchmark).model_fields["hyperparameters"].annotation
+    assert isinstance(annotation, type) and issubclass(annotation, Hyperparameters)
+    return annotation
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give the log of a submission (result_N.txt)") from None
