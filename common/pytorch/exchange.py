@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from mlhpc.common.timing.profile import Exchange, by_size
+from mlhpc.common.timing.profile import Exchange, by_size, covered
 
 
 @dataclass
@@ -52,7 +52,8 @@ class BucketTimes:
         # The last bucket is sent when the last gradient is computed: from there on nothing hides what is under
         # way.
         exposed = sum(max(b.end for b in each) - each[-1].begin for each in rounds) / steps
-        return Exchange(messages, exposed if self.on_host else None)
+        under_way = covered((b.begin, b.end) for b in self.buckets) / steps
+        return Exchange(messages, *((exposed, under_way) if self.on_host else (None, None)))
 
     def _all_reduce(
         self,

@@ -1,13 +1,14 @@
 """A training step predicted for this machine against the step measured, for each benchmark and precision.
 
-    python tests/perf/step_prediction.py [--preset smoke] [--steps 12] [--only deepcam]
+    python tests/perf/step_prediction.py [--preset smoke] [--steps 12] [--only deepcam] [--json]
 
 First ``mlhpc doctor --calibrate`` measures the machine. Then, for each benchmark and precision, three stand-ins
 are profiled: the same network at other widths, input sizes and batches, so that no layer with weights has the
 shape of one of the target's. From these the step of the preset is predicted (perf/profile/similar.py), and then
 measured: the median of plain steps, on zeros in memory, before any profiler. So the prediction knows the code and
 its kernels, but not the sizes; what it cannot do is predict a network it has not seen. The goal is 20%, on an idle
-machine. About four minutes on 2 cores.
+machine. About four minutes on 2 cores. Layers of a kind that no stand-in has get the bare roofline's time, which is
+far too short: the column "bare roofline" has how many, and they are named below the table.
 
 Each network is measured in a process of its own, so that none changes the memory or the threads of another.
 """
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +27,7 @@ from rich.table import Table
 from mlhpc.benchmarks.load import load
 from mlhpc.common.ranks import wire
 from mlhpc.common.timing.profile import Profile
+from mlhpc.errors import count
 from mlhpc.perf.machines import machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.profile.command import ceilings_of
@@ -57,6 +60,7 @@ def main() -> None:
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--only", choices=tuple(STAND_INS), action="append", default=[])
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -64,19 +68,34 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "here.toml"
-        subprocess.run(
-            [sys.executable, "-m", "mlhpc", "doctor", "--calibrate", "--out", str(file)], check=True
-        )
-        table = Table("benchmark", "precision", "batch", "predicted ms", "measured ms", "ratio")
-        for benchmark in options.only or STAND_INS:
-            for precision in PRECISIONS:
-                table.add_row(*row(benchmark, precision, options, file))
+        calibrate = [sys.executable, "-m", "mlhpc", "doctor", "--calibrate", "--out", str(file)]
+        subprocess.run(calibrate, check=True, stdout=sys.stderr)
+        names = [(benchmark, precision) for benchmark in options.only or STAND_INS for precision in PRECISIONS]
+        records = [compared(*name, options, file) for name in names]
+    if options.json:
+        print(json.dumps(records, indent=1))
+    else:
+        show(records, options.preset)
+
+
+def show(records: list[dict[str, Any]], preset: str) -> None:
+    table = Table("benchmark", "precision", "batch", "predicted ms", "measured ms", "ratio", "bare roofline")
+    for r in records:
+        ms = [f"{1e3 * r[name]:.1f}" for name in ("predicted_s", "measured_s")]
+        layers = len(r["bare_roofline"])
+        bare = f"{1e3 * r['bare_roofline_s']:.2g} ms, {count(layers, 'layer')}" if layers else "none"
+        table.add_row(r["benchmark"], r["precision"], str(r["batch"]), *ms, f"{r['ratio']:.2f}", bare)
     console = Console()
     console.print(table)
-    console.print(f"preset {options.preset}; ratio: predicted over measured; the goal is 0.80 to 1.20")
+    console.print(f"preset {preset}; ratio: predicted over measured; the goal is 0.80 to 1.20")
+    for r in records:
+        if r["bare_roofline"]:
+            console.print(
+                f"{r['benchmark']}, {r['precision']}: no stand-in has layers like {'; '.join(r['bare_roofline'])}"
+            )
 
 
-def row(benchmark: str, precision: str, options: argparse.Namespace, file: Path) -> list[str]:
+def compared(benchmark: str, precision: str, options: argparse.Namespace, file: Path) -> dict[str, Any]:
     chosen = f"training.precision={precision}"
     run = load(benchmark, options.preset, [chosen])
     batch = run.hyperparameters.global_batch_size // run.backward_passes
@@ -89,15 +108,17 @@ def row(benchmark: str, precision: str, options: argparse.Namespace, file: Path)
     ceilings = ceilings_of(machine(str(file)), run)
     predicted = predict_step(stand_ins, network_of(run), run.training.precision, batch, ceilings)
     found = measured(benchmark, options, batch, [chosen]).plain
-    ratio = predicted / found
-    return [
-        benchmark,
-        precision,
-        str(batch),
-        f"{1e3 * predicted:.1f}",
-        f"{1e3 * found:.1f}",
-        f"{ratio:.2f}",
-    ]
+    return {
+        "benchmark": benchmark,
+        "preset": options.preset,
+        "precision": precision,
+        "batch": batch,
+        "predicted_s": predicted.seconds,
+        "measured_s": found,
+        "ratio": predicted.seconds / found,
+        "bare_roofline": list(predicted.bare),
+        "bare_roofline_s": predicted.bare_seconds,
+    }
 
 
 def measured(benchmark: str, options: argparse.Namespace, batch: int, settings: list[str]) -> Profile:
