@@ -17,9 +17,11 @@ from mlhpc.perf.accelerator.memory import Memory, memory_of
 from mlhpc.perf.accelerator.paper000 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
 from mlhpc.perf.accelerator.roofline import Ceilings, points
+from mlhpc.perf.accelerator.update import update_of
 from mlhpc.perf.calibration import calibration
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import GIB, MIB, costs, required_bandwidth
+from mlhpc.perf.networks.layer import Network
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.prediction import Model, Prediction, over_nodes, predict, weak, with_batch
 from mlhpc.perf.published import SOURCE, Published, machine_of, published
@@ -252,10 +254,19 @@ def _accelerator(machine: Machine, run: Run) -> list[Section]:
             break
     fits = next((m.batch for m in reversed(by_batch) if m.peak <= capacity), 0)
     limit = (f"{ceilings.name}, {written(capacity, 'bytes')}", capacity)
+    optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     return [
-        roofline_section("Roofline", points(network, ceilings, precision), ceilings, paper),
+        roofline_section("Roofline", points(network, ceilings, precision), ceilings, paper, _update(network, optimizer)),
         memory_section("Memory", by_batch, [limit], paper, fits),
     ]
+
+
+def _update(network: Network, optimizer: str) -> str:
+    found = update_of(network, optimizer)
+    return (
+        f" The update of all weights ({optimizer}) comes on top once a step: {found.operations / 1e9:.3g} GFLOP and "
+        f"{written(found.bytes, 'bytes')} at the least."
+    )
 
 
 def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figure:
