@@ -149,7 +149,7 @@ def bars(shown: Sequence[Shown]) -> Figure:
         alt.Chart(data([row for row in rows if row["part"] in used]))
         .mark_bar()
         .encode(
-            x=alt.X("batch:N", sort=None, title="samples a step and rank", axis=alt.Axis(labelAngle=0)),
+            x=alt.X("batch:N", sort=None, title="samples of a backward pass and rank", axis=alt.Axis(labelAngle=0)),
             y=alt.Y("ms:Q", title="ms a sample", stack="zero"),
             order=alt.Order("order:Q"),
             color=alt.Color(

@@ -79,7 +79,7 @@ def batch_sizes(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or sizes[0] < 1:
-        raise UserError(f"--batches {text!r}: give samples a step and rank, such as 1,2,4")
+        raise UserError(f"--batches {text!r}: give samples of a backward pass and rank, such as 1,2,4")
     return sizes
 
 
