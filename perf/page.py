@@ -169,8 +169,8 @@ def _scaling(machine: Machine, run: Run, chosen: Prediction, found: Sequence[Pre
 
 
 def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
-    """Figures 8 and 9 on the machine of paper 000: its number of samples, one at a time on each accelerator. Its own
-    points are ratios, drawn over what is predicted for staged samples."""
+    """Figures 8 and 9 on the machine of paper 000: its number of samples, one at a time on each accelerator. Its
+    own points are ratios, drawn over what is predicted for staged samples."""
     paper = STRONG_SCALING.get(run.benchmark)
     if paper is None or machine.name != "cori-gpu":
         return None
@@ -178,7 +178,9 @@ def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
     data = run.data.model_copy(update={"train_samples": paper.samples, **plain})
     rows = []
     for nodes in (1, 2, 4, 8):
-        small = with_batch(run.model_copy(update={"data": data}), machine.per_node * nodes * run.backward_passes)
+        small = with_batch(
+            run.model_copy(update={"data": data}), machine.per_node * nodes * run.backward_passes
+        )
         for series, staged in (("staged", True), ("not staged", False)):
             p = Model(machine, small, staged=staged).at(nodes)
             ms = 1e3 / p.samples_per_s[0]
@@ -231,7 +233,9 @@ def _required(machine: Machine, run: Run, received: float, moved: float) -> str:
     """What an accelerator at its peak would take (paper 000, section VII)."""
     peak, _ = machine.peak(run.training.precision)
     flops = network_of(run).training_flops
-    samples, memory = (written(required_bandwidth(flops, size, peak), "bytes/s") for size in (received, moved))
+    samples, memory = (
+        written(required_bandwidth(flops, size, peak), "bytes/s") for size in (received, moved)
+    )
     return f"At its peak an accelerator would take {samples} of samples and {memory} of memory traffic."
 
 
@@ -256,7 +260,9 @@ def _accelerator(machine: Machine, run: Run) -> list[Section]:
     limit = (f"{ceilings.name}, {written(capacity, 'bytes')}", capacity)
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     return [
-        roofline_section("Roofline", points(network, ceilings, precision), ceilings, paper, _update(network, optimizer)),
+        roofline_section(
+            "Roofline", points(network, ceilings, precision), ceilings, paper, _update(network, optimizer)
+        ),
         memory_section("Memory", by_batch, [limit], paper, fits),
     ]
 
@@ -264,8 +270,8 @@ def _accelerator(machine: Machine, run: Run) -> list[Section]:
 def _update(network: Network, optimizer: str) -> str:
     found = update_of(network, optimizer)
     return (
-        f" The update of all weights ({optimizer}) comes on top once a step: {found.operations / 1e9:.3g} GFLOP and "
-        f"{written(found.bytes, 'bytes')} at the least."
+        f" The update of all weights ({optimizer}) comes on top once a step: {found.operations / 1e9:.3g} GFLOP "
+        f"and {written(found.bytes, 'bytes')} at the least."
     )
 
 

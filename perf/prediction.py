@@ -37,9 +37,10 @@ from mlhpc.perf.units import written
 
 @dataclass(frozen=True)
 class Step:
-    """One training step, an update of the weights, in seconds. ``compute``: products and memory traffic, calibrated; ``launch``: what layers
-    cost whatever the batch; ``reduce``: all-reduce; ``halo``: exchange within a sample; ``inputs``: what each
-    stage of the input path takes for a step, of which the slowest counts; what is not hidden of it is ``wait``."""
+    """One training step, an update of the weights, in seconds. ``compute``: products and memory traffic,
+    calibrated; ``launch``: what layers cost whatever the batch; ``reduce``: all-reduce; ``halo``: exchange within
+    a sample; ``inputs``: what each stage of the input path takes for a step, of which the slowest counts; what is
+    not hidden of it is ``wait``."""
 
     compute: float
     launch: float
@@ -227,13 +228,13 @@ class Model:
                           tuple(notes))  # fmt: skip
 
     def of_a_pass(self, local: int) -> int:
-        """Samples of one of the backward passes whose gradients an update adds up. Raises UserError where ``local``
-        cannot be divided among them."""
+        """Samples of one of the backward passes whose gradients an update adds up. Raises UserError where
+        ``local`` cannot be divided among them."""
         passes = self.run.backward_passes
         if local % passes:
             raise UserError(
-                f"a local batch of {local} cannot be divided into {passes} equal backward passes; use fewer nodes or "
-                "less gradient accumulation"
+                f"a local batch of {local} cannot be divided into {passes} equal backward passes; use fewer nodes "
+                "or less gradient accumulation"
             )
         return local // passes
 
@@ -301,7 +302,11 @@ class Model:
         fits = bisect_right(needs, capacity, key=lambda n: self.memory(n, together))
         largest = f"the largest that fits is {fits}" if fits else "not even one sample fits"
         passes = self.run.backward_passes
-        each = f"each of {passes} backward passes of {local} samples" if passes > 1 else f"a local batch of {local}"
+        each = (
+            f"each of {passes} backward passes of {local} samples"
+            if passes > 1
+            else f"a local batch of {local}"
+        )
         raise UserError(
             f"{self.machine.at('accelerator.memory')}: {each} needs "
             f"{written(self.memory(local, together), 'bytes')} of the accelerator's {written(capacity, 'bytes')}; "

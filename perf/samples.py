@@ -17,8 +17,8 @@ _TYPE_BYTES = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class SampleBytes:
-    """``stored``: in its file. ``received``: as the loader delivers it, with its labels: what crosses the host's link
-    and what rates of preparation count."""
+    """``stored``: in its file. ``received``: as the loader delivers it, with its labels: what crosses the host's
+    link and what rates of preparation count."""
 
     stored: float
     received: float
@@ -31,7 +31,9 @@ def sample_bytes(run: Run) -> SampleBytes:
     (``loading.decode=device``, and images with DALI) cross the link encoded, in fewer bytes than these.
     """
     values = math.prod(run.data.sample_shape)
-    received = float(values * _TYPE_BYTES[getattr(run.loading, "sample_dtype", "float32")] + _label_bytes(run))
+    received = float(
+        values * _TYPE_BYTES[getattr(run.loading, "sample_dtype", "float32")] + _label_bytes(run)
+    )
     share = values / math.prod(_OFFICIAL.get(run.benchmark, run.data.sample_shape))
     if run.benchmark == "cosmoflow":
         stored = GZIP_COSMOFLOW * share if getattr(run.data, "gzip", False) else values * 2.0

@@ -64,8 +64,8 @@ def step_memory(
 ) -> Memory:
     """Of one training step with ``batch`` samples. ``optimizer``: one of ``STATES``. ``extra_input``: bytes of an
     input's element beside the float32 that the network gets. ``gpu``: LAMB updates all weights at once there, with
-    two copies of them; on a CPU in small parts. ``accumulates``: all gradients of earlier backward passes are there
-    from the start, and a layer's new ones are added to them.
+    two copies of them; on a CPU in small parts. ``accumulates``: the gradients of earlier backward passes are
+    there from the start, and a layer's new ones are added to them.
 
     Walks backward through the layers: in the backward pass of a layer there are the weights and the optimizer's
     state, what this layer and those before it keep, the weights' gradients of this layer and those after it, and

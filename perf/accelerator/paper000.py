@@ -71,8 +71,8 @@ RESNET50_HBM_PRINTED_GIB = 0.68
 
 @dataclass(frozen=True)
 class StrongScaling:
-    """``samples`` divided over the nodes; ``unstaged``: by nodes, the time of a sample read from Lustre over that of
-    one staged to NVMe, in words of section VI."""
+    """``samples`` divided over the nodes; ``unstaged``: by nodes, the time of a sample read from Lustre over that
+    of one staged to NVMe, in words of section VI."""
 
     samples: int
     unstaged: dict[int, float]

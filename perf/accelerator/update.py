@@ -23,6 +23,4 @@ def update_of(part: Layer | Network, optimizer: str) -> Update:
     weight and state written once."""
     if optimizer == "none":
         return Update(0, 0)
-    return Update(
-        OPERATIONS[optimizer] * part.parameters, 4 * (3 + 2 * STATES[optimizer]) * part.parameters
-    )
+    return Update(OPERATIONS[optimizer] * part.parameters, 4 * (3 + 2 * STATES[optimizer]) * part.parameters)

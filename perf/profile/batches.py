@@ -21,9 +21,9 @@ HEADS = {"communication": "exchange", "input wait": "input", "other wait": "othe
 """Short, so that the table fits a terminal."""
 
 NOTE = (
-    "Times are those of steps without a profiler. Their parts are shares of as many steps under one: waits as long as "
-    "they were, and operations, which may overlap, by their shares of the rest. Samples are zeros in memory unless "
-    "--data is given. Not a result of the benchmark."
+    "Times are those of steps without a profiler. Their parts are shares of as many steps under one: waits as long "
+    "as they were, and operations, which may overlap, by their shares of the rest. Samples are zeros in memory "
+    "unless --data is given. Not a result of the benchmark."
 )
 
 
@@ -39,13 +39,14 @@ PAPER = {
     "resnet50": {1: Printed(1.0), 2: Printed(1 / 2), 128: Printed(1.2 / 50), 256: Printed(1 / 50)},
     "deepcam": {1: Printed(1.0), 2: Printed(1 / 1.6, bound=True)},
 }
-"""By local batch, in words of paper 000, section V-D, on a V100: CosmoFlow "roughly 29%" better from 1 to 2 (figure
-5); ResNet-50 2 times at first, "roughly 50 times" at 256, 20% from 128 to 256 (figure 6); DeepCAM "up to 1.6 times"
-for a doubling, streamed from Lustre (figure 7)."""
+"""By local batch, in words of paper 000, section V-D, on a V100: CosmoFlow "roughly 29%" better from 1 to 2
+(figure 5); ResNet-50 2 times at first, "roughly 50 times" at 256, 20% from 128 to 256 (figure 6); DeepCAM "up to 1.6
+times" for a doubling, streamed from Lustre (figure 7)."""
 
 
 def per_sample(shown: Shown) -> dict[str, float]:
-    """Seconds a sample and rank by ``PARTS``; their sum is the time of a step without the profiler over its samples.
+    """Seconds a sample and rank by ``PARTS``; their sum is the time of a step without the profiler over its
+    samples.
 
     The shares are those of the profiled step. Only operations overlap: they divide among them what the waits leave
     of it. Communication is a wait where it was measured as what nothing hides, else operations.
@@ -85,8 +86,8 @@ def page(shown: Sequence[Shown]) -> str:
     """One self-contained HTML page."""
     note = (
         "Compute: layers with products. Memory: the other layers, the optimizer and copies. Communication: what "
-        "no computation hides. Paper 000's column is for a V100 in words of its section V-D, relative to the smallest "
-        "batch here; ≥: the paper says \"up to\"."
+        "no computation hides. Paper 000's column is for a V100 in words of its section V-D, relative to the "
+        'smallest batch here; ≥: the paper says "up to".'
     )
     return render(
         eyebrow="mlhpc profile",
@@ -149,7 +150,9 @@ def bars(shown: Sequence[Shown]) -> Figure:
         alt.Chart(data([row for row in rows if row["part"] in used]))
         .mark_bar()
         .encode(
-            x=alt.X("batch:N", sort=None, title="samples of a backward pass and rank", axis=alt.Axis(labelAngle=0)),
+            x=alt.X(
+                "batch:N", sort=None, title="samples of a backward pass and rank", axis=alt.Axis(labelAngle=0)
+            ),
             y=alt.Y("ms:Q", title="ms a sample", stack="zero"),
             order=alt.Order("order:Q"),
             color=alt.Color(
@@ -170,7 +173,7 @@ def bars(shown: Sequence[Shown]) -> Figure:
 
 _SHAPES = {
     "diamond": "Diamonds: paper 000, relative to the smallest batch here.",
-    "triangle-up": "Triangles: paper 000 says \"up to\"; its time is this or more.",
+    "triangle-up": 'Triangles: paper 000 says "up to"; its time is this or more.',
 }
 
 

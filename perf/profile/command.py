@@ -51,7 +51,9 @@ def profile(options: argparse.Namespace) -> int:
         measure = _profiler(run, framework.profiler)
         sizes = options.batches or [options.batch or _local_batch(run, world)]
         trace = options.trace if world.rank == 0 else None
-        wanted = partial(Request, steps=options.steps, trace=trace, data=options.data, passes=run.backward_passes)
+        wanted = partial(
+            Request, steps=options.steps, trace=trace, data=options.data, passes=run.backward_passes
+        )
         found = [world.gather(measure(run, wanted(size), world)) for size in sizes]
         if world.rank == 0:
             _show(options, run, ceilings, found)

@@ -136,7 +136,9 @@ def page(shown: Shown) -> str:
             1, Section("Hardware efficiency", _of_peaks(shown), (efficiency(shown.bins), _bins(shown)))
         )
     if shown.profile.reading:
-        blocks.insert(1, Section("Input of each rank", reading_note(shown.ranks), (reading_table(shown.ranks),)))
+        blocks.insert(
+            1, Section("Input of each rank", reading_note(shown.ranks), (reading_table(shown.ranks),))
+        )
     if shown.profile.exchange:
         found = exchange_table(shown.ranks), message_table(shown.ranks)
         blocks.insert(1, Section("Communication of each rank", EXCHANGE_NOTE, found))

@@ -7,8 +7,8 @@ are profiled: the same network at other widths, input sizes and batches, so that
 shape of one of the target's. From these the step of the preset is predicted (perf/profile/similar.py), and then
 measured: the median of plain steps, on zeros in memory, before any profiler. So the prediction knows the code and
 its kernels, but not the sizes; what it cannot do is predict a network it has not seen. The goal is 20%, on an idle
-machine. About four minutes on 2 cores. Layers of a kind that no stand-in has get the bare roofline's time, which is
-far too short: the column "bare roofline" has how many, and they are named below the table.
+machine. About four minutes on 2 cores. Layers of a kind that no stand-in has get the bare roofline's time, which
+is far too short: the column "bare roofline" has how many, and they are named below the table.
 
 Each network is measured in a process of its own, so that none changes the memory or the threads of another.
 """
@@ -70,7 +70,9 @@ def main() -> None:
         file = Path(folder) / "here.toml"
         calibrate = [sys.executable, "-m", "mlhpc", "doctor", "--calibrate", "--out", str(file)]
         subprocess.run(calibrate, check=True, stdout=sys.stderr)
-        names = [(benchmark, precision) for benchmark in options.only or STAND_INS for precision in PRECISIONS]
+        names = [
+            (benchmark, precision) for benchmark in options.only or STAND_INS for precision in PRECISIONS
+        ]
         records = [compared(*name, options, file) for name in names]
     if options.json:
         print(json.dumps(records, indent=1))

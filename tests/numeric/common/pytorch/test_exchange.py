@@ -6,8 +6,8 @@ from mlhpc.common.pytorch.exchange import BucketTimes, _Bucket
 
 
 def test_buckets_that_overlap_count_their_shared_time_once():
-    """Two steps of two buckets, of which the second is sent while the first is under way; with nothing left to compute
-    from the last one's beginning."""
+    """Two steps of two buckets, of which the second is sent while the first is under way; with nothing left to
+    compute from the last one's beginning."""
     times = BucketTimes(2, on_host=True)
     for start in (10.0, 20.0):
         times.buckets += [_Bucket(100, start, start + 1.0), _Bucket(60, start + 0.5, start + 1.5)]

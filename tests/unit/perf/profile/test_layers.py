@@ -53,9 +53,7 @@ def test_forward_and_backward_work_comes_with_the_flops_of_the_batch():
 def test_a_step_of_several_backward_passes_has_the_flops_of_all():
     """Each pass reads the weights again."""
     once = profiled(("forward", "block.a", "conv", 0.1))
-    (one,), (three,) = (
-        by_layer(replace(once, passes=passes), small(), "float32") for passes in (1, 3)
-    )
+    (one,), (three,) = (by_layer(replace(once, passes=passes), small(), "float32") for passes in (1, 3))
     assert (three.product_flops, three.bytes) == (3 * one.product_flops, 3 * one.bytes)
 
 

@@ -21,10 +21,10 @@ def network(side, filters, kernel=3):
     return net.network()
 
 
-def measured(side, filters, batch, slowed=1.0, kernel=3):
+def measured(side, filters, batch, slowed=1.0):
     """A machine whose efficiency grows with the size of a layer, with a cost of every call. ``slowed``: what the
     profiler does to all times."""
-    net = network(side, filters, kernel)
+    net = network(side, filters)
     work, total = [], 0.0
     for layer in net:
         if layer.name not in MODULES:
@@ -54,14 +54,17 @@ def test_a_step_between_the_sizes_measured_is_within_a_tenth(side, filters, batc
 
 
 def test_layers_that_no_stand_in_has_are_named():
-    """The second convolution is 3 x 3 in the target and 1 x 1, another kind, in all stand-ins."""
-    stand_ins = [measured(*size, kernel=1) for size in SIZES]
-    target = network(32, 16)
+    """The second convolution is 1 x 1, another kind, in the target, and 3 x 3 in all stand-ins."""
+    stand_ins = [measured(*size) for size in SIZES]
+    target = network(32, 16, kernel=1)
     found = predict_step(stand_ins, target, "float32", 16, PEAKS)
     assert found.bare == ("second, forward", "second, backward")
     (second,) = (layer for layer in target if layer.name == "second")
     bound = sum(
-        max(16 * sum(p.flops for p in passes) / 1e11, 16 * sum(p.traffic("float32", 16) for p in passes) / 2e10)
+        max(
+            16 * sum(p.flops for p in passes) / 1e11,
+            16 * sum(p.traffic("float32", 16) for p in passes) / 2e10,
+        )
         for passes in ([p for p in second.passes if (p.name == "forward") == f] for f in (True, False))
     )
     assert found.bare_seconds == pytest.approx(bound)
