@@ -21,8 +21,8 @@ HEADS = {"communication": "exchange", "input wait": "input", "other wait": "othe
 """Short, so that the table fits a terminal."""
 
 NOTE = (
-    "Times are those of steps without a profiler. Their parts are shares of as many steps under one: waits as long "
-    "as they were, and operations, which may overlap, by their shares of the rest. Samples are zeros in memory "
+    "Times are those of steps without a profiler. Their parts are shares of as many steps under one: waits as "
+    "long as they were, and operations, which may overlap, by their shares of the rest. Samples are zeros in memory "
     "unless --data is given. Not a result of the benchmark."
 )
 
@@ -40,8 +40,8 @@ PAPER = {
     "deepcam": {1: Printed(1.0), 2: Printed(1 / 1.6, bound=True)},
 }
 """By local batch, in words of paper 000, section V-D, on a V100: CosmoFlow "roughly 29%" better from 1 to 2
-(figure 5); ResNet-50 2 times at first, "roughly 50 times" at 256, 20% from 128 to 256 (figure 6); DeepCAM "up to 1.6
-times" for a doubling, streamed from Lustre (figure 7)."""
+(figure 5); ResNet-50 2 times at first, "roughly 50 times" at 256, 20% from 128 to 256 (figure 6); DeepCAM "up to
+1.6 times" for a doubling, streamed from Lustre (figure 7)."""
 
 
 def per_sample(shown: Shown) -> dict[str, float]:

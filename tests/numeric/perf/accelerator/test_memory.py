@@ -107,12 +107,10 @@ def peak_of_second_step(run: Run, batch: int) -> dict[str, int]:
                 logits = model(x)
             loss = loss_of(logits, y)
             loss.backward()
-            if (step + 1) % run.backward_passes:
-                continue
-            optimizer.step()
-            optimizer.zero_grad()
-            if step < run.backward_passes:
-                tracker.reset_mod_stats()
+            if (step + 1) % run.backward_passes == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            tracker.reset_mod_stats()  # it follows one pass over the modules
     (peak,) = tracker.get_tracker_snapshot("peak").values()
     return {str(kind).rpartition(".")[2]: size for kind, size in peak.items()}
 
