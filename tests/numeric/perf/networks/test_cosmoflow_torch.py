@@ -37,8 +37,8 @@ def test_weights_and_flops_are_those_that_pytorch_counts(case):
 
 
 def test_saved_activations_are_those_that_autograd_saves(case):
-    """Beside the network's input, which is the logarithm of the counts given, with zeros at the end of each side for
-    an even kernel."""
+    """Beside the network's input, which is the logarithm of the counts given, with zeros at the end of each side
+    for an even kernel."""
     network, _, found, kernel = case
     *sides, channels = network.input
     given = 4 * BATCH * channels * math.prod(side + (kernel % 2 == 0) for side in sides)
