@@ -197,7 +197,8 @@ def _cost(machine: Machine, run: Run) -> Section | None:
     network = network_of(run)
     moved = network.traffic(run.training.precision)
     received = sample_bytes(run).received
-    rows, binding = [], {}
+    rows: list[dict[str, Any]] = []
+    binding: dict[str, int] = {}
     for batch in _BATCHES:
         found = costs(
             machine, moved=moved, sample=received, gradients=4 * network.parameters, local_batch_size=batch
