@@ -85,8 +85,8 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
 
 
 def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
-    """Seconds of a step without its wait for input, of a rank with this batch, on as many nodes of the machine
-    ``name`` as hold ``ranks`` accelerators."""
+    """Seconds of a step (a backward pass) without its wait for input, of a rank with this batch, on as many nodes
+    of the machine ``name`` as hold ``ranks`` accelerators."""
     from mlhpc.perf.machines import known, machine
     from mlhpc.perf.prediction import predict
 
@@ -98,6 +98,7 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
     there = machine(name)
     nodes = -(-ranks // there.per_node)
     together = getattr(run.training, "spatial_size", 1)
-    batch = local_batch_size * (nodes * there.per_node // together)
+    batch = local_batch_size * run.backward_passes * (nodes * there.per_node // together)
     hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
-    return predict(there, run.model_copy(update={"hyperparameters": hyperparameters}), nodes).step.busy
+    update = predict(there, run.model_copy(update={"hyperparameters": hyperparameters}), nodes).step.busy
+    return update / run.backward_passes

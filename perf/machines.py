@@ -127,9 +127,8 @@ class Machine:
         return self.figures[key]
 
     def at(self, key: str) -> str:
-        """Where ``key`` stands, ``FILE, line N``; of an absent one its table's line."""
-        line = self.lines.get(key) or self.lines.get(key.partition(".")[0])
-        return f"{self.where}, line {line}" if line else self.where
+        """Where ``key`` stands, ``FILE, line N``; of an absent one its table's line, or else the file's last."""
+        return _at(self.where, self.lines, key)
 
     def peak(self, precision: str) -> tuple[float, str]:
         """FLOP/s of matrix products in a run's ``training.precision``, and the key of the figure: that of float32
@@ -191,8 +190,7 @@ def parse(text: str, where: str, name: str) -> Machine:
     sources: dict[str, str] = {}
 
     def wrong(key: str, problem: str) -> UserError:
-        line = lines.get(key) or lines.get(key.partition(".")[0])
-        return UserError(f"{where}{f', line {line}' if line else ''}: {problem}")
+        return UserError(f"{_at(where, lines, key)}: {problem}")
 
     flat = {k: v for k, v in tables.items() if not isinstance(v, dict)}
     for table, content in [("", flat), *((k, v) for k, v in tables.items() if isinstance(v, dict))]:
@@ -268,14 +266,23 @@ def _consistent(found: Machine, wrong: Any) -> None:
             raise wrong(small, f"{small} is above {large}, which is impossible")
 
 
+def _at(where: str, lines: Mapping[str, int], key: str) -> str:
+    line = lines.get(key) or lines.get(key.partition(".")[0]) or lines.get(_END)
+    return f"{where}, line {line}" if line else where
+
+
+_END = ""
+"""Stands for the file's last line."""
+
+
 def _lines(text: str) -> dict[str, int]:
-    """The line of each table and key."""
-    lines: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    """The line of each table and key, and of the end."""
+    written = text.splitlines()
+    lines, table = {_END: max(1, len(written))}, ""
+    for number, line in enumerate(written, 1):
         if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             table = header[1]
             lines[table] = number
-        elif key := re.match(r"\s*([\w-]+)\s*=", line):
+        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
             lines[f"{table}.{key[1]}" if table else key[1]] = number
     return lines

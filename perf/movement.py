@@ -64,6 +64,11 @@ def tier_of(machine: Machine, size: float, nodes: int, *, staged: bool = True) -
     for tier, capacity in options:
         if part <= capacity and (staged or tier.name != "node-local storage"):
             return tier
+    if not options:
+        raise UserError(
+            f"{machine.at('storage')}: nowhere to keep the data set; give host.memory, storage.local or "
+            "storage.shared_read"
+        )
     largest = max(options, key=lambda option: option[1])
     raise UserError(
         f"{machine.at(largest[0].key)}: the data set, {written(part, 'bytes')} a node on {nodes} nodes, is larger "

@@ -14,20 +14,23 @@ from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
 from mlhpc.perf.accelerator.memory import Memory, memory_of
-from mlhpc.perf.accelerator.paper000 import TABLE_II
+from mlhpc.perf.accelerator.paper000 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
 from mlhpc.perf.accelerator.roofline import Ceilings, points
+from mlhpc.perf.accelerator.update import update_of
 from mlhpc.perf.calibration import calibration
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.movement import GIB, MIB, costs
+from mlhpc.perf.movement import GIB, MIB, costs, required_bandwidth
+from mlhpc.perf.networks.layer import Network
 from mlhpc.perf.networks.registry import network_of
-from mlhpc.perf.prediction import Prediction, over_nodes, predict, weak
+from mlhpc.perf.prediction import Model, Prediction, over_nodes, predict, weak, with_batch
 from mlhpc.perf.published import SOURCE, Published, machine_of, published
 from mlhpc.perf.samples import sample_bytes
 from mlhpc.perf.tables import configuration, facts_of, heading, seconds_text, terms_table
 from mlhpc.perf.units import written
 
 _BARS = 12
+_PAPER_UNSTAGED = "paper 000: not staged"
 _BATCHES = tuple(2**n for n in range(9))
 _PARTS = {"staging": "Staging", "data_wait": "Data wait", "step": "Training steps", "evaluation": "Evaluation",
           "rest": "Rest"}  # fmt: skip
@@ -145,7 +148,7 @@ def _scaling(machine: Machine, run: Run, chosen: Prediction, found: Sequence[Pre
     ]
     figures = []
     if strong:
-        title = "Strong scaling: accelerator time of a sample (paper 000, figures 8 and 9)"
+        title = "Strong scaling: accelerator time of a sample"
         figures.append(_curves(strong, "nodes", "ms of an accelerator a sample", title))
     counts = [2**n for n in range(18) if machine.nodes is None or 2**n <= machine.nodes]
     rows = [
@@ -158,10 +161,35 @@ def _scaling(machine: Machine, run: Run, chosen: Prediction, found: Sequence[Pre
     ]
     title = f"Weak scaling, local batch {chosen.local_batch_size}; published sets at any local batch"
     figures.append(_curves(rows, "accelerators", "samples/s an accelerator", title))
+    figures += [] if (paper := _paper_scaling(machine, run)) is None else [paper]
     about = (
         "Where a node's part of the data set fits memory, staging stops to matter and scaling is superlinear."
     )
     return Section("Scaling", about, (Grid(tuple(figures)),))
+
+
+def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
+    """Figures 8 and 9 on the machine of paper 000: its number of samples, one at a time on each accelerator. Its
+    own points are ratios, drawn over what is predicted for staged samples."""
+    paper = STRONG_SCALING.get(run.benchmark)
+    if paper is None or machine.name != "cori-gpu":
+        return None
+    plain = {"gzip": False} if hasattr(run.data, "gzip") else {}
+    data = run.data.model_copy(update={"train_samples": paper.samples, **plain})
+    rows = []
+    for nodes in (1, 2, 4, 8):
+        small = with_batch(
+            run.model_copy(update={"data": data}), machine.per_node * nodes * run.backward_passes
+        )
+        for series, staged in (("staged", True), ("not staged", False)):
+            p = Model(machine, small, staged=staged).at(nodes)
+            ms = 1e3 / p.samples_per_s[0]
+            rows.append(_point(series, nodes, f"{nodes} nodes, data in {p.tier.name}", ms))
+            if staged and (ratio := paper.unstaged.get(nodes)):
+                what = f"{nodes} nodes, {ratio:g} times as long as staged"
+                rows.append(_point(_PAPER_UNSTAGED, nodes, what, ratio * ms))
+    title = f"Strong scaling of {paper.samples} samples, as in paper 000, figures 8 and 9"
+    return _curves(rows, "nodes", "ms of an accelerator a sample", title)
 
 
 def _cost(machine: Machine, run: Run) -> Section | None:
@@ -169,11 +197,13 @@ def _cost(machine: Machine, run: Run) -> Section | None:
     network = network_of(run)
     moved = network.traffic(run.training.precision)
     received = sample_bytes(run).received
-    rows = []
+    rows: list[dict[str, Any]] = []
+    binding: dict[str, int] = {}
     for batch in _BATCHES:
         found = costs(
             machine, moved=moved, sample=received, gradients=4 * network.parameters, local_batch_size=batch
         )
+        binding.setdefault(found.binding, batch)
         named = {
             "model and activations": found.activations,
             "all-reduce": found.all_reduce,
@@ -183,7 +213,10 @@ def _cost(machine: Machine, run: Run) -> Section | None:
         rows += [_cost_row(batch, name, value) for name, value in named.items() if value]
     about = (
         "Bytes of a sample times the gap of the link that limits them, relative to the accelerator's memory: a "
-        "lower bound of the time. What is highest binds."
+        "lower bound of the time. What is highest binds: "
+        + "; ".join(f"{name} from a batch of {batch} on" for name, batch in binding.items())
+        + ". "
+        + _required(machine, run, received, moved)
     )
     if (paper := TABLE_II.get(run.benchmark)) and machine.name == "cori-gpu":
         rows += [_cost_row(b, "paper 000: activations", paper.hbm_limit_gib * GIB) for b in _BATCHES]
@@ -195,6 +228,16 @@ def _cost(machine: Machine, run: Run) -> Section | None:
         rows, "local batch, samples", "cost of a sample, GB of accelerator memory", "Cost of data movement"
     )
     return Section("Cost against batch", about, (chart,))
+
+
+def _required(machine: Machine, run: Run, received: float, moved: float) -> str:
+    """What an accelerator at its peak would take (paper 000, section VII)."""
+    peak, _ = machine.peak(run.training.precision)
+    flops = network_of(run).training_flops
+    samples, memory = (
+        written(required_bandwidth(flops, size, peak), "bytes/s") for size in (received, moved)
+    )
+    return f"At its peak an accelerator would take {samples} of samples and {memory} of memory traffic."
 
 
 def _cost_row(batch: int, series: str, value: float) -> dict[str, Any]:
@@ -216,10 +259,21 @@ def _accelerator(machine: Machine, run: Run) -> list[Section]:
             break
     fits = next((m.batch for m in reversed(by_batch) if m.peak <= capacity), 0)
     limit = (f"{ceilings.name}, {written(capacity, 'bytes')}", capacity)
+    optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     return [
-        roofline_section("Roofline", points(network, ceilings, precision), ceilings, paper),
+        roofline_section(
+            "Roofline", points(network, ceilings, precision), ceilings, paper, _update(network, optimizer)
+        ),
         memory_section("Memory", by_batch, [limit], paper, fits),
     ]
+
+
+def _update(network: Network, optimizer: str) -> str:
+    found = update_of(network, optimizer)
+    return (
+        f" The update of all weights ({optimizer}) comes on top once a step: {found.operations / 1e9:.3g} GFLOP "
+        f"and {written(found.bytes, 'bytes')} at the least."
+    )
 
 
 def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figure:
@@ -233,7 +287,7 @@ def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figur
         x_axis=charts.log_axis([row["x"] for row in rows], x, base=2, room=1.2),
         y_axis=charts.log_axis(ends, y, room=1.3),
         series=names,
-        loose=["published"],
+        loose=["published", _PAPER_UNSTAGED],
         tooltip=[("series", "series"), ("what", "what"), ("value", y)],
         title=title,
     )

@@ -37,9 +37,10 @@ from mlhpc.perf.units import written
 
 @dataclass(frozen=True)
 class Step:
-    """One training step, in seconds. ``compute``: products and memory traffic, calibrated; ``launch``: what layers
-    cost whatever the batch; ``reduce``: all-reduce; ``halo``: exchange within a sample; ``inputs``: what each
-    stage of the input path takes for a step, of which the slowest counts; what is not hidden of it is ``wait``."""
+    """One training step, an update of the weights, in seconds. ``compute``: products and memory traffic,
+    calibrated; ``launch``: what layers cost whatever the batch; ``reduce``: all-reduce; ``halo``: exchange within
+    a sample; ``inputs``: what each stage of the input path takes for a step, of which the slowest counts; what is
+    not hidden of it is ``wait``."""
 
     compute: float
     launch: float
@@ -79,7 +80,8 @@ class Step:
 class Prediction:
     """One run of ``run`` on ``nodes`` of ``machine``. Times in seconds; each estimate is a value with its ends.
 
-    ``parts``: accelerators on one sample; ``local_batch_size``: samples of such a group in a step. ``epochs`` and
+    ``parts``: accelerators on one sample; ``local_batch_size``: samples of such a group in a step, in all its
+    backward passes. ``epochs`` and
     all that needs them is None where no convergence is published. ``notes``: what the figures rest on.
     """
 
@@ -202,7 +204,7 @@ class Model:
             )
         accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
         together, local = divide(batch, accelerators, self.plan)
-        self.require_fits(local, together)
+        self.require_fits(self.of_a_pass(local), together)
         size = self.bytes.stored * run.data.train_samples
         tier = tier_of(machine, size * together, nodes, staged=self.staged)
         step = self.step(nodes, together, local, tier)
@@ -225,11 +227,23 @@ class Model:
                           staging_s, train_s, eval_s, self.epochs, extra, rate,
                           tuple(notes))  # fmt: skip
 
+    def of_a_pass(self, local: int) -> int:
+        """Samples of one of the backward passes whose gradients an update adds up. Raises UserError where
+        ``local`` cannot be divided among them."""
+        passes = self.run.backward_passes
+        if local % passes:
+            raise UserError(
+                f"a local batch of {local} cannot be divided into {passes} equal backward passes; use fewer nodes "
+                "or less gradient accumulation"
+            )
+        return local // passes
+
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
         machine, net = self.machine, self.network
         compute = local * self.roofline / self.efficiency.value
         # An efficiency measured on the machine itself has its launches in it.
-        launch = len(net.layers) * self.calibrated.launch if self.efficiency.sets else 0.0
+        launches = len(net.layers) * self.run.backward_passes
+        launch = launches * self.calibrated.launch if self.efficiency.sets else 0.0
         if together > 1:
             divided = (1 - self.calibrated.undivided) / together + self.calibrated.undivided
             compute, launch = compute * divided, launch * divided
@@ -280,15 +294,21 @@ class Model:
         return step.compute * self.efficiency.value
 
     def require_fits(self, local: int, together: int) -> None:
-        """Raises UserError where a local batch needs more than the accelerator's memory."""
+        """Raises UserError where a backward pass of ``local`` samples needs more than the accelerator's memory."""
         capacity = self.machine.figures["accelerator.memory"]
         if self.memory(local, together) <= capacity:
             return
         needs = range(1, local)  # a larger batch never needs less, so the first that is too large is bisected
         fits = bisect_right(needs, capacity, key=lambda n: self.memory(n, together))
         largest = f"the largest that fits is {fits}" if fits else "not even one sample fits"
+        passes = self.run.backward_passes
+        each = (
+            f"each of {passes} backward passes of {local} samples"
+            if passes > 1
+            else f"a local batch of {local}"
+        )
         raise UserError(
-            f"{self.machine.at('accelerator.memory')}: a local batch of {local} needs "
+            f"{self.machine.at('accelerator.memory')}: {each} needs "
             f"{written(self.memory(local, together), 'bytes')} of the accelerator's {written(capacity, 'bytes')}; "
             f"{largest}; use more nodes or a smaller batch"
         )

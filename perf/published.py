@@ -19,6 +19,7 @@ from typing import Any
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine, known, machine
 from mlhpc.perf.networks.layer import Precision
+from mlhpc.perf.networks.registry import KNOWN
 
 SOURCE = "MLPerf HPC 0.7, 1.0 and 2.0, computed from the published logs"
 _FRAMEWORKS = {"torch": "PyTorch", "mxnet": "MXNet", "tensorflow": "TensorFlow"}
@@ -117,7 +118,10 @@ def parse(text: str, where: str) -> Iterable[Published]:
     if missing := sorted(_WANTED - set(reader.fieldnames or ())):
         raise UserError(f"{where}, line 1: the column {missing[0]!r} is missing; --against takes the columns of "
                         "published results")  # fmt: skip
-    rows = [_row(row, f"{where}, line {reader.line_num}") for row in reader]
+    try:
+        rows = [_row(row, f"{where}, line {reader.line_num}") for row in reader]
+    except csv.Error as error:
+        raise UserError(f"{where}, line {reader.line_num + 1}: no CSV ({error})") from None
     if not rows:
         raise UserError(f"{where}: no rows below the head; give one a measured set")
     return rows
@@ -140,10 +144,18 @@ def _row(row: dict[str, Any], where: str) -> Published:
         value = number(key, optional=True) * factor
         return None if math.isnan(value) else value
 
+    def whole(key: str) -> int:
+        value = number(key)
+        if value != int(value):
+            raise UserError(f"{where}: {key} is {row[key]}; expected a whole number")
+        return int(value)
+
+    if row["benchmark"] not in KNOWN:
+        raise UserError(f"{where}: benchmark is {row['benchmark']!r}; there are models of {', '.join(KNOWN)}")
     if row.get("use") not in ("fit", "test"):
         raise UserError(f"{where}: use is {row.get('use')!r}; expected fit or test")
     mean, rate = number("epochs_to_converge_mean"), number("train_samples_per_s_per_accel")
-    accelerators = number("accelerators_per_instance")
+    accelerators, batch = whole("accelerators_per_instance"), whole("global_batch_size")
     return Published(
         use=row["use"],
         round=row["round"],
@@ -153,12 +165,12 @@ def _row(row: dict[str, Any], where: str) -> Published:
         benchmark=row["benchmark"],
         metric=row.get("metric") or "strong",
         nodes=int(maybe("number_of_nodes") or 0),
-        accelerators=int(accelerators),
+        accelerators=accelerators,
         model=row.get("accelerator_model_name") or "",
         software=row["framework"],
-        batch=int(number("global_batch_size")),
-        local_batch_size=number("global_batch_size") / accelerators,
-        train_samples=int(number("train_samples")),
+        batch=batch,
+        local_batch_size=batch / accelerators,
+        train_samples=whole("train_samples"),
         epochs=(mean, maybe("epochs_min") or mean, maybe("epochs_max") or mean),
         epoch_s=number("train_samples") / rate / accelerators,
         excess_s=maybe("epoch1_excess_min", 60.0) or 0.0,

@@ -12,19 +12,28 @@ FILE_DEEPCAM = 61_000_000
 JPEG_IMAGENET = 114_660
 """Mean bytes of an ImageNet image (MLPerf Storage 1.0, workload resnet50)."""
 _OFFICIAL = {"cosmoflow": (128, 128, 128, 4), "deepcam": (768, 1152, 16), "resnet50": (224, 224, 3)}
-_DEVICE_BYTES = {"cosmoflow": 4, "deepcam": 4, "resnet50": 1}
+_TYPE_BYTES = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
 class SampleBytes:
+    """``stored``: in its file. ``received``: as the loader delivers it, with its labels: what crosses the host's
+    link and what rates of preparation count."""
+
     stored: float
     received: float
 
 
 def sample_bytes(run: Run) -> SampleBytes:
-    """Of ``run``'s data set. Other sizes than the official are scaled by their number of values."""
+    """Of ``run``'s data set. Other sizes than the official are scaled by their number of values.
+
+    Values are delivered in ``loading.sample_dtype``, ResNet-50's in float32. Samples that a GPU decodes
+    (``loading.decode=device``, and images with DALI) cross the link encoded, in fewer bytes than these.
+    """
     values = math.prod(run.data.sample_shape)
-    received = float(values * _DEVICE_BYTES.get(run.benchmark, 4))
+    received = float(
+        values * _TYPE_BYTES[getattr(run.loading, "sample_dtype", "float32")] + _label_bytes(run)
+    )
     share = values / math.prod(_OFFICIAL.get(run.benchmark, run.data.sample_shape))
     if run.benchmark == "cosmoflow":
         stored = GZIP_COSMOFLOW * share if getattr(run.data, "gzip", False) else values * 2.0
@@ -37,6 +46,9 @@ def sample_bytes(run: Run) -> SampleBytes:
     return SampleBytes(stored, received)
 
 
-def data_set_bytes(run: Run) -> float:
-    """Of the training samples."""
-    return sample_bytes(run).stored * run.data.train_samples
+def _label_bytes(run: Run) -> int:
+    if run.benchmark == "cosmoflow":
+        return 4 * int(getattr(run.network, "targets", 0))
+    if run.benchmark == "deepcam":
+        return math.prod(run.data.sample_shape[:-1])  # a class a pixel, one byte
+    return 8 if run.benchmark == "resnet50" else 0

@@ -65,6 +65,7 @@ def terms(p: Prediction) -> dict[str, Triple]:
 
 def configuration(p: Prediction) -> str:
     each = f"a sample on {p.parts} accelerators" if p.parts > 1 else f"local batch {p.local_batch_size}"
+    each += f" in {p.run.backward_passes} backward passes" if p.run.backward_passes > 1 else ""
     return (
         f"{count(p.nodes, 'node')}, {count(p.accelerators, 'accelerator')}, global batch {p.batch}, {each}, "
         f"{p.run.training.precision}"
@@ -193,6 +194,7 @@ def record(p: Prediction) -> dict[str, Any]:
         "accelerators": p.accelerators,
         "global_batch_size": p.batch,
         "local_batch_size": p.local_batch_size,
+        "backward_passes": p.run.backward_passes,
         "accelerators_per_sample": p.parts,
         "precision": p.run.training.precision,
         "step_s": list(p.step_s.ends),

@@ -36,6 +36,7 @@ def profile(run: ResNet50, request: Request, world: World) -> Profile:
         make_scaler(training.precision, device),
         training.precision,
         layout=torch.channels_last if training.channels_last else torch.contiguous_format,
+        accumulate=request.passes,
     )
     feed = _feed(run, request, world, device)
     return profile_steps(wrapped, step, feed, device, request, modules=order)

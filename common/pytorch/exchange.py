@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from mlhpc.common.timing.profile import Exchange, by_size
+from mlhpc.common.timing.profile import Exchange, by_size, covered
 
 
 @dataclass
@@ -49,10 +49,13 @@ class BucketTimes:
         messages = by_size(
             ((b.bytes, b.end - b.begin if self.on_host else None) for b in self.buckets), steps
         )
+        if not self.on_host:
+            return Exchange(messages, None, None)
         # The last bucket is sent when the last gradient is computed: from there on nothing hides what is under
         # way.
         exposed = sum(max(b.end for b in each) - each[-1].begin for each in rounds) / steps
-        return Exchange(messages, exposed if self.on_host else None)
+        under_way = covered((b.begin, b.end) for b in self.buckets) / steps
+        return Exchange(messages, exposed, under_way)
 
     def _all_reduce(
         self,

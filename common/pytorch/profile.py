@@ -31,8 +31,8 @@ def profile_steps(
     *,
     modules: Sequence[str],
 ) -> Profile:
-    """``request.steps`` calls of ``step``, which trains ``model`` (from ``wrap_ddp``) on batches of ``feed``,
-    after one that warms up.
+    """``request.steps`` training steps after one that warms up. ``step`` trains ``model`` (from ``wrap_ddp``) on a
+    batch of ``feed``, and updates the weights in every ``request.passes``-th call.
 
     A forward operation belongs to the innermost module that was called around it; a backward one to that of the
     forward operation with its sequence number. On a GPU an operation's time is that of its kernels.
@@ -41,9 +41,14 @@ def profile_steps(
     gpu, steps, trace = device.type != "cpu", request.steps, request.trace
     buckets = BucketTimes.watch(model, on_host=not gpu)
     model = model.module if isinstance(model, DistributedDataParallel) else model
-    step(*feed.next())
+
+    def update() -> None:
+        for _ in range(request.passes):
+            step(*feed.next())
+
+    update()
     wait_for(device)
-    plain = plain_seconds(lambda: step(*feed.next()), lambda _: wait_for(device), steps)
+    plain = plain_seconds(update, lambda _: wait_for(device), steps)
     if buckets:
         buckets.start()
     feed.start()
@@ -52,7 +57,7 @@ def profile_steps(
         with profile(activities=activities(device)) as profiler:
             begin = time.perf_counter()
             for _ in range(steps):
-                step(*feed.next())
+                update()
             wait_for(device)
             wall = (time.perf_counter() - begin) / steps
     if trace:
@@ -60,9 +65,18 @@ def profile_steps(
         profiler.export_chrome_trace(str(trace))
     exchange = buckets.exchange(steps) if buckets else None
     work = tuple(_exposed(_work(profiler.events() or (), steps, gpu), exchange))
-    reading = feed.reading(steps)
     return Profile(
-        name_of(device), request.batch, steps, wall, tuple(modules), work, exchange, reading, plain
+        name_of(device),
+        request.batch,
+        steps,
+        wall,
+        tuple(modules),
+        work,
+        exchange,
+        feed.reading(steps, request.passes),
+        plain,
+        request.passes,
+        gpu,
     )
 
 

@@ -1,5 +1,9 @@
-"""What a profiler of a framework measured of some training steps, whichever framework it is."""
+"""What a profiler of a framework measured of some training steps, whichever framework it is.
 
+A step is one update of the weights: with gradient accumulation, several backward passes and one exchange.
+"""
+
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -33,10 +37,12 @@ class Message(NamedTuple):
 
 class Exchange(NamedTuple):
     """The gradients' all-reduces on one rank, ``messages`` by size. ``exposed``: seconds a step in which they were
-    under way and nothing was left to compute, other ranks that are late included; None where not measured."""
+    under way and nothing was left to compute, other ranks that are late included. ``under_way``: seconds a step in
+    which at least one message was; several at once count once. None where not measured."""
 
     messages: tuple[Message, ...]
     exposed: float | None
+    under_way: float | None
 
     @property
     def bytes(self) -> float:
@@ -45,12 +51,17 @@ class Exchange(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """Bytes/s while a message is under way; None where one was not measured."""
-        seconds = [message.seconds for message in self.messages]
-        if not seconds or None in seconds:
-            return None
-        total = sum(m.calls * (m.seconds or 0.0) for m in self.messages)
-        return self.bytes / total if total else None
+        """Bytes/s while messages are under way; None where that was not measured."""
+        return self.bytes / self.under_way if self.under_way else None
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of ``intervals``, each (begin, end)."""
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
 
 
 def by_size(sent: Iterable[tuple[int, float | None]], steps: int) -> tuple[Message, ...]:
@@ -77,20 +88,23 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """``steps`` training steps of ``batch`` samples a rank, on samples of ``data``, or on zeros in memory for
-    None. ``trace``: where the framework's own trace goes; None: nowhere."""
+    """``steps`` training steps of ``passes`` backward passes, each on ``batch`` samples a rank, which come from
+    ``data``, or are zeros in memory for None. ``trace``: where the framework's own trace goes; None: nowhere."""
 
     batch: int
     steps: int
     trace: Path | None = None
     data: Path | None = None
+    passes: int = 1
 
 
 @dataclass(frozen=True)
 class Profile:
-    """``work`` of one step and its ``wall`` seconds, means over ``steps``. ``modules``: those with weights, in the
-    order in which the network calls them. ``device``: what was measured on. ``exchange``: None for one rank.
-    ``reading``: None for samples in memory. ``plain``: the median seconds of as many steps without a profiler."""
+    """``work`` of one step and its ``wall`` seconds, means over ``steps``. A step is ``passes`` backward passes of
+    ``batch`` samples a rank, and an update. ``modules``: those with weights, in the order in which the network
+    calls them. ``device``: what was measured on; ``gpu``: whether that works on while the host waits.
+    ``exchange``: None for one rank. ``reading``: None for samples in memory. ``plain``: the median seconds of as
+    many steps without a profiler."""
 
     device: str
     batch: int
@@ -101,6 +115,13 @@ class Profile:
     exchange: Exchange | None = None
     reading: Reading | None = None
     plain: float = 0.0
+    passes: int = 1
+    gpu: bool = False
+
+    @property
+    def samples(self) -> int:
+        """Of a step, on one rank."""
+        return self.batch * self.passes
 
     @property
     def busy(self) -> float:
@@ -109,8 +130,10 @@ class Profile:
 
     @property
     def input_wait(self) -> float:
-        """Seconds a step in which the loader had no batch."""
-        return self.reading.waited if self.reading else 0.0
+        """Seconds a step in which the loader had no batch. A GPU computes what was queued while the host waits:
+        there it is at most this much of the time in which no kernel ran."""
+        waited = self.reading.waited if self.reading else 0.0
+        return min(waited, max(0.0, self.wall - self.busy)) if self.gpu else waited
 
     @property
     def wait(self) -> float:
@@ -119,7 +142,7 @@ class Profile:
 
 
 def plain_seconds(step: Callable[[], Any], wait: Callable[[Any], object], steps: int) -> float:
-    """The median seconds of ``steps`` calls of ``step``, each with ``wait`` on what it returns."""
+    """The median seconds of ``steps`` calls of ``step``, a whole one each, with ``wait`` on what it returns."""
     seconds = []
     for _ in range(steps):
         begin = time.perf_counter()
@@ -148,8 +171,9 @@ class Feed:
         self._waited += time.perf_counter() - begin
         return batch
 
-    def reading(self, steps: int) -> Reading | None:
-        """What ``steps`` steps since ``start`` have read; then reads as many batches of another epoch alone."""
+    def reading(self, steps: int, passes: int = 1) -> Reading | None:
+        """What ``steps`` steps of ``passes`` batches have read since ``start``; then reads as many batches of
+        another epoch alone."""
         if self._bytes_read is None:
             return None
         waited, read = self._waited / steps, (self._count() - self._before) / steps
@@ -159,7 +183,7 @@ class Feed:
         alone = self._epoch(1)
         next(alone)  # starting the readers is not reading
         before, begin = self._count(), time.perf_counter()
-        for _ in islice(alone, steps):
+        for _ in islice(alone, steps * passes):
             pass
         found = (self._count() - before) / (time.perf_counter() - begin)
         if end := getattr(alone, "close", None):

@@ -66,7 +66,9 @@ class HorovodTimes:
         exposed = float(self.seconds.numpy()) / steps if self.on_host else None
         sent = self.world.broadcast(self.messages)
         timed = self.world.rank == 0
-        return Exchange(by_size(((n, s if timed else None) for n, s in sent), steps), exposed)
+        under_way = sum(s for _, s in sent) / steps  # Horovod runs one at a time: none overlap
+        messages = by_size(((n, s if timed else None) for n, s in sent), steps)
+        return Exchange(messages, exposed, under_way if timed else None)
 
     def _of_gradients(self, messages: list[FusedMessage], steps: int) -> list[FusedMessage]:
         """Without what follows the last step: the barrier."""

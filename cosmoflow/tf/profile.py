@@ -71,7 +71,16 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
         work.append(Work("communication", "", "all-reduce", exchanged.exposed, 1))
     reading = feed.reading(request.steps)
     return Profile(
-        str(name), request.batch, request.steps, wall, tuple(modules), tuple(work), exchanged, reading, plain
+        str(name),
+        request.batch,
+        request.steps,
+        wall,
+        tuple(modules),
+        tuple(work),
+        exchanged,
+        reading,
+        plain,
+        gpu=device is not None,
     )
 
 

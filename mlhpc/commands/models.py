@@ -34,7 +34,9 @@ def add(commands: Commands) -> None:
         "measure where a training step goes, by layer",
     )
     add_benchmark(profile)
-    profile.add_argument("--batch", type=int, help="samples a step and rank (default: the preset's)")
+    profile.add_argument(
+        "--batch", type=int, help="samples of a backward pass and rank (default: the preset's)"
+    )
     profile.add_argument("--batches", metavar="A,B", help="time by part at each of these batches")
     profile.add_argument("--ranks", type=int, default=0, help="number of local ranks")
     profile.add_argument("--data", type=Path, help="read this data set (default: zeros in memory)")

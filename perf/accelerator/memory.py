@@ -42,11 +42,14 @@ class Memory:
 
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
-    """Of a step of ``run`` with ``batch`` samples at once on one accelerator."""
+    """Of a step of ``run`` with ``batch`` samples at once (of a backward pass) on one accelerator."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
-    counts = run.benchmark == "cosmoflow"  # int16 goes to the device, its logarithm is the network's input
+    # int16 goes to the device and stays there; its logarithm is the network's input.
+    counts = getattr(run.loading, "sample_dtype", "") == "int16"
     extra = 2 if counts else 0
-    return step_memory(network_of(run), batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu)
+    accumulates = run.backward_passes > 1
+    return step_memory(network_of(run), batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu,
+                       accumulates=accumulates)  # fmt: skip
 
 
 def step_memory(
@@ -57,10 +60,12 @@ def step_memory(
     *,
     extra_input: int = 0,
     gpu: bool = True,
+    accumulates: bool = False,
 ) -> Memory:
     """Of one training step with ``batch`` samples. ``optimizer``: one of ``STATES``. ``extra_input``: bytes of an
     input's element beside the float32 that the network gets. ``gpu``: LAMB updates all weights at once there, with
-    two copies of them; on a CPU in small parts.
+    two copies of them; on a CPU in small parts. ``accumulates``: the gradients of earlier backward passes are
+    there from the start, and a layer's new ones are added to them.
 
     Walks backward through the layers: in the backward pass of a layer there are the weights and the optimizer's
     state, what this layer and those before it keep, the weights' gradients of this layer and those after it, and
@@ -82,8 +87,9 @@ def step_memory(
         gradients += 4 * layer.parameters
         moving = 0 if layer.kind in ("sum", "concatenation") else layer.input_elements
         flowing = batch * width * (layer.output_elements + (moving if _reaches_weights(layer) else 0))
-        if static + kept + gradients + flowing > peak:
-            peak, peak_at, working = static + kept + gradients + flowing, layer.name, flowing
+        held = 4 * (network.parameters + layer.parameters) if accumulates else gradients
+        if static + kept + held + flowing > peak:
+            peak, peak_at, working = static + kept + held + flowing, layer.name, flowing
         kept -= layer.saved_bytes(precision, batch)
     copied = 2 if optimizer == "lamb" and gpu else 0
     at_update = parameters + state + gradients + 4 * copied * network.parameters

@@ -67,3 +67,20 @@ TABLE_II = {
     "resnet50": Row("resnet50", 0.14, 31, 0.042, 0.56, 145e9, 256),
 }
 RESNET50_HBM_PRINTED_GIB = 0.68
+
+
+@dataclass(frozen=True)
+class StrongScaling:
+    """``samples`` divided over the nodes; ``unstaged``: by nodes, the time of a sample read from Lustre over that
+    of one staged to NVMe, in words of section VI."""
+
+    samples: int
+    unstaged: dict[int, float]
+
+
+STRONG_SCALING = {
+    "cosmoflow": StrongScaling(49_152, {1: 2.0, 4: 1.15}),
+    "deepcam": StrongScaling(49_152 // 5, {1: 1.15, 4: 1.0}),
+}
+"""Figures 8 and 9: "roughly 2×" and "roughly 15%" for CosmoFlow, "roughly a 15%" and "negligible" for DeepCAM, of
+which it only says that CosmoFlow has "nearly five times the number of samples"."""

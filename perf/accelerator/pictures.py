@@ -39,10 +39,10 @@ BOUNDS = {
 
 
 def roofline_section(
-    title: str, points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None
+    title: str, points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None, update: str = ""
 ) -> Section:
     """Every layer under the roofs of ``ceilings``; ``paper``: the two points of Table II beside them. The table
-    sums the layers by kind."""
+    sums the layers by kind. ``update``: a sentence on the optimizer."""
     seconds = least_seconds(points)
     shares = {bound: sum(p.seconds for p in points if p.bound == bound) / seconds for bound in BOUNDS}
     about = (
@@ -50,7 +50,7 @@ def roofline_section(
         + ", ".join(f"{share:.0%} bound by {BOUNDS[bound]}" for bound, share in shares.items() if share)
         + ". Every layer reads its inputs and writes its outputs once in each pass, and reaches the peaks: real "
         "steps take longer."
-    )
+    ) + update
     return Section(title, about, (roofline(points, ceilings, paper), _kinds(points)))
 
 

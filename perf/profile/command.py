@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -50,10 +51,10 @@ def profile(options: argparse.Namespace) -> int:
         measure = _profiler(run, framework.profiler)
         sizes = options.batches or [options.batch or _local_batch(run, world)]
         trace = options.trace if world.rank == 0 else None
-        found = [
-            world.gather(measure(run, Request(size, options.steps, trace, options.data), world))
-            for size in sizes
-        ]
+        wanted = partial(
+            Request, steps=options.steps, trace=trace, data=options.data, passes=run.backward_passes
+        )
+        found = [world.gather(measure(run, wanted(size), world)) for size in sizes]
         if world.rank == 0:
             _show(options, run, ceilings, found)
     if world.size > 1 and framework.collectives == "torch":
@@ -80,7 +81,7 @@ def batch_sizes(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or sizes[0] < 1:
-        raise UserError(f"--batches {text!r}: give samples a step and rank, such as 1,2,4")
+        raise UserError(f"--batches {text!r}: give samples of a backward pass and rank, such as 1,2,4")
     return sizes
 
 
@@ -150,7 +151,9 @@ def _record(shown: tables.Shown) -> dict[str, Any]:
         "framework": shown.run.training.framework,
         "precision": shown.run.training.precision,
         "device": profile.device,
+        "gpu": profile.gpu,
         "batch": profile.batch,
+        "backward_passes": profile.passes,
         "steps": profile.steps,
         "step_s": profile.wall,
         "step_without_profiler_s": profile.plain,
@@ -175,6 +178,7 @@ def _rank_record(profile: Profile) -> dict[str, Any]:
         "communication_s": exchange.exposed if exchange else None,
         "bytes_exchanged": exchange.bytes if exchange else None,
         "messages": [message._asdict() for message in exchange.messages] if exchange else [],
+        "messages_under_way_s": exchange.under_way if exchange else None,
         "message_bytes_per_s": exchange.rate if exchange else None,
         "input_wait_s": reading.waited if reading else None,
         "bytes_read": reading.bytes if reading else None,

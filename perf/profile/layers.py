@@ -15,7 +15,7 @@ Direction = Literal["forward", "backward"]
 
 class LayerTime(NamedTuple):
     """Seconds a step of one direction of some layers, which a framework may compute together. FLOPs and ``bytes``
-    (lower limit) are those of the batch: 0 where no layer is known for the module."""
+    (lower limit) are those of a step's samples: 0 where no layer is known for the module."""
 
     name: str
     kind: str
@@ -90,7 +90,7 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
     for (module, direction), total in seconds.items():
         inside = _layers_of(module, known, measured)
         found.append(
-            (_rank(module, known), _layer_time(module, inside, direction, total, precision, profile.batch))
+            (_rank(module, known), _layer_time(module, inside, direction, total, precision, profile))
         )
     return [time for _, time in sorted(found, key=lambda item: item[0])]
 
@@ -159,7 +159,12 @@ def _rank(module: str, known: dict[str, list[Layer]]) -> int:
 
 
 def _layer_time(
-    module: str, layers: list[Layer], direction: Direction, seconds: float, precision: Precision, batch: int
+    module: str,
+    layers: list[Layer],
+    direction: Direction,
+    seconds: float,
+    precision: Precision,
+    profile: Profile,
 ) -> LayerTime:
     if not layers:
         return LayerTime(module, "other", direction, seconds, 0, 0, 0.0)
@@ -171,7 +176,7 @@ def _layer_time(
         _kind(products) or layers[0].kind,
         direction,
         seconds,
-        batch * sum(part.flops for part in passes),
-        batch * sum(part.operations for part in passes),
-        batch * sum(part.traffic(precision, batch) for part in passes),
+        profile.samples * sum(part.flops for part in passes),
+        profile.samples * sum(part.operations for part in passes),
+        profile.samples * sum(part.traffic(precision, profile.batch) for part in passes),
     )

@@ -58,12 +58,22 @@ def reading_table(ranks: Sequence[Profile]) -> Table:
 
 EXCHANGE_NOTE = (
     "Not hidden: all-reduce with nothing left to compute, late ranks included. GB/s: a rank's gradients over the "
-    "time their messages take (of Horovod, as its timeline has it on rank 0, without waiting and copying)."
+    "time in which at least one message is under way (of Horovod, as its timeline has it on rank 0, without "
+    "waiting and copying); of one size, a message's bytes over its own time, which others may share."
 )
-READING_NOTE = (
+_READING_NOTE = (
     "Bytes of files as stored. The loader alone reads as many batches of another epoch with nothing computed; the "
     "page cache is not dropped. Fewer steps than loading.prefetch show no wait."
 )
+_ON_A_GPU = (
+    " Waits are the host's: the GPU meanwhile computes what was queued before. Among the parts of a step the wait "
+    "for a batch is therefore at most the time in which no kernel ran."
+)
+
+
+def reading_note(ranks: Sequence[Profile]) -> str:
+    """What the table of the input means on the device that was measured."""
+    return _READING_NOTE + (_ON_A_GPU if ranks[0].gpu else "")
 
 
 def _rate(message: Message) -> float | None:

@@ -3,8 +3,9 @@
 Published efficiencies do not know a machine's libraries. Short profiles of stand-ins (the network at other widths,
 input sizes and batches, so that no layer has the shape of the one predicted) give the efficiency of each kind of
 layer and direction by size: the roofline's time over the measured time. The target's layers get the mean of the
-nearest ones. What is no layer's (optimizer, loss, copies, waiting) follows its own size. This interpolates; far
-from the stand-ins it is no better than the roofline.
+nearest ones; those of a kind and direction that no stand-in has get the bare roofline's time, and are named. What
+is no layer's (optimizer, loss, copies, waiting) follows its own size. This interpolates; far from the stand-ins it
+is no better than the roofline.
 """
 
 import math
@@ -40,11 +41,20 @@ class Point(NamedTuple):
         return max(self.flops / ceilings.tensor, self.bytes / ceilings.bandwidth)
 
 
+class Predicted(NamedTuple):
+    """``seconds`` of a step. ``bare``: its layers, "NAME, DIRECTION", of whose kind and direction no stand-in has
+    any, and ``bare_seconds`` of the roofline that stand for them: far too few."""
+
+    seconds: float
+    bare: tuple[str, ...]
+    bare_seconds: float
+
+
 def predict_step(
     stand_ins: Sequence[StandIn], network: Network, precision: Precision, batch: int, ceilings: Ceilings
-) -> float:
-    """Seconds of a step of ``batch`` samples of ``network``, which has the layers of the stand-ins in other sizes.
-    Raises UserError without at least two stand-ins."""
+) -> Predicted:
+    """A step of ``batch`` samples of ``network``, which has the layers of the stand-ins in other sizes. Raises
+    UserError without at least two stand-ins."""
     if len(stand_ins) < 2:
         raise UserError("a step is predicted from two other sizes of its network at least")
     points: dict[tuple[str, str], list[Point]] = {}
@@ -55,12 +65,18 @@ def predict_step(
     # Which layers a framework computes together is the same at every size.
     shape = stand_ins[0].profile
     unit = Profile(shape.device, batch, 1, 0.0, shape.modules, shape.work)
-    seconds = 0.0
+    seconds, bare, bare_seconds = 0.0, [], 0.0
     for time in by_layer(unit, network, precision):
+        if not time.bytes:
+            continue
         wanted = Point(time.product_flops + time.other_flops, time.bytes, 0.0)
-        if time.bytes:
-            seconds += _seconds(points.get((time.kind, time.direction), ()), wanted, ceilings)
-    return seconds + _rest(stand_ins, network, precision, batch)
+        if known := points.get((time.kind, time.direction)):
+            seconds += _seconds(known, wanted, ceilings)
+        else:
+            bare.append(f"{time.name}, {time.direction}")
+            bare_seconds += wanted.bound(ceilings)
+    rest = _rest(stand_ins, network, precision, batch)
+    return Predicted(seconds + bare_seconds + rest, tuple(bare), bare_seconds)
 
 
 def _scale(each: StandIn) -> float:
@@ -76,15 +92,13 @@ def _layers(each: StandIn) -> list[LayerTime]:
 
 def _seconds(known: Sequence[Point], wanted: Point, ceilings: Ceilings) -> float:
     """The roofline's seconds over the efficiency of the nearest, weighted by closeness in the logarithms of FLOPs
-    and bytes; the roofline's alone where none is known."""
+    and bytes."""
 
     def distance(point: Point) -> float:
         return math.hypot(
             math.log((1 + point.flops) / (1 + wanted.flops)), math.log(point.bytes / wanted.bytes)
         )
 
-    if not known:
-        return wanted.bound(ceilings)
     nearest = sorted(known, key=distance)[:NEAREST]
     weights = [1 / (0.05 + distance(point)) for point in nearest]
     logs = [math.log(point.bound(ceilings) / point.seconds) for point in nearest]
@@ -100,7 +114,7 @@ def _rest(stand_ins: Sequence[StandIn], network: Network, precision: Precision, 
         scale, parts = _scale(each), by_part(each.profile)
         update = scale * parts.get("optimizer", 0.0)
         layers = sum(time.seconds for time in _layers(each))
-        moved = each.profile.batch * each.network.traffic(precision)
+        moved = each.profile.samples * each.network.traffic(precision)
         optimizer.append((each.network.parameters, update))
         other.append((moved, max(0.0, each.profile.plain - layers - update)))
     return _on_line(optimizer, network.parameters) + _on_line(other, batch * network.traffic(precision))

@@ -21,9 +21,9 @@ from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.profile.layers import Bin, LayerTime
 from mlhpc.perf.profile.ranks import (
     EXCHANGE_NOTE,
-    READING_NOTE,
     exchange_table,
     message_table,
+    reading_note,
     reading_table,
 )
 
@@ -41,8 +41,9 @@ WORDS = {
     "wait": "wait: nothing computes",
 }
 NOTE = (
-    "Training steps under a profiler, which slows them: shares are what it shows. Samples are zeros in memory "
-    "unless --data is given. Not a result of the benchmark."
+    "Training steps under a profiler, which slows them: shares are what it shows. A step is an update of the "
+    "weights with all its backward passes. Samples are zeros in memory unless --data is given. Not a result of "
+    "the benchmark."
 )
 
 
@@ -79,8 +80,9 @@ class Shown:
     @property
     def about(self) -> str:
         p = self.profile
+        passes = f" in each of {p.passes} backward passes a step" if p.passes > 1 else ""
         return (
-            f"preset {self.run.preset}, {self.run.training.framework}, {p.batch} samples a rank, "
+            f"preset {self.run.preset}, {self.run.training.framework}, {p.batch} samples a rank{passes}, "
             f"{self.run.training.precision}, {p.device}, {self.ranks_text}, mean of {p.steps} steps: "
             f"{1e3 * p.wall:.4g} ms a step, {1e3 * p.plain:.4g} without the profiler"
         )
@@ -112,7 +114,7 @@ def show(shown: Shown) -> None:
         print_table(exchange_table(shown.ranks), console)
         print_table(message_table(shown.ranks), console)
     if shown.profile.reading:
-        say(console, READING_NOTE)
+        say(console, reading_note(shown.ranks))
         print_table(reading_table(shown.ranks), console)
     print_table(_kinds(shown), console)
     print_table(_layers(shown, LAYERS_PRINTED), console)
@@ -134,7 +136,9 @@ def page(shown: Shown) -> str:
             1, Section("Hardware efficiency", _of_peaks(shown), (efficiency(shown.bins), _bins(shown)))
         )
     if shown.profile.reading:
-        blocks.insert(1, Section("Input of each rank", READING_NOTE, (reading_table(shown.ranks),)))
+        blocks.insert(
+            1, Section("Input of each rank", reading_note(shown.ranks), (reading_table(shown.ranks),))
+        )
     if shown.profile.exchange:
         found = exchange_table(shown.ranks), message_table(shown.ranks)
         blocks.insert(1, Section("Communication of each rank", EXCHANGE_NOTE, found))
@@ -192,11 +196,12 @@ def _of_peaks(shown: Shown) -> str:
 
 def _parts(shown: Shown) -> Table:
     total = sum(shown.parts.values())
+    words = WORDS | ({"input wait": "wait of the host for a batch, at most"} if shown.profile.gpu else {})
     return table(
         "step-by-part",
         list(shown.parts.items()),
         {
-            "part": lambda row: WORDS[row[0]],
+            "part": lambda row: words[row[0]],
             "ms a step": lambda row: _ms(row[1]),
             "share": lambda row: number(row[1] / total, "{:.1%}".format),
         },

@@ -1,14 +1,15 @@
 """A training step predicted for this machine against the step measured, for each benchmark and precision.
 
-    python tests/perf/step_prediction.py [--preset smoke] [--steps 12] [--rounds 3] [--only deepcam]
+    python tests/perf/step_prediction.py [--preset smoke] [--steps 12] [--rounds 3] [--only deepcam] [--json]
 
 First ``mlhpc doctor --calibrate`` measures the machine. Then, for each benchmark and precision, three stand-ins
-are profiled: the same network at other input sizes and batches, one of them wider too, so that no layer with
-weights has the shape of one of the target's. From these the step of the preset is predicted
-(perf/profile/similar.py), and then measured: the median of plain steps, on zeros in memory, before any
-profiler. So the prediction knows the code and its kernels, but not the sizes; what it cannot do is predict a
-network it has not seen. Both are taken in turns, ``--rounds`` times, and the median of the ratios counts. The
-goal is 20%, on an idle machine. About ten minutes on 2 cores.
+are profiled: the same network at other input sizes and batches, one of them wider too, so that no layer with weights
+has the shape of one of the target's. From these the step of the preset is predicted (perf/profile/similar.py), and
+then measured: the median of plain steps, on zeros in memory, before any profiler. So the prediction knows the code
+and its kernels, but not the sizes; what it cannot do is predict a network it has not seen. Both are taken in turns,
+``--rounds`` times, and the median of the ratios counts. The goal is 20%, on an idle machine. About ten minutes on 2
+cores. Layers of a kind that no stand-in has get the bare roofline's time, which
+is far too short: the column "bare roofline" has how many, and they are named below the table.
 
 Each network is measured in a process of its own, so that none changes the memory or the threads of another.
 """
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -27,6 +29,7 @@ from rich.table import Table
 from mlhpc.benchmarks.load import load
 from mlhpc.common.ranks import wire
 from mlhpc.common.timing.profile import Profile
+from mlhpc.errors import count
 from mlhpc.perf.machines import machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.profile.command import ceilings_of
@@ -61,6 +64,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=tuple(STAND_INS), action="append", default=[])
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -68,26 +72,51 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "here.toml"
-        subprocess.run(
-            [sys.executable, "-m", "mlhpc", "doctor", "--calibrate", "--out", str(file)], check=True
-        )
-        table = Table(
-            "benchmark", "precision", "batch", "predicted ms", "measured ms", "ratio", "of each round"
-        )
-        for benchmark in options.only or STAND_INS:
-            for precision in PRECISIONS:
-                table.add_row(*row(benchmark, precision, options, file))
+        calibrate = [sys.executable, "-m", "mlhpc", "doctor", "--calibrate", "--out", str(file)]
+        subprocess.run(calibrate, check=True, stdout=sys.stderr)
+        names = [
+            (benchmark, precision) for benchmark in options.only or STAND_INS for precision in PRECISIONS
+        ]
+        records = [compared(*name, options, file) for name in names]
+    if options.json:
+        print(json.dumps(records, indent=1))
+    else:
+        show(records, options.preset)
+
+
+def show(records: list[dict[str, Any]], preset: str) -> None:
+    table = Table(
+        "benchmark",
+        "precision",
+        "batch",
+        "predicted ms",
+        "measured ms",
+        "ratio",
+        "of rounds",
+        "bare roofline",
+    )
+    for r in records:
+        ms = [f"{1e3 * r[name]:.1f}" for name in ("predicted_s", "measured_s")]
+        spread = f"{r['ratios'][0]:.2f}-{r['ratios'][-1]:.2f}"
+        layers = len(r["bare_roofline"])
+        bare = f"{1e3 * r['bare_roofline_s']:.2g} ms, {count(layers, 'layer')}" if layers else "none"
+        table.add_row(r["benchmark"], r["precision"], str(r["batch"]), *ms, f"{r['ratio']:.2f}", spread, bare)
     console = Console()
     console.print(table)
-    console.print(f"preset {options.preset}; ratio: predicted over measured; the goal is 0.80 to 1.20")
+    console.print(f"preset {preset}; ratio: predicted over measured; the goal is 0.80 to 1.20")
+    for r in records:
+        if r["bare_roofline"]:
+            console.print(
+                f"{r['benchmark']}, {r['precision']}: no stand-in has layers like {'; '.join(r['bare_roofline'])}"
+            )
 
 
-def row(benchmark: str, precision: str, options: argparse.Namespace, file: Path) -> list[str]:
+def compared(benchmark: str, precision: str, options: argparse.Namespace, file: Path) -> dict[str, Any]:
     chosen = f"training.precision={precision}"
     run = load(benchmark, options.preset, [chosen])
     batch = run.hyperparameters.global_batch_size // run.backward_passes
     ceilings = ceilings_of(machine(str(file)), run)
-    found = []
+    rounds = []
     for _ in range(options.rounds):
         stand_ins = []
         for samples, settings in STAND_INS[benchmark]:
@@ -96,18 +125,20 @@ def row(benchmark: str, precision: str, options: argparse.Namespace, file: Path)
             network = network_of(load(benchmark, options.preset, own))
             stand_ins.append(StandIn(profile, network, run.training.precision))
         predicted = predict_step(stand_ins, network_of(run), run.training.precision, batch, ceilings)
-        found.append((predicted, measured(benchmark, options, batch, [chosen]).plain))
-    predicted, plain = (1e3 * statistics.median(times) for times in zip(*found, strict=True))
-    ratios = sorted(predicted / plain for predicted, plain in found)
-    return [
-        benchmark,
-        precision,
-        str(batch),
-        f"{predicted:.1f}",
-        f"{plain:.1f}",
-        f"{statistics.median(ratios):.2f}",
-        f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-    ]
+        rounds.append((predicted, measured(benchmark, options, batch, [chosen]).plain))
+    ratios = [predicted.seconds / plain for predicted, plain in rounds]
+    return {
+        "benchmark": benchmark,
+        "preset": options.preset,
+        "precision": precision,
+        "batch": batch,
+        "predicted_s": statistics.median(predicted.seconds for predicted, _ in rounds),
+        "measured_s": statistics.median(plain for _, plain in rounds),
+        "ratio": statistics.median(ratios),
+        "ratios": sorted(ratios),
+        "bare_roofline": list(predicted.bare),
+        "bare_roofline_s": predicted.bare_seconds,
+    }
 
 
 def measured(benchmark: str, options: argparse.Namespace, batch: int, settings: list[str]) -> Profile:

@@ -1,6 +1,7 @@
 """mlhpc predict as a user meets it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -95,6 +96,16 @@ def test_the_page_shows_every_picture_and_the_papers_points(capsys, tmp_path):
         assert text in page.text
     specs = out.read_text("utf-8")
     assert "paper 000: sample from NVMe" in specs and "corigpu_n64_tf1.15.0" in specs
+    # Figure 4: samples bind at every batch, and what a V100 at its peak would take; figure 8: its two ratios.
+    assert (
+        "What is highest binds: samples from a batch of 1 on. At its peak an accelerator would take"
+        in page.text
+    )
+    assert "paper 000: not staged, 1 nodes, 2 times as long as staged" in specs
+    assert "paper 000: not staged, 4 nodes, 1.15 times as long as staged" in specs
+    assert re.search(
+        r"The update of all weights \(sgd\) comes on top once a step: [\d.]+ GFLOP and", page.text
+    )
 
 
 def test_a_page_does_not_overwrite_what_is_none(capsys, tmp_path):

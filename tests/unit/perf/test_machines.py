@@ -71,6 +71,9 @@ def test_cori_gpu_is_the_machine_of_paper_000():
         (GOOD.replace("per_node = 8", "per_node = 8\nfloat16 = 5"), 7, "a figure is written as"),
         (GOOD + "shared = 1\n", 13, "a figure is written as"),
         (GOOD.replace('"X"', "X"), 4, "invalid TOML"),
+        (GOOD[GOOD.index("[storage]"):], 2, "accelerator.bandwidth is missing"),
+        (GOOD.replace('title = "a node"\n', ""), 11, "title is missing"),
+        ('network.latency = { value = "4 m", source = "x" }\n' + GOOD, 1, "none of s"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_line_that_names_its_line(text, line, says):

@@ -85,6 +85,25 @@ local = { value = "1 TB", source = "x" }
         tier_of(small, 5e12, 1)
 
 
+def test_a_machine_without_any_tier_is_refused_with_a_line():
+    text = """title = "a workstation"
+nodes = 1
+
+[accelerator]
+model = "X"
+family = "V100"
+per_node = 1
+float32 = { value = "15.7 TFLOP/s", source = "x" }
+memory = { value = "16 GB", source = "x" }
+bandwidth = { value = "900 GB/s", source = "x" }
+
+[links]
+host = { value = "16 GB/s", source = "x" }
+"""
+    with pytest.raises(UserError, match=r"mine.toml, line 13: nowhere to keep the data set"):
+        tier_of(parse(text, "mine.toml", "mine"), 1e9, 1)
+
+
 def test_sizes_of_samples():
     """Paper 000, table II: 16, 27 and 0.144 MiB as 16-bit and 8-bit values."""
     for name, width, expected in (("cosmoflow", 2, 16), ("deepcam", 2, 27), ("resnet50", 1, 0.144)):

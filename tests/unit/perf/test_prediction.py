@@ -54,9 +54,11 @@ def test_spatial_parallelism_of_fugaku():
     assert sixteen.step.halo < 0.1 * sixteen.step_s.value  # latency-bound and small, as the issue's facts say
 
 
+PAPER_000 = ["data.train_samples=49152", "data.gzip=false", "hyperparameters.global_batch_size=64"]
+
+
 def cosmoflow_of_paper_000():
-    settings = ["data.train_samples=49152", "data.gzip=false", "hyperparameters.global_batch_size=64"]
-    return load("cosmoflow", "v07", [*settings])
+    return load("cosmoflow", "v07", PAPER_000)
 
 
 def test_memory_fit_makes_unstaged_scaling_superlinear():
@@ -69,6 +71,34 @@ def test_memory_fit_makes_unstaged_scaling_superlinear():
     gain = {nodes: unstaged.at(nodes).step_s.value / staged.at(nodes).step_s.value for nodes in (1, 4)}
     assert gain[1] > 1.5
     assert gain[4] == pytest.approx(1.0, abs=0.15)
+
+
+def test_four_nodes_read_deepcam_from_memory():
+    """Figure 9: at four nodes it does not matter where the data was read from, on one it does (by 15%; the
+    bandwidths alone say 2.5 times)."""
+    run = load("deepcam", "closed", [*MIXED, "division=open", "data.train_samples=9830"])
+    cori, gain = machine("cori-gpu"), {}
+    for nodes in (1, 4):
+        same = with_batch(run, 8 * nodes)
+        unstaged, staged = (Model(cori, same, staged=staged).at(nodes) for staged in (False, True))
+        gain[nodes] = unstaged.step.seconds / staged.step.seconds
+    assert gain[1] > 1.15
+    assert gain[4] == pytest.approx(1.0, rel=0.1)
+
+
+def test_trends_of_figures_5_and_6():
+    """CosmoFlow read from Lustre computes for about 10% of the time. ResNet-50's samples cost less in larger
+    batches, with a return that diminishes (2 times, then 20%): the paper's 50 times at 256 are the host's
+    preparation too, which is not in these; the model has 5."""
+    unstaged = Model(machine("cori-gpu"), cosmoflow_of_paper_000(), staged=False).at(1)
+    assert unstaged.step.compute / unstaged.step.seconds == pytest.approx(0.10, abs=0.03)
+    run = load("resnet50", "closed", [*MIXED, "division=open"])
+    found = {
+        b: predict(machine("cori-gpu"), with_batch(run, 8 * b), 1).step.seconds / b for b in (1, 2, 128, 256)
+    }
+    assert 1.5 < found[1] / found[2] < 2
+    assert 1 < found[128] / found[256] < 1.2
+    assert found[1] / found[256] > 4
 
 
 def test_strong_scaling_is_never_faster_than_its_parts_allow_and_weak_keeps_the_step():
@@ -137,6 +167,26 @@ def test_other_precision_than_the_published_is_said_to_be_extrapolated():
     assert slow.step_s.low <= fast.step_s.value <= slow.step_s.high
 
 
+def test_accumulated_gradients_need_the_memory_of_a_pass_and_launch_every_layer_in_each():
+    """Four backward passes of 128 images fit where one of 512 does not; exchange and update stay once."""
+    one, four = (
+        load("resnet50", "closed", [f"hyperparameters.gradient_accumulation_steps={passes}", "division=open",
+                                    "hyperparameters.global_batch_size=4096"])
+        for passes in (1, 4)
+    )  # fmt: skip
+    node = machine("cori-gpu")
+    with pytest.raises(UserError, match="a local batch of 512 needs"):
+        predict(node, one, 1)
+    p, whole = predict(node, four, 1), Model(node, one)
+    whole.require_fits = lambda local, together: None
+    q = whole.at(1)
+    assert p.local_batch_size == 512
+    assert (p.step.compute, p.step.reduce) == (q.step.compute, q.step.reduce)
+    assert p.step.launch == pytest.approx(4 * q.step.launch)
+    with pytest.raises(UserError, match="local batch of 2 cannot be divided into 4 equal backward passes"):
+        predict(machine("perlmutter"), with_batch(four, 2048), 256)
+
+
 def test_how_a_batch_is_divided():
     assert divide(512, 128) == (1, 4)
     assert divide(512, 512) == (1, 1)
@@ -151,20 +201,22 @@ def preparing(rate):
 
 def test_preparing_samples_on_the_host_binds_in_words():
     """Paper 000, section V-D: CosmoFlow's steps wait for preprocessing on the host, staged or not. A sample is
-    128³ x 4 numbers in float32, 64 of them a step, on 40 cores."""
+    128³ x 4 numbers in int16, 64 of them a step, on 40 cores; its four targets are 16 bytes more."""
     slow = predict(preparing(20e6), cosmoflow_of_paper_000(), 1)
-    assert slow.step.seconds == pytest.approx(64 * 128**3 * 4 * 4 / (40 * 20e6))
+    assert slow.step.seconds == pytest.approx(64 * 128**3 * 4 * 2 / (40 * 20e6), rel=1e-5)
     assert slow.bound == "waiting for input"
     assert slow.binding.endswith("samples/s, prepared on the host")
     twice = predict(preparing(40e6), cosmoflow_of_paper_000(), 1)
     assert slow.step.seconds / twice.step.seconds == pytest.approx(2)
+    floats = load("cosmoflow", "v07", ["loading.sample_dtype=float32", *PAPER_000])
+    assert predict(preparing(20e6), floats, 1).step.seconds / slow.step.seconds == pytest.approx(2, rel=1e-5)
 
 
 def test_preparation_hides_what_staging_would_gain():
     """Figure 8: reading from Lustre takes about 2 times as long as from NVMe on one node, not the 5.7 times of
     their bandwidths, because the host is slower than the NVMe."""
     gain = {}
-    for name, of in {"bandwidths": machine("cori-gpu"), "with preparation": preparing(56e6)}.items():
+    for name, of in {"bandwidths": machine("cori-gpu"), "with preparation": preparing(28e6)}.items():
         unstaged = Model(of, cosmoflow_of_paper_000(), staged=False).at(1)
         gain[name] = unstaged.step.seconds / predict(of, cosmoflow_of_paper_000(), 1).step.seconds
     assert gain["bandwidths"] > 5

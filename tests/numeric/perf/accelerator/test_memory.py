@@ -1,6 +1,7 @@
 """The memory of a step against PyTorch's MemTracker, which follows every tensor of real steps on fake memory."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
+from mlhpc.cosmoflow.pytorch.metric import training_loss
+from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
+from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer as cosmoflow_optimizer
 from mlhpc.deepcam import metric
 from mlhpc.deepcam.model import build_model as build_deepcam
 from mlhpc.deepcam.optim.optimizer import make_optimizer as deepcam_optimizer
@@ -24,6 +28,9 @@ CASES = [
     ("deepcam", 4, "smoke", "training.precision=mixed_bfloat16"),
     ("resnet50", 2, "smoke"),
     ("resnet50", 64, "mini", "hyperparameters.opt_name=lars"),
+    ("cosmoflow", 2, "smoke", "training.framework=pytorch"),
+    ("cosmoflow", 4, "mini", "training.framework=pytorch", "hyperparameters.opt_name=adam"),
+    pytest.param(("cosmoflow", 2, "closed", "training.framework=pytorch"), marks=pytest.mark.slow),
     pytest.param(("resnet50", 16, "closed", "training.precision=mixed_bfloat16"), marks=pytest.mark.slow),
 ]
 
@@ -44,6 +51,14 @@ def test_peak_is_within_15_percent_of_pytorchs_tracker(case, monkeypatch, no_met
     with FakeTensorMode():
         tracked = peak_of_second_step(run, batch)
     assert memory_of(run, batch, gpu=False).peak == pytest.approx(tracked["Total"], rel=0.15)
+
+
+def test_gradients_of_earlier_backward_passes_are_there_from_the_start(no_metric_cache):
+    """A sixth of this peak."""
+    run = load("deepcam", "smoke", ["hyperparameters.gradient_accumulation_frequency=2"])
+    with FakeTensorMode():
+        tracked = peak_of_second_step(run, 2)
+    assert memory_of(run, 2, gpu=False).peak == pytest.approx(tracked["Total"], rel=0.02)
 
 
 def test_parameters_and_optimizer_state_are_the_trackers(no_metric_cache):
@@ -72,8 +87,12 @@ def test_optimizers_of_resnet_keep_what_is_said_of_each_weight(name):
 def peak_of_second_step(run: Run, batch: int) -> dict[str, int]:
     """Bytes by what they hold at the peak of a step as ``common/pytorch/step.py`` makes it: the logits live until
     its end. The first step has no optimizer state yet."""
-    rows, columns, channels = run.data.sample_shape
-    if run.benchmark == "deepcam":
+    *_, rows, columns, channels = run.data.sample_shape
+    if run.benchmark == "cosmoflow":
+        model = CosmoFlowNet(run.network, run.data.sample_shape, dropout=run.hyperparameters.dropout)
+        loss_of = partial(training_loss, model=model, weight_decay=run.hyperparameters.opt_weight_decay)
+        optimizer = cosmoflow_optimizer(run.hyperparameters, model.parameters())
+    elif run.benchmark == "deepcam":
         model, loss_of = build_deepcam(run.network, channels), metric.weighted_cross_entropy
         optimizer = deepcam_optimizer(run.hyperparameters, model.parameters())
     else:
@@ -83,18 +102,21 @@ def peak_of_second_step(run: Run, batch: int) -> dict[str, int]:
     tracker = MemTracker()
     tracker.track_external(model, optimizer)
     with tracker:
-        for step in range(2):
+        for step in range(2 * run.backward_passes):
             x, y = torch.empty(batch, channels, rows, columns), torch.empty(batch, dtype=torch.int64)
             if run.benchmark == "deepcam":
                 y = torch.empty(batch, rows, columns, dtype=torch.uint8)
+            if run.benchmark == "cosmoflow":
+                x = torch.empty(batch, *run.data.sample_shape, dtype=torch.int16)
+                y = torch.empty(batch, run.network.targets)
             with torch.autocast("cpu", torch.bfloat16) if mixed else nullcontext():
                 logits = model(x)
             loss = loss_of(logits, y)
             loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if not step:
-                tracker.reset_mod_stats()
+            if (step + 1) % run.backward_passes == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            tracker.reset_mod_stats()  # it follows one pass over the modules
     (peak,) = tracker.get_tracker_snapshot("peak").values()
     return {str(kind).rpartition(".")[2]: size for kind, size in peak.items()}
 

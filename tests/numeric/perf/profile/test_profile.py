@@ -117,6 +117,30 @@ def test_two_ranks_exchange_every_gradient_in_messages_of_the_size_set(
     assert found["small"]["exchange"]
 
 
+def test_a_step_is_an_update_with_all_its_backward_passes():
+    """The products of four passes are in it, and one update."""
+    passes = "hyperparameters.gradient_accumulation_frequency=4"
+    once, found = (
+        json.loads(profile("deepcam", "--json", *options).stdout) for options in ([], ["--set", passes])
+    )
+    assert (once["backward_passes"], found["backward_passes"]) == (1, 4)
+    network = network_of(load("deepcam", "smoke", SMALL["deepcam"][1::2]))
+    assert sum(layer["product_flops"] for layer in found["layers"]) == 4 * 2 * network.training_flops
+
+    def calls(record, name):
+        return sum(each["calls"] for each in record["operations"] if each["name"] == name)
+
+    assert calls(found, "aten::convolution_backward") == 4 * calls(once, "aten::convolution_backward") > 0
+    assert "4 backward passes a step" in profile("deepcam", "--set", passes).stdout
+
+
+def test_ranks_exchange_the_gradients_of_several_passes_once():
+    small = [*SMALL["deepcam"], "--set", "hyperparameters.gradient_accumulation_frequency=2"]
+    found = json.loads(run_profile("deepcam", *small, "--ranks", "2", "--json").stdout)
+    own = network_of(load("deepcam", "smoke", small[1::2])).parameters
+    assert [rank["bytes_exchanged"] for rank in found["ranks"]] == [4 * own, 4 * own]
+
+
 def test_cosmoflow_in_pytorch_is_profiled_by_the_same_layers():
     options = ["--set", "data.sample_shape=[16,16,16,4]", *PYTORCH]
     found = json.loads(run_profile("cosmoflow", *options, "--json").stdout)

@@ -11,8 +11,10 @@ from helpers.resnet50_loader import EVALUATION, FACTS, FORMATS, GREY_LEVEL, SIZE
 from helpers.resnet50_sets import in_every_format
 from PIL import Image
 
+from mlhpc.benchmarks.load import load
 from mlhpc.cli import main
 from mlhpc.errors import UserError
+from mlhpc.perf.samples import sample_bytes
 from mlhpc.resnet50.data.augment import MEAN, STD
 from mlhpc.resnet50.data.reader import Reader
 from mlhpc.resnet50.synthetic.show import show
@@ -38,6 +40,12 @@ def test_the_same_images_give_the_same_tensors_from_every_format(sets, kind):
     x, y = epoch_of(open_loader(sets["jpeg"]))
     other_x, other_y = epoch_of(open_loader(sets[kind], workers=3))
     assert torch.equal(y, other_y) and torch.equal(x, other_x)
+
+
+def test_a_sample_has_the_bytes_that_predictions_count(sets):
+    x, y = epoch_of(open_loader(sets["jpeg"]))
+    run = load("resnet50", "smoke", [f"data.sample_shape=[{SIZE},{SIZE},3]"])
+    assert sample_bytes(run).received == x[0].nbytes + y[0].nbytes
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "lmdb"])

@@ -31,22 +31,25 @@ def as_counted_by_the_paper(benchmark):
     return network_of(run)
 
 
-# Printed figures: Table II, sections III-B, V-A and VII. Tolerances: the digits that are printed.
+# Printed figures: Table II, sections III-B, V-A and VII, with the relative and the absolute tolerance that their
+# digits allow. ResNet-50's 0.56/0.042 is 13.3; the text rounds it to "13 times".
 PRINTED = {
-    "FLOPs a sample byte": ("flops_per_sample_byte", (15_400, 107_000, 221_000), 0.005),
-    "HBM limit, GiB": ("hbm_limit_gib", (1.44, 5.8, 0.084), 1e-9),
-    "FLOPs an HBM byte, limit": ("intensity_limit", (171, 498, 369), 1 / 171),
-    "FLOPs an HBM byte, measured": ("intensity", (38.6, 55.5, 55.35), 0.1 / 38.6),
-    "times a byte is moved": ("reuse", (8.8, 18, 13), 0.026),
-    "demand of a petaflop, bytes/s": ("petaflop_demand", (65e9, 9.35e9, 4.5e9), 0.01),
+    "FLOPs a sample byte": ("flops_per_sample_byte", (15_400, 107_000, 221_000), 0.005, 0),
+    "HBM limit, GiB": ("hbm_limit_gib", (1.44, 5.8, 0.084), 1e-9, 0),
+    "FLOPs an HBM byte, limit": ("intensity_limit", (171, 498, 369), 0, 1),
+    "FLOPs an HBM byte, measured": ("intensity", (38.6, 55.5, 55.35), 0, 0.1),
+    "times a byte is moved": ("reuse", (8.8, 18, 13), 0.02, 0.5),
+    "demand of a petaflop, bytes/s": ("petaflop_demand", (65e9, 9.35e9, 4.5e9), 0, 0.5e9),
+    "ms at the sustained bandwidth": ("seconds_per_sample", (54e-3, 207e-3, 4.1e-3), 0.01, 0.5e-4),
 }
 
 
 @pytest.mark.parametrize("what", PRINTED)
 @pytest.mark.parametrize("number", range(3), ids=BENCHMARKS)
 def test_table_2_follows_from_its_measured_figures(what, number):
-    attribute, printed, tolerance = PRINTED[what]
-    assert getattr(TABLE_II[BENCHMARKS[number]], attribute) == pytest.approx(printed[number], rel=tolerance)
+    attribute, printed, relative, absolute = PRINTED[what]
+    found = getattr(TABLE_II[BENCHMARKS[number]], attribute)
+    assert found == pytest.approx(printed[number], rel=relative, abs=absolute)
 
 
 def test_only_the_texts_traffic_of_resnet_50_gives_the_tables_intensity():

@@ -1,13 +1,15 @@
 """Time of a sample by part, from a profile written down by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from mlhpc.benchmarks.load import load
 from mlhpc.common.timing.profile import Exchange, Message, Profile, Reading, Work
-from mlhpc.perf.profile.batches import by_batch, per_sample
+from mlhpc.perf.profile.batches import bars, by_batch, per_sample
 from mlhpc.perf.profile.command import batch_sizes
 from mlhpc.perf.profile.layers import LayerTime, by_part
-from mlhpc.perf.profile.ranks import exchange_table, reading_table
+from mlhpc.perf.profile.ranks import exchange_table, reading_note, reading_table
 from mlhpc.perf.profile.tables import Shown
 
 TIMES = [
@@ -16,18 +18,20 @@ TIMES = [
 ]
 
 
-def shown(batch, wall, overlap=1.0):
-    """A step of which a tenth is not hidden communication and a twentieth waits for input."""
+def shown(batch, wall, overlap=1.0, plain=None, exposed=0.1, benchmark="cosmoflow", passes=1):
+    """A step of which a tenth is not hidden communication and a twentieth waits for input. ``plain``: its seconds
+    without a profiler, which are ``wall`` where it costs nothing."""
     work = (
         Work("forward", "conv", "conv", 0.2 * overlap, 1),
         Work("forward", "norm", "norm", 0.1 * overlap, 1),
         Work("optimizer", "", "sgd", 0.1 * overlap, 1),
-        Work("communication", "", "all-reduce", 0.1 * overlap, 1),
+        Work("communication", "", "all-reduce", 0.1 if exposed else 0.1 * overlap, 1),
     )
-    exchange = Exchange((Message(1000, 0.25, 2),), 0.1)
-    profile = Profile("cpu", batch, 1, wall, (), work, exchange, Reading(0.05, 500.0, 4000.0))
+    exchange = Exchange((Message(1000, 0.25, 2),), exposed, 0.4)
+    reading = Reading(0.05, 500.0, 4000.0)
+    profile = Profile("cpu", batch, 1, wall, (), work, exchange, reading, plain or wall, passes)
     times = [time._replace(seconds=time.seconds * overlap) for time in TIMES]
-    return Shown(load("cosmoflow", "smoke"), [profile, profile], times, by_part(profile), [], None, [])
+    return Shown(load(benchmark, "smoke"), [profile, profile], times, by_part(profile), [], None, [])
 
 
 def test_parts_add_up_to_the_time_of_a_sample():
@@ -39,10 +43,42 @@ def test_parts_add_up_to_the_time_of_a_sample():
     assert found["input wait"] == pytest.approx(0.0125)
 
 
-def test_overlapping_operations_count_by_their_share():
+def test_overlapping_operations_count_by_their_share_and_waits_stay_as_long_as_they_were():
     found = per_sample(shown(4, 1.0, overlap=10.0))
     assert sum(found.values()) == pytest.approx(0.25)
     assert found["compute"] == pytest.approx(found["memory"])
+    assert found["communication"] == pytest.approx(0.025)
+    assert found["input wait"] == pytest.approx(0.0125)
+
+
+def test_communication_that_is_not_known_to_be_exposed_overlaps_as_other_operations_do():
+    """On a GPU it is kernels beside others: 1 of 5 seconds of operations in 0.95 s without a wait for input."""
+    found = per_sample(shown(1, 1.0, overlap=10.0, exposed=None))
+    assert found["communication"] == pytest.approx(0.95 / 5)
+    assert found["input wait"] == pytest.approx(0.05)
+
+
+def test_times_are_those_of_steps_without_the_profiler():
+    """It makes steps twice as long: their parts keep their shares of the shorter one."""
+    found = per_sample(shown(4, 1.0, plain=0.5))
+    assert sum(found.values()) == pytest.approx(0.125)
+    assert found["communication"] == pytest.approx(0.0125)
+    table = by_batch([shown(1, 1.0, plain=0.5), shown(2, 4.0, plain=0.5)])
+    assert [row[-3].text for row in table.rows] == ["500", "250"]
+    assert [row[-2].text for row in table.rows] == ["1.00", "0.50"]
+
+
+def test_a_step_of_several_backward_passes_has_the_samples_of_all():
+    assert sum(per_sample(shown(4, 1.0, passes=5)).values()) == pytest.approx(1 / 20)
+
+
+def test_what_the_paper_gives_as_up_to_is_a_bound():
+    """DeepCAM, section V-D: doubling improves "by up to 1.6×", so a sample takes 1/1.6 of the time or more."""
+    sets = [shown(1, 1.0, benchmark="deepcam"), shown(2, 1.5, benchmark="deepcam")]
+    assert [row[-1].text for row in by_batch(sets).rows] == ["1", "≥0.62"]
+    assert "or more" in bars(sets).note and "Diamonds" not in bars(sets).note
+    exact = [shown(1, 1.0), shown(2, 1.5)]
+    assert "Diamonds" in bars(exact).note and "or more" not in bars(exact).note
 
 
 def test_the_papers_figure_is_there_where_it_has_both_batches():
@@ -57,9 +93,16 @@ def test_the_papers_figure_is_there_where_it_has_both_batches():
 def test_each_rank_has_its_share_and_rates():
     ranks = shown(4, 1.0).ranks
     (row, other) = exchange_table(ranks).rows
-    assert [cell.text for cell in row] == ["0", "1e+03", "100", "10.0%", "2", "0.002", "4e-06"]
+    # 2000 bytes while messages are under way for 0.4 s.
+    assert [cell.text for cell in row] == ["0", "1e+03", "100", "10.0%", "2", "0.002", "5e-06"]
     assert other[0].text == "1"
     assert [cell.value for cell in reading_table(ranks).rows[0]][1:4] == pytest.approx([500e-6, 500e-9, 4e-6])
+
+
+def test_on_a_gpu_the_input_wait_is_said_to_be_the_hosts():
+    on_host = shown(4, 1.0).ranks
+    assert "host" not in reading_note(on_host)
+    assert "host's" in reading_note([replace(rank, gpu=True) for rank in on_host])
 
 
 def test_batches_are_ascending_and_each_once():

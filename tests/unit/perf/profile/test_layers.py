@@ -1,5 +1,7 @@
 """A profile by layer and its hardware efficiency, from work written down by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from mlhpc.common.timing.profile import Profile, Work
@@ -46,6 +48,13 @@ def test_forward_and_backward_work_comes_with_the_flops_of_the_batch():
     assert (forward.product_flops, backward.product_flops) == (2 * products, 2 * products)
     # Two samples of 128 numbers in and 256 out, and the 72 weights, 4 bytes each.
     assert forward.bytes == 4 * (2 * (128 + 256) + 72)
+
+
+def test_a_step_of_several_backward_passes_has_the_flops_of_all():
+    """Each pass reads the weights again."""
+    once = profiled(("forward", "block.a", "conv", 0.1))
+    (one,), (three,) = (by_layer(replace(once, passes=passes), small(), "float32") for passes in (1, 3))
+    assert (three.product_flops, three.bytes) == (3 * one.product_flops, 3 * one.bytes)
 
 
 def test_a_relu_in_place_goes_with_its_batch_norm():

@@ -12,11 +12,11 @@ PEAKS = Ceilings("toy", tensor=1e11, float32=1e11, bandwidth=2e10)
 MODULES = ("first", "norm", "second", "dense")
 
 
-def network(side, filters):
+def network(side, filters, kernel=3):
     net = Builder("small", (side, side, 3))
     x = net.convolution("first", net.input, filters, 3)
     x = net.batch_norm("norm", x, relu=True)
-    x = net.convolution("second", x, 2 * filters, 3)
+    x = net.convolution("second", x, 2 * filters, kernel)
     net.cross_entropy(net.dense("dense", net.mean_pool("mean", x), 10), labels=1)
     return net.network()
 
@@ -49,14 +49,33 @@ SIZES = [(24, 10, 20), (48, 14, 6), (40, 24, 8)]
 def test_a_step_between_the_sizes_measured_is_within_a_tenth(side, filters, batch):
     truth = measured(side, filters, batch).profile.plain
     found = predict_step([measured(*size) for size in SIZES], network(side, filters), "float32", batch, PEAKS)
-    assert found == pytest.approx(truth, rel=0.1)
+    assert found.seconds == pytest.approx(truth, rel=0.1)
+    assert (found.bare, found.bare_seconds) == ((), 0.0)
+
+
+def test_layers_that_no_stand_in_has_are_named():
+    """The second convolution is 1 x 1, another kind, in the target, and 3 x 3 in all stand-ins."""
+    stand_ins = [measured(*size) for size in SIZES]
+    target = network(32, 16, kernel=1)
+    found = predict_step(stand_ins, target, "float32", 16, PEAKS)
+    assert found.bare == ("second, forward", "second, backward")
+    (second,) = (layer for layer in target if layer.name == "second")
+    bound = sum(
+        max(
+            16 * sum(p.flops for p in passes) / 1e11,
+            16 * sum(p.traffic("float32", 16) for p in passes) / 2e10,
+        )
+        for passes in ([p for p in second.passes if (p.name == "forward") == f] for f in (True, False))
+    )
+    assert found.bare_seconds == pytest.approx(bound)
+    assert found.seconds > found.bare_seconds
 
 
 def test_the_profilers_slowness_is_taken_out():
     plain, slow = (
         predict_step(
             [measured(*size, slowed=slowed) for size in SIZES], network(32, 16), "float32", 16, PEAKS
-        )
+        ).seconds
         for slowed in (1.0, 3.0)
     )
     assert slow == pytest.approx(plain, rel=0.01)

@@ -1,0 +1,25 @@
+"""Times of DistributedDataParallel's buckets."""
+
+import pytest
+
+from mlhpc.common.pytorch.exchange import BucketTimes, _Bucket
+
+
+def test_buckets_that_overlap_count_their_shared_time_once():
+    """Two steps of two buckets, of which the second is sent while the first is under way; with nothing left to
+    compute from the last one's beginning."""
+    times = BucketTimes(2, on_host=True)
+    for start in (10.0, 20.0):
+        times.buckets += [_Bucket(100, start, start + 1.0), _Bucket(60, start + 0.5, start + 1.5)]
+    found = times.exchange(2)
+    assert found.bytes == 160
+    assert found.under_way == pytest.approx(1.5)
+    assert found.rate == pytest.approx(160 / 1.5)
+    assert found.exposed == pytest.approx(1.0)
+
+
+def test_on_a_gpu_only_sizes_are_known():
+    times = BucketTimes(2, on_host=False)
+    times.buckets.append(_Bucket(100, 0.0))
+    found = times.exchange(1)
+    assert (found.exposed, found.under_way, found.rate, found.bytes) == (None, None, None, 100)
