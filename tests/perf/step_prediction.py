@@ -3,13 +3,14 @@
     python tests/perf/step_prediction.py [--preset smoke] [--steps 12] [--rounds 3] [--only deepcam] [--json]
 
 First ``mlhpc doctor --calibrate`` measures the machine. Then, for each benchmark and precision, three stand-ins
-are profiled: the same network at other input sizes and batches, one of them wider too, so that no layer with weights
-has the shape of one of the target's. From these the step of the preset is predicted (perf/profile/similar.py), and
-then measured: the median of plain steps, on zeros in memory, before any profiler. So the prediction knows the code
-and its kernels, but not the sizes; what it cannot do is predict a network it has not seen. Both are taken in turns,
-``--rounds`` times, and the median of the ratios counts. The goal is 20%, on an idle machine. About ten minutes on 2
-cores. Layers of a kind that no stand-in has get the bare roofline's time, which
-is far too short: the column "bare roofline" has how many, and they are named below the table.
+are profiled: the same network at other input sizes and batches, one of them wider too, so that no layer with
+weights has the shape of one of the target's. From these the step of the preset is predicted
+(perf/profile/similar.py), and then measured: the median of plain steps, on zeros in memory, before any
+profiler. So the prediction knows the code and its kernels, but not the sizes; what it cannot do is predict a
+network it has not seen. Both are taken in turns, ``--rounds`` times, and the median of the ratios counts. The
+goal is 20%, on an idle machine. About ten minutes on 2 cores. Layers of a kind that no stand-in has get the
+bare roofline's time, which is far too short: the column "bare roofline" has how many, and they are named below
+the table.
 
 Each network is measured in a process of its own, so that none changes the memory or the threads of another.
 """
