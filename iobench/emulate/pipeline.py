@@ -16,6 +16,7 @@ from mlhpc.iobench.emulate.plan import Piece
 from mlhpc.iobench.formats.access import Activity, CountedFile, MemoryFile, ReadStatistics
 from mlhpc.iobench.formats.binary import ExtentReader
 from mlhpc.iobench.formats.formats import SampleReader, Sizes, find
+from mlhpc.iobench.formats.mpi_io import MpiFile
 
 OPEN_FILES = 64
 """Files that a thread keeps open while it reads samples in random order."""
@@ -37,19 +38,24 @@ class ThreadTimes:
 
 @dataclass
 class Storage:
-    """The files of a data set, on disk."""
+    """The files of a data set, where they are."""
 
     layout: Layout
     reader: Reader
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
-        opened = CountedFile(
-            self.layout.path(split, file),
-            statistics,
-            transfer=self.reader.transfer_bytes,
-            direct=self.reader.direct,
-            streaming=self.reader.sample_order == "sequential",
-        )
+        opened: CountedFile
+        if self.reader.mpi_io:
+            shared = self.layout.files(split) == 1
+            opened = MpiFile(self.layout.path(split, file), statistics, shared)
+        else:
+            opened = self.layout.place.open(
+                self.layout.name(split, file),
+                statistics,
+                transfer=self.reader.transfer_bytes,
+                direct=self.reader.direct,
+                streaming=self.reader.sample_order == "sequential",
+            )
         return opened, self.layout.sizes(split, file)
 
 
@@ -69,11 +75,11 @@ class NullStorage:
         """The first of ``files`` that fit into ``budget`` bytes, at least one. Raises OSError."""
         loaded: dict[int, Any] = {}
         for file in files:
-            path = layout.path("train", file)
-            budget -= path.stat().st_size
+            name = layout.name("train", file)
+            budget -= layout.place.size(name)
             if loaded and budget < 0:
                 break
-            loaded[file] = np.fromfile(path, np.uint8)
+            loaded[file] = layout.place.read(name)
         return cls(layout, loaded)
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
