@@ -120,6 +120,9 @@ def _facts(
         facts |= layout.place.facts()
         if layout.place.folder is None:
             facts["cache"] = "none"
+        else:
+            devices = {os.stat(path).st_dev for path in (layout.place.folder, paths.out)}
+            facts["results_beside_data"] = len(devices) == 1
     if workload.checkpoint.enabled:
         facts["checkpoint_filesystem"] = filesystem_of(paths.checkpoints).type
     return facts
