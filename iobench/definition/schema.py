@@ -125,7 +125,14 @@ class Reader(FrozenModel):
     extents: tuple[Extent, ...] = Field(
         (), description="what is read of a sample, in this order (binary); none: all of it, once"
     )
-    preprocess: Duration = Field(Duration(mean=0.0), description="seconds a reader thread spends on a sample")
+    preprocess: Duration = Field(Duration(mean=0.0), description="seconds a thread spends on a sample")
+    preprocess_threads: NonNegativeInt = Field(0, description="that do so; 0: the reader threads")
+
+    @model_validator(mode="after")
+    def _threads_agree(self) -> Self:
+        if self.preprocess_threads and not self.threads:
+            raise ValueError("reader.preprocess_threads needs reader.threads of at least 1")
+        return self
 
 
 class Train(FrozenModel):
