@@ -1,6 +1,7 @@
 """An S3 server for tests: moto's, which keeps its objects in this process, with a list of the requests it got."""
 
 import threading
+import urllib.request
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -37,6 +38,10 @@ class ObjectServer:
 
     def seen(self, method: str, containing: str = "") -> list[Request]:
         return [each for each in self.requests if each.method == method and containing in each.path]
+
+    def empty(self) -> None:
+        """Remove all buckets: those of all servers in this process, which share them."""
+        urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/moto-api/reset", method="POST")).close()
 
     def stop(self) -> None:
         self._server.shutdown()

@@ -48,6 +48,7 @@ def served(tmp_path):
     import fsspec
 
     server = ObjectServer()
+    server.empty()
     filesystem = fsspec.filesystem(
         "s3", endpoint_url=server.endpoint, key="test", secret="test", skip_instance_cache=True
     )
@@ -114,7 +115,9 @@ def test_a_server_that_goes_away_ends_the_run_in_a_line(served, tmp_path, ranks)
     assert process.returncode != 0
     assert "check the server and the network" in errors
     assert "Traceback" not in errors and "s3://bucket/tiny" in errors
-    assert len(errors.splitlines()) == 1, errors
+    # Of two ranks the one that failed says so, and the first one names it.
+    assert all("check the server" in line for line in errors.splitlines()), errors
+    assert len(errors.splitlines()) <= ranks, errors
     assert not out.exists()
 
 

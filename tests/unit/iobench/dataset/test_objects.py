@@ -166,8 +166,8 @@ def test_a_truncated_object_is_a_line(store):
 
 def test_a_server_that_goes_away_is_a_line():
     server = ObjectServer()
-    store = ObjectStore("s3://bucket/gone", server.endpoint, attempts=2)
-    filesystem_of(store).mkdir("bucket")
+    store = ObjectStore("s3://gone/data", server.endpoint, attempts=2)
+    filesystem_of(store).mkdir("gone")  # moto's servers in one process share their buckets
     generate(SMALL, store, Solo(), 1)
     opened = Layout(store, SMALL).place.open(
         "train/00000.tfrecord", ReadStatistics(), transfer=0, direct=False, streaming=False
@@ -178,7 +178,7 @@ def test_a_server_that_goes_away_is_a_line():
         lambda: require_data(SMALL, store),
         lambda: generate(SMALL, store, Solo(), 1),
     ):
-        with pytest.raises(UserError, match=r"s3://bucket/gone.*; check the server and the network") as caught:
+        with pytest.raises(UserError, match=r"s3://gone/data.*; check the server and the network") as caught:
             work()
         assert "\n" not in str(caught.value)
 
