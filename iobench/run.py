@@ -69,7 +69,9 @@ def _require_access(workload: Workload, layout: Layout, settings: Settings, worl
     if layout.place.folder is None:
         if reader.direct or reader.mpi_io:
             key = "reader.direct" if reader.direct else "reader.mpi_io"
-            raise UserError(f"{layout.place}: {key} is for file systems; leave it out, or give a folder with --data")
+            raise UserError(
+                f"{layout.place}: {key} is for file systems; leave it out, or give a folder with --data"
+            )
         if settings.cache == "warm":
             raise UserError(f"{layout.place}: there is no page cache to fill; leave out --cache warm")
     elif reader.mpi_io:

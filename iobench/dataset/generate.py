@@ -84,7 +84,9 @@ def require_data(dataset: Dataset, root: Root) -> None:
         present = layout.place.present(split)
         lacking = sum(layout.name(split, file) not in present for file in range(layout.files(split)))
         if lacking:
-            raise UserError(f"{layout.place}/{split}: lacks {lacking} of {layout.files(split)} files; {command}")
+            raise UserError(
+                f"{layout.place}/{split}: lacks {lacking} of {layout.files(split)} files; {command}"
+            )
 
 
 def _stored_bytes(dataset: Dataset, files: int) -> int:

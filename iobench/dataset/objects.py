@@ -1,6 +1,7 @@
 """Data sets in an object store, through fsspec: ``s3://bucket/prefix``, and any other URL that it knows.
 
-A read is one GET request for a range of an object, and opening one is a HEAD request; nothing is cached on this side.
+A read is one GET request for a range of an object, and opening one is a HEAD request; nothing is cached on
+this side.
 Credentials are looked up as the client library does (for S3: AWS_ACCESS_KEY_ID, ~/.aws, a role of the machine).
 All requests of a process go through the one event loop of fsspec.
 """
@@ -29,9 +30,10 @@ LARGEST_RECORD = 1 << 20
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A prefix in an object store; a ``Place``. ``endpoint``: URL of the server, empty for the provider's own or that
-    of AWS_ENDPOINT_URL. ``path_style``: the bucket is named in the path of a request, not in the host; None: where an
-    endpoint is given. ``attempts``: of a request, with pauses between them that double."""
+    """A prefix in an object store; a ``Place``. ``endpoint``: URL of the server, empty for the provider's own
+    or that
+    of AWS_ENDPOINT_URL. ``path_style``: the bucket is named in the path of a request, not in the host; None:
+    where an endpoint is given. ``attempts``: of a request, with pauses between them that double."""
 
     url: str
     endpoint: str = ""
@@ -123,8 +125,8 @@ class ObjectStore:
 
     def _no_room(self, error: OSError) -> UserError:
         return UserError(
-            f"{tempfile.gettempdir()}: cannot be written: {error.strerror or error}; a file of the data set is made "
-            "there before it is sent: set TMPDIR to a folder with room"
+            f"{tempfile.gettempdir()}: cannot be written: {error.strerror or error}; a file of the data set is "
+            "made there before it is sent: set TMPDIR to a folder with room"
         )
 
     def size(self, name: str) -> int:
@@ -166,8 +168,8 @@ class ObjectStore:
             raise UserError(f"{self}: cannot be written: there is no such bucket; create it first") from None
 
     def _call(self, what: str, work: Callable[[Any, str], T]) -> T:
-        """``work(file system, path)`` of this URL. Raises FileNotFoundError where there is no such object or bucket,
-        UserError for everything else."""
+        """``work(file system, path)`` of this URL. Raises FileNotFoundError where there is no such object or
+        bucket, UserError for everything else."""
         filesystem = _filesystem(self.protocol, self.endpoint, self.region, self.path_style, self.attempts)
         try:
             return work(filesystem, filesystem._strip_protocol(self.url))

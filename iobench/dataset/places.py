@@ -21,7 +21,8 @@ RECORD = ".iobench.json"
 
 
 class Place(Protocol):
-    """Names of files are ``train/00000.npz`` and so on. All methods raise UserError, except where they say OSError."""
+    """Names of files are ``train/00000.npz`` and so on. All methods raise UserError, except where they say
+    OSError."""
 
     @property
     def folder(self) -> Path | None:
@@ -46,8 +47,8 @@ class Place(Protocol):
         """Raise UserError when ``needed`` bytes certainly do not fit."""
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:
-        """Have ``fill`` write a file through a descriptor; returns its bytes. The file has its name only once it is
-        whole. Raises OSError too."""
+        """Have ``fill`` write a file through a descriptor; returns its bytes. The file has its name only once
+        it is whole. Raises OSError too."""
 
     def size(self, name: str) -> int:
         """Bytes of a file. Raises OSError too."""

@@ -1,11 +1,12 @@
-"""DLIO's workload files as they are: its tables and keys (``dlio_keys``) become those of a ``Workload``. DLIO ignores a
-key that it does not know; here it is refused."""
+"""DLIO's workload files as they are: its tables and keys (``dlio_keys``) become those of a ``Workload``. DLIO
+ignores a key that it does not know; here it is refused."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from mlhpc.errors import did_you_mean
 from mlhpc.iobench.definition.dlio_keys import DATATYPES, FORMATS, NO_EFFECT, ORIGIN, TABLES, USED, Keys
+
 
 class BadKey(Exception):
     """A key, or its value, that cannot be taken over; ``keys`` is its place in the file."""
@@ -94,8 +95,8 @@ def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _storage(table: dict[str, Any], data_folder: str) -> dict[str, Any]:
-    """The object store; nothing for file systems. ``storage_root`` is the bucket, and ``data_folder`` a prefix in it,
-    or the whole URL."""
+    """The object store; nothing for file systems. ``storage_root`` is the bucket, and ``data_folder`` a prefix
+    in it, or the whole URL."""
     kind = table.get("storage_type", "local_fs")
     if kind in ("local_fs", "parallel_fs"):
         return {}

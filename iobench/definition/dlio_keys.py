@@ -1,6 +1,6 @@
 """The keys of DLIO's workload files: those that its ``LoadConfig`` reads (argonne-lcf/dlio_benchmark,
-dlio_benchmark/utils/config.py, commit e1919d7 of 2026-06-17; defaults from ``ConfigArguments`` there), those of release
-2.0.0 that were renamed since, and those that only published files have."""
+dlio_benchmark/utils/config.py, commit e1919d7 of 2026-06-17; defaults from ``ConfigArguments`` there), those
+of release 2.0.0 that were renamed since, and those that only published files have."""
 
 Keys = tuple[str, ...]
 
@@ -26,8 +26,8 @@ USED = {
     "storage": {"storage_type", "storage_root", "storage_options"},
     "storage.storage_options": {"endpoint_url", "region", "s3_force_path_style", "s3_max_attempts"},
 }  # fmt: skip
-# Keys of DLIO that change nothing here: folders are options of the command, frameworks and loaders are not used, and
-# credentials never come from a workload.
+# Keys of DLIO that change nothing here: folders are options of the command, frameworks and loaders are not
+# used, and credentials never come from a workload.
 NO_EFFECT = {
     "": {"framework", "logging"},
     "workflow": {"profiling", "debug"},

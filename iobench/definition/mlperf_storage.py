@@ -1,9 +1,9 @@
-"""How large a data set must be for MLPerf Storage, so that no cache helps and the run is long enough, and what else its
-rules ask of a run.
+"""How large a data set must be for MLPerf Storage, so that no cache helps and the run is long enough, and what
+else its rules ask of a run.
 
-Rounds v1.0 and v2.0 (the same workloads): mlcommons/storage, Submission guidelines. Round v3.0: Rules.md there (2.1.17,
-3.1.2, 3.3.2, 3.3.6, 3.4.2), training/README.md (Table 1) and the round's workload files in configs/dlio/workload; which
-of their keys a result may not change is in mlpstorage_py/rules/core_config_keys.yaml.
+Rounds v1.0 and v2.0 (the same workloads): mlcommons/storage, Submission guidelines. Round v3.0: Rules.md there
+(2.1.17, 3.1.2, 3.3.2, 3.3.6, 3.4.2), training/README.md (Table 1) and the round's workload files in
+configs/dlio/workload; which of their keys a result may not change is in mlpstorage_py/rules/core_config_keys.yaml.
 """
 
 import math
@@ -53,7 +53,9 @@ _OFFICIAL = (
     Official("v3.0", "retinanet", "jpeg", 1, 322957, 8, 85, {"B200": (24, 0.04755), "MI355": (32, 0.0634)}),
     Official("v3.0", "unet3d", "npz", 1, 146600628, 5, 90, {"B200": (7, 0.162)}),
     Official("v2.0", "unet3d", "npz", 1, 146600628, 5, 90, {"A100": (7, 0.636), "H100": (7, 0.323)}),
-    Official("v2.0", "resnet50", "tfrecord", 1251, 114660, 5, 90, {"A100": (400, 0.435), "H100": (400, 0.224)}),
+    Official(
+        "v2.0", "resnet50", "tfrecord", 1251, 114660, 5, 90, {"A100": (400, 0.435), "H100": (400, 0.224)}
+    ),
     Official("v2.0", "cosmoflow", "tfrecord", 1, 2828486, 5, 70, {"A100": (1, 0.00551), "H100": (1, 0.0035)}),
 )
 
@@ -153,7 +155,7 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
             for name, (batch, seconds) in each.accelerators.items()
         ]
         found.append(
-            f"steps of {workload.reader.batch_size} samples in {workload.train.computation.expected:g} s are of no "
-            f"accelerator of {own.name}: {', '.join(known)}"
+            f"steps of {workload.reader.batch_size} samples in {workload.train.computation.expected:g} s are of "
+            f"no accelerator of {own.name}: {', '.join(known)}"
         )
     return found

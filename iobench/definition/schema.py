@@ -94,7 +94,8 @@ class Storage(FrozenModel):
 
     url: str = Field("", description="s3://bucket/prefix; --data comes first")
     endpoints: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
-        (), description="URLs of the server, separated by commas; rank r uses number r modulo how many there are"
+        (),
+        description="URLs of the server, separated by commas; rank r uses number r modulo how many there are",
     )
     region: str = ""
     path_style: bool | None = Field(

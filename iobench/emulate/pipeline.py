@@ -93,8 +93,8 @@ class Pipeline:
 
     With 0 threads ``next_batch`` reads by itself. Samples of one piece keep their order; those of different
     threads come as they are ready, as in a pipeline that does not ask for a fixed order. With
-    ``reader.preprocess_threads`` samples go through one of these before they are ready. ``next_batch`` raises what a
-    thread raised. ``times``: of the reader threads, then of those.
+    ``reader.preprocess_threads`` samples go through one of these before they are ready. ``next_batch`` raises
+    what a thread raised. ``times``: of the reader threads, then of those.
     """
 
     def __init__(

@@ -49,5 +49,7 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
         elif max(result["resident_before_epochs"], default=0.0) > 0.01 and result["cache"] != "keep":
             found.append(f"{run}: data was in the page cache before an epoch")
         if official and official.results_elsewhere and result.get("results_beside_data"):
-            found.append(f"{run}: the results were written to the file system that was measured: {official.round}")
+            found.append(
+                f"{run}: the results were written to the file system that was measured: {official.round}"
+            )
     return found

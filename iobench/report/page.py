@@ -108,7 +108,8 @@ def _transfers(result: Mapping[str, Any]) -> Section | None:
     remote = "object_store" in result
     facts = {
         "asked": f"{format_bytes(reading['bytes_asked'])} in {reading['calls']} "
-        + ("GET requests" if remote else "reads") + f", {reading['opens']} {'HEAD requests' if remote else 'files opened'}",
+        + ("GET requests" if remote else "reads")
+        + f", {reading['opens']} {'HEAD requests' if remote else 'files opened'}",
         "from the device": "not known: the devices are the object store's" if remote else
         _bytes(reading["process_device_bytes"]) + " for these processes, "
         + _bytes(reading["node_device_bytes"]) + " by all on these nodes",

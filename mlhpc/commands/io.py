@@ -218,7 +218,9 @@ def _simulate(options: argparse.Namespace) -> int:
     if workload.dataset is None:
         raise UserError(f"{workload.name} reads no data: there is nothing to simulate")
     if workload.reader.preprocess_threads:
-        raise UserError("reader.preprocess_threads is not simulated; simulate without it, from runs without it")
+        raise UserError(
+            "reader.preprocess_threads is not simulated; simulate without it, from runs without it"
+        )
     ranks = _counts("--ranks", options.ranks)
     for name in ("targets", "metadata", "ranks_per_node", "steps"):
         if getattr(options, name) < 1:

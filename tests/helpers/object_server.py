@@ -41,7 +41,9 @@ class ObjectServer:
 
     def empty(self) -> None:
         """Remove all buckets: those of all servers in this process, which share them."""
-        urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/moto-api/reset", method="POST")).close()
+        urllib.request.urlopen(
+            urllib.request.Request(f"{self.endpoint}/moto-api/reset", method="POST")
+        ).close()
 
     def stop(self) -> None:
         self._server.shutdown()

@@ -1,9 +1,12 @@
-"""The I/O emulation beside DLIO on one machine: samples/s on the same workload, size installed, time to a first result.
+"""The I/O emulation beside DLIO on one machine: samples/s on the same workload, size installed, time to a
+first result.
 
     python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [installed] [first]
 
-DLIO_PYTHON is an interpreter that imports dlio_benchmark 2.0.0 and torch (docs/io.md says how one was made); FOLDER is
-on the disk to measure. Samples/s: both generate their own data of the same sizes, read it twice to fill the page cache,
+DLIO_PYTHON is an interpreter that imports dlio_benchmark 2.0.0 and torch (docs/io.md says how one was made);
+FOLDER is
+on the disk to measure. Samples/s: both generate their own data of the same sizes, read it twice to fill the
+page cache,
 and then take turns with the same batch, reader threads (DLIO: PyTorch workers) and computation time; an epoch's
 duration is its own log's, from beginning to end. First result: a new environment, install, 16 files, one epoch.
 """
@@ -20,16 +23,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TURNS, EPOCHS = 5, 4
-# (name, files, bytes of a sample, batch, threads): one sample a file, as in unet3d, in a tenth of its size and in one
-# of a picture's.
+# (name, files, bytes of a sample, batch, threads): one sample a file, as in unet3d, in a tenth of its size and
+# in one of a picture's.
 WORKLOADS = (("large samples", 128, 14_660_063, 7, 2), ("small samples", 4096, 114_660, 32, 2))
 COMPUTATION = 1e-4
 DLIO_NEEDS = (
-    "hydra-core>=1.2", "omegaconf>=2.2", "mpi4py>=3.1.4", "h5py>=3.7", "pandas>=1.5.1", "psutil>=5.9.8", "pydftracer",
-    "numpy>=1.23.5", "pillow",
+    "hydra-core>=1.2", "omegaconf>=2.2", "mpi4py>=3.1.4", "h5py>=3.7", "pandas>=1.5.1", "psutil>=5.9.8",
+    "pydftracer==1.0.2", "numpy>=1.23.5", "pillow", "pyyaml", "tensorflow-cpu==2.18.1",
 )  # fmt: skip
-"""Of DLIO's dependencies those that its PyTorch loader imports, beside torch itself; TensorFlow, torchaudio and DALI
-are missing, so that what is measured of its installation is a lower bound."""
+"""Of DLIO's dependencies those that its PyTorch loader imports, beside torch itself; TensorFlow, torchaudio
+and DALI are missing, so that what is measured of its installation is a lower bound."""
 
 
 def run(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -98,9 +101,9 @@ def samples(folder: Path, python: str) -> None:
             rates.append((a, b))
         best = statistics.median(ratios)
         print(
-            f"{name} ({files} files of {size / 1e6:.3g} MB, batch {batch}, {threads} readers): {best:.2f} times DLIO's "
-            f"samples/s ({min(ratios):.2f} to {max(ratios):.2f}); median {statistics.median(a for a, _ in rates):.0f} "
-            f"and {statistics.median(b for _, b in rates):.0f}"
+            f"{name} ({files} files of {size / 1e6:.3g} MB, batch {batch}, {threads} readers): {best:.2f} times "
+            f"DLIO's samples/s ({min(ratios):.2f} to {max(ratios):.2f}); median "
+            f"{statistics.median(a for a, _ in rates):.0f} and {statistics.median(b for _, b in rates):.0f}"
         )
         for each in (mine, theirs, out):
             shutil.rmtree(each)

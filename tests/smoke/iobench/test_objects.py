@@ -30,7 +30,8 @@ epochs = 2
 computation = 0.001
 """
 ENVIRONMENT = {
-    **os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true",
+    **os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_EC2_METADATA_DISABLED": "true",
 }  # fmt: skip
 
 
@@ -92,8 +93,9 @@ def test_null_storage_tells_the_store_from_the_rest(served, tmp_path):
     _, workload = served
     done = mlhpc("run", workload, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert "GET requests, of 24 objects; what the store's devices and caches did is not known here" in " ".join(
-        done.stdout.split()
+    assert (
+        "GET requests, of 24 objects; what the store's devices and caches did is not known here"
+        in " ".join(done.stdout.split())
     )
     assert "with the data in memory" in done.stdout
 

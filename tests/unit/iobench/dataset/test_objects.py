@@ -80,9 +80,7 @@ def test_ranks_share_the_work_and_a_restart_writes_what_is_missing(store, server
 def filesystem_of(store: ObjectStore):
     from mlhpc.iobench.dataset import objects
 
-    return objects._filesystem(
-        store.protocol, store.endpoint, store.region, store.path_style, store.attempts
-    )
+    return objects._filesystem(store.protocol, store.endpoint, store.region, store.path_style, store.attempts)
 
 
 @pytest.mark.parametrize("transfer", [0, 4096])

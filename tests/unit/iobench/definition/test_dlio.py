@@ -115,8 +115,8 @@ storage:
 
 
 def test_the_published_files_for_s3_load_without_their_credentials(tmp_path):
-    """unet3d_a100_s3.yaml, unet3d_h100_s3.yaml and unet3d_v100_s3.yaml: this table, no checkpoint, and the URL of the
-    bucket as the data folder."""
+    """unet3d_a100_s3.yaml, unet3d_h100_s3.yaml and unet3d_v100_s3.yaml: this table, no checkpoint, and the URL
+    of the bucket as the data folder."""
     plain = UNET3D.replace("checkpoint: True", "checkpoint: False")
     text = plain.replace("data_folder: data/unet3d/", "data_folder: s3://s3pytorchconnector") + S3
     found = read(tmp_path, text)
@@ -145,9 +145,10 @@ def test_keys_of_release_2_0_0_are_known(tmp_path):
         ("format: npz", "format: png", r"w\.yaml:15: dataset\.format: 'png' is not emulated"),
         ("num_files_train: 168", "num_files_train: 0", r"w\.yaml:16: dataset\.files: .*got 0"),
         ("file_shuffle: seed", "file_shuffle: yes please", r"w\.yaml:26: reader\.file_shuffle"),
-        ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: daos", r"w\.yaml:41: storage\.storage_type: 'daos' is not "
-         "emulated; choose from: local_fs, parallel_fs, s3"),
-        ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: s3", r"w\.yaml:11: workflow\.checkpoint: to an object store"),
+        ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: daos", r"w\.yaml:41: storage\.storage_type: 'daos' is "
+         "not emulated; choose from: local_fs, parallel_fs, s3"),
+        ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: s3",
+         r"w\.yaml:11: workflow\.checkpoint: to an object store"),
         ("epochs: 5", "epochs: [5", r"w\.yaml:\d+: invalid YAML"),
     ],
 )  # fmt: skip
