@@ -132,7 +132,7 @@ def install_ours(folder: Path) -> Path:
 
 
 def install_dlio(folder: Path) -> Path:
-    python = fresh(folder, *DLIO_NEEDS, "torch")
+    python = fresh(folder, *DLIO_NEEDS, "torch==2.13.0")
     run(python, "-m", "pip", "install", "-q", "--no-deps", "dlio-benchmark==2.0.0")
     return python
 
