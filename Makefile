@@ -87,7 +87,7 @@ $(VENV)/.test: $(VENV)/.demo
 	@$(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] TensorFlow' && $(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] Gloo' \
 	|| { echo 'Horovod was built without TensorFlow or Gloo: make clean, then again'; exit 1; }
 	@echo '== environment: test tools, and PyTorch to compare with (about a minute)'
-	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,io,mlflow,test]'
+	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,io,s3,mlflow,test]'
 	@$(BIN)/python -m pip check
 	@touch $@
 

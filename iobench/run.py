@@ -16,13 +16,14 @@ from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.generate import require_data
-from mlhpc.iobench.dataset.layout import Layout
+from mlhpc.iobench.dataset.layout import Layout, Root, root_of
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.checkpoints import Checkpoints, require_space
 from mlhpc.iobench.emulate.emulation import Settings, emulate, emulate_null
 from mlhpc.iobench.emulate.plan import require_enough
 from mlhpc.iobench.formats.formats import find
+from mlhpc.iobench.formats.mpi_io import require_mpi
 from mlhpc.iobench.report.result import rank_summary, result, write_steps
 from mlhpc.iobench.report.trace import join_parts, write_part
 
@@ -31,7 +32,7 @@ from mlhpc.iobench.report.trace import join_parts, write_part
 class Paths:
     """``data`` None for a workload that reads nothing; ``checkpoints``: the folder they are written under."""
 
-    data: Path | None
+    data: Root | None
     out: Path
     checkpoints: Path
 
@@ -49,6 +50,7 @@ def run(
     if workload.dataset and layout:
         kind, dataset = find(workload.dataset.format), workload.dataset
         on_each_rank(world, kind.load)
+        on_each_rank(world, lambda: _require_access(workload, layout, settings, world))
         on_rank0(world, lambda: require_data(dataset, layout.root))
     if workload.checkpoint.enabled:
         on_rank0(world, lambda: require_space(workload.checkpoint, paths.checkpoints, world))
@@ -59,6 +61,21 @@ def run(
         if world.rank == 0:
             shutil.rmtree(paths.out, ignore_errors=True)
         raise
+
+
+def _require_access(workload: Workload, layout: Layout, settings: Settings, world: World) -> None:
+    """Raise UserError when the data cannot be read the way the workload wants."""
+    reader = workload.reader
+    if layout.place.folder is None:
+        if reader.direct or reader.mpi_io:
+            key = "reader.direct" if reader.direct else "reader.mpi_io"
+            raise UserError(
+                f"{layout.place}: {key} is for file systems; leave it out, or give a folder with --data"
+            )
+        if settings.cache == "warm":
+            raise UserError(f"{layout.place}: there is no page cache to fill; leave out --cache warm")
+    elif reader.mpi_io:
+        require_mpi(world.size, shared=1 in (layout.files("train"), layout.files("validation")))
 
 
 def _measured(
@@ -102,8 +119,12 @@ def _facts(
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {"command": list(command), "cache": settings.cache}
     if layout:
-        there = filesystem_of(layout.root)
-        facts |= {"data": str(layout.root.absolute()), "filesystem": there.type, "data_in_ram": there.is_ram}
+        facts |= layout.place.facts()
+        if layout.place.folder is None:
+            facts["cache"] = "none"
+        else:
+            devices = {os.stat(path).st_dev for path in (layout.place.folder, paths.out)}
+            facts["results_beside_data"] = len(devices) == 1
     if workload.checkpoint.enabled:
         facts["checkpoint_filesystem"] = filesystem_of(paths.checkpoints).type
     return facts
@@ -124,8 +145,11 @@ def _write_record(workload: Workload, total: dict[str, Any], out: Path) -> None:
     atomic.write_bytes(out / "result.json", (json.dumps(total, indent=1) + "\n").encode())
 
 
-def default_data(workload: Workload) -> Path:
-    return Path("data") / f"io-{workload.name}"
+def data_of(given: str | None, workload: Workload, rank: int) -> Root:
+    """Where the data of ``workload`` is: as ``given``, else as its file says, else a folder of its name. Raises
+    UserError for a URL that names nothing."""
+    data = given or workload.storage.url or f"data/io-{workload.name}"
+    return root_of(data, workload.storage, rank)
 
 
 def default_out(workload: Workload) -> Path:

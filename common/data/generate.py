@@ -167,7 +167,7 @@ def in_threads(work: Callable[[Task], object], tasks: Sequence[Task], workers: i
             raise
 
 
-def write_on_all_ranks(world: World, out: Path, work: Callable[[], Any]) -> None:
+def write_on_all_ranks(world: World, out: Path | str, work: Callable[[], Any]) -> None:
     """``on_all_ranks`` for ``work`` that writes below ``out``: an error of the file system becomes a UserError
     with path and remedy, the same on all ranks."""
 

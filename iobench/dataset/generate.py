@@ -3,20 +3,15 @@ stopped."""
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from mlhpc.common.data.generate import claim_folder, in_processes, missing, write_on_all_ranks
-from mlhpc.common.files import atomic
-from mlhpc.common.files.filesystem import filesystem_of
-from mlhpc.common.files.untrusted import read_object
+from mlhpc.common.data.generate import in_processes, write_on_all_ranks
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.content import Content
-from mlhpc.iobench.dataset.layout import RECORD, Layout, Split
-from mlhpc.iobench.definition.quantities import format_bytes
+from mlhpc.iobench.dataset.layout import Layout, Root, Split
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.formats import find
 
@@ -40,7 +35,7 @@ class _Task:
     file: int
 
 
-def generate(dataset: Dataset, root: Path, world: World, workers: int) -> Generated:
+def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Generated:
     """Write the files of ``dataset`` that ``root`` lacks; the same bytes for any number of ranks and ``workers``.
     Called by all ranks.
 
@@ -49,36 +44,33 @@ def generate(dataset: Dataset, root: Path, world: World, workers: int) -> Genera
     """
     layout = Layout(root, dataset)
     find(dataset.format).load()
-    on_rank0(world, lambda: _prepare(layout))
+    on_rank0(world, lambda: layout.place.claim(layout.record()))
     names = {
         layout.name(split, file): _Task(layout, split, file)
         for split in SPLITS
         for file in range(layout.files(split))
     }
-    lacking = on_rank0(world, lambda: missing(root, list(names)))
+    lacking = on_rank0(world, lambda: layout.place.missing(list(names)))
     mine = lacking[world.rank :: world.size]
-    on_rank0(world, lambda: _require_space(layout, len(lacking)))
+    on_rank0(world, lambda: layout.place.require_space(_stored_bytes(dataset, len(lacking))))
     written: list[int] = []
 
     def write() -> None:
         with progress(len(mine), f"generating {root}", "files", show=world.rank == 0) as advance:
             written.extend(in_processes(_write_file, [names[name] for name in mine], workers, advance))
 
-    write_on_all_ranks(world, root, write)
+    write_on_all_ranks(world, str(root), write)
     total = world.sum(float(sum(written)))
     return Generated(len(names), len(lacking), int(total))
 
 
-def require_data(dataset: Dataset, root: Path) -> None:
+def require_data(dataset: Dataset, root: Root) -> None:
     """Raise UserError unless ``root`` holds the whole data set that :func:`generate` makes of ``dataset``."""
     layout = Layout(root, dataset)
     command = f"generate it with 'mlhpc io generate WORKLOAD --data {root}'"
-    try:
-        found = read_object(root / RECORD)
-    except FileNotFoundError:
-        raise UserError(f"{root}: no data set of this tool; {command}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{root / RECORD}: cannot be read: {error}; {command}") from None
+    found = layout.place.record()
+    if found is None:
+        raise UserError(f"{root}: no data set of this tool; {command}")
     wanted = layout.record()
     if found != wanted:
         keys = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
@@ -89,31 +81,20 @@ def require_data(dataset: Dataset, root: Path) -> None:
     for split in SPLITS:
         if not layout.files(split):
             continue
-        present = set(os.listdir(root / split))
-        lacking = sum(layout.path(split, file).name not in present for file in range(layout.files(split)))
+        present = layout.place.present(split)
+        lacking = sum(layout.name(split, file) not in present for file in range(layout.files(split)))
         if lacking:
-            raise UserError(f"{root / split}: lacks {lacking} of {layout.files(split)} files; {command}")
+            raise UserError(
+                f"{layout.place}/{split}: lacks {lacking} of {layout.files(split)} files; {command}"
+            )
 
 
-def _prepare(layout: Layout) -> None:
-    claim_folder(layout.root, layout.record(), RECORD)
-    for split in SPLITS:
-        if layout.files(split):
-            (layout.root / split).mkdir(exist_ok=True)
-
-
-def _require_space(layout: Layout, lacking: int) -> None:
-    dataset = layout.dataset
+def _stored_bytes(dataset: Dataset, files: int) -> int:
+    """Bytes that this many files take, about."""
     stored = dataset.samples_per_file * dataset.sample_bytes * FRAMING
     if dataset.compression != "none":
         stored /= dataset.compressibility
-    needed, there = int(lacking * stored), filesystem_of(layout.root)
-    if needed > there.free_bytes:
-        raise UserError(
-            f"{layout.root}: needs {format_bytes(needed)}, {there.mount_point} has "
-            f"{format_bytes(there.free_bytes)} free; free some, or make the data set "
-            "smaller (--set dataset.files=...)"
-        )
+    return int(files * stored)
 
 
 def _write_file(task: _Task) -> int:
@@ -124,17 +105,17 @@ def _write_file(task: _Task) -> int:
         _content.clear()
         _content[key] = Content(*key)
     content, number = _content[key], layout.number(task.split, task.file)
-    path = layout.path(task.split, task.file)
-
-    def make(sample: int, size: int) -> Any:
-        begin_writeback(fd)
-        return content.sample(number, sample, size)
-
     begin_writeback = _Writeback()
-    with atomic.writing(path) as fd:
+
+    def fill(fd: int) -> None:
+        def make(sample: int, size: int) -> Any:
+            begin_writeback(fd)
+            return content.sample(number, sample, size)
+
         find(dataset.format).write(fd, layout.sizes(task.split, task.file), make, dataset)
         begin_writeback(fd, least=0)
-        return os.fstat(fd).st_size
+
+    return layout.place.write(layout.name(task.split, task.file), fill)
 
 
 class _Writeback:

@@ -8,24 +8,41 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.dataset.objects import ObjectStore
+from mlhpc.iobench.dataset.places import Folder, Place
+from mlhpc.iobench.definition.schema import Dataset, Storage
 from mlhpc.iobench.formats.formats import find
 
 Split = Literal["train", "validation"]
 Sizes = npt.NDArray[np.int64]
 
-RECORD = ".iobench.json"
-"""What the data set in a folder is, beside it: a run refuses one of another workload."""
+Root = Path | ObjectStore
+"""Where a data set is."""
 SMALLEST = 100
 """No sample is smaller than the mean divided by this."""
+
+
+def root_of(data: str, storage: Storage, rank: int) -> Root:
+    """``data`` as it was given: a folder, or a URL of an object store, which rank ``rank`` reaches as ``storage``
+    says. Raises UserError for a URL that names nothing."""
+    if data.startswith("file://"):
+        data = data.removeprefix("file://")
+    if "://" not in data:
+        return Path(data)
+    endpoint = storage.endpoints[rank % len(storage.endpoints)] if storage.endpoints else ""
+    return ObjectStore(data, endpoint, storage.region, storage.path_style, storage.attempts)
 
 
 @dataclass(frozen=True)
 class Layout:
     """The files of ``dataset`` under ``root``: ``train/00000.npz`` and so on, and ``validation`` if it has any."""
 
-    root: Path
+    root: Root
     dataset: Dataset
+
+    @cached_property
+    def place(self) -> Place:
+        return Folder(self.root) if isinstance(self.root, Path) else self.root
 
     def files(self, split: Split) -> int:
         return self.dataset.files if split == "train" else self.dataset.eval_files
@@ -39,6 +56,8 @@ class Layout:
         return f"{split}/{file:0{self._digits}}.{find(self.dataset.format).suffix}"
 
     def path(self, split: Split, file: int) -> Path:
+        """Of a data set in a folder."""
+        assert isinstance(self.root, Path)
         return self.root / self.name(split, file)
 
     def number(self, split: Split, file: int) -> int:

@@ -1,85 +1,11 @@
-"""DLIO's workload files as they are: its tables and keys become those of a ``Workload``.
-
-The keys are those that DLIO's ``LoadConfig`` reads (argonne-lcf/dlio_benchmark,
-dlio_benchmark/utils/config.py, commit e1919d7 of 2026-06-17; defaults from ``ConfigArguments`` there), those
-of release 2.0.0 that were renamed since, and those that only its published files have. DLIO ignores a key that
-it does not know; here it is refused.
-"""
+"""DLIO's workload files as they are: its tables and keys (``dlio_keys``) become those of a ``Workload``. DLIO
+ignores a key that it does not know; here it is refused."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from mlhpc.errors import did_you_mean
-
-Keys = tuple[str, ...]
-
-# Keys that this tool reads.
-_USED = {
-    "model": {"name", "type", "model_size", "model_size_bytes", "num_layers", "model_datatype",
-              "optimizer_datatype", "parallelism", "transformer", "optimization_groups", "layer_parameters"},
-    "model.parallelism": {"tensor", "pipeline", "data", "zero_stage"},
-    "model.transformer": {"vocab_size", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads"},
-    "workflow": {"train", "generate_data", "evaluation", "checkpoint"},
-    "dataset": {"format", "num_files_train", "num_files_eval", "num_samples_per_file", "record_length",
-                "record_length_bytes", "record_length_stdev", "record_length_bytes_stdev", "enable_chunking",
-                "chunk_size", "compression", "compression_level", "hdf5"},
-    "reader": {"read_threads", "batch_size", "batch_size_eval", "prefetch_size", "file_shuffle", "sample_shuffle",
-               "read_type", "transfer_size", "odirect", "preprocess_time", "preprocess_time_stdev"},
-    "train": {"epochs", "total_training_steps", "computation_time", "computation_time_stdev", "seed"},
-    "evaluation": {"eval_time", "eval_time_stdev", "epochs_between_evals"},
-    "checkpoint": {"epochs_between_checkpoints", "steps_between_checkpoints", "type", "fsync",
-                   "num_checkpoints_write", "num_checkpoints_read", "model_size"},
-    "output": {"metric"},
-    "output.metric": {"exclude_start_steps", "exclude_end_steps"},
-    "metric": {"au"},
-}  # fmt: skip
-# Keys of DLIO that change nothing here: folders are options of the command, frameworks and loaders are not used.
-_NO_EFFECT = {
-    "": {"framework"},
-    "workflow": {"profiling", "debug"},
-    "dataset": {"data_folder", "file_prefix", "keep_files", "num_subfolders_train", "num_subfolders_eval",
-                "generation_buffer_size", "record_length_bytes_resize", "record_length_resize",
-                "record_element_bytes", "record_element_type", "record_dims"},
-    "dataset.hdf5": {"chunk_dims", "num_dset_per_record", "max_shape"},
-    "reader": {"data_loader", "data_loader_classname", "data_loader_sampler", "reader_classname",
-               "multiprocessing_context", "dont_use_mmap", "computation_threads", "shuffle_size", "file_access",
-               "pin_memory", "transformed_record_dims", "transformed_record_element_type"},
-    "train": {"seed_change_epoch"},
-    "evaluation": {"eval_after_epoch"},
-    "checkpoint": {"checkpoint_folder", "checkpoint_after_epoch", "checkpoint_mechanism_classname",
-                   "time_between_checkpoints", "recovery_rank_shift", "rank_sync", "mode",
-                   "randomize_tensor", "ksm"},
-    "checkpoint.ksm": {"madv_mergeable_id", "high_ram_trigger", "low_ram_exit", "await_time"},
-    "storage": {"storage_type", "storage_root", "storage_options"},
-    "profiling": {"profiler", "iostat_devices"},
-    "output": {"folder", "log_file"},
-}  # fmt: skip
-_TABLES = {"model", "workflow", "dataset", "reader", "data_reader", "train", "evaluation", "checkpoint", "storage",
-           "profiling", "output", "metric"}  # fmt: skip
-_FORMATS = {"tfrecord": "tfrecord", "hdf5": "hdf5", "hdf5_opt": "hdf5", "csv": "csv", "npz": "npz", "npy": "npy",
-            "jpeg": "jpeg", "indexed_binary": "binary", "mmap_indexed_binary": "binary",
-            "parquet": "parquet"}  # fmt: skip
-_DATATYPES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
-
-# Where a key of ours comes from, for the line in a message.
-ORIGIN: dict[Keys, Keys] = {
-    ("dataset", "files"): ("dataset", "num_files_train"),
-    ("dataset", "eval_files"): ("dataset", "num_files_eval"),
-    ("dataset", "samples_per_file"): ("dataset", "num_samples_per_file"),
-    ("dataset", "sample_bytes"): ("dataset", "record_length_bytes"),
-    ("dataset", "sample_bytes_stdev"): ("dataset", "record_length_bytes_stdev"),
-    ("dataset", "chunk_bytes"): ("dataset", "chunk_size"),
-    ("reader", "threads"): ("reader", "read_threads"),
-    ("reader", "prefetch"): ("reader", "prefetch_size"),
-    ("reader", "eval_batch_size"): ("reader", "batch_size_eval"),
-    ("reader", "transfer_bytes"): ("reader", "transfer_size"),
-    ("reader", "direct"): ("reader", "odirect"),
-    ("reader", "preprocess"): ("reader", "preprocess_time"),
-    ("train", "steps"): ("train", "total_training_steps"),
-    ("train", "computation"): ("train", "computation_time"),
-    ("evaluation", "computation"): ("evaluation", "eval_time"),
-    ("metric", "au_percent"): ("metric", "au"),
-}
+from mlhpc.iobench.definition.dlio_keys import DATATYPES, FORMATS, NO_EFFECT, ORIGIN, TABLES, USED, Keys
 
 
 class BadKey(Exception):
@@ -105,8 +31,12 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
         "without_effect": sorted(without_effect),
         "metric": _metric(tables),
     }
-    if _table(tables, "storage").get("storage_type", "local_fs") not in ("local_fs", "parallel_fs"):
-        raise BadKey(("storage", "storage_type"), "storage.storage_type: only file systems are emulated here")
+    storage = _storage(_table(tables, "storage"), str(_table(tables, "dataset").get("data_folder", "")))
+    if storage:
+        if workflow.get("checkpoint"):
+            raise BadKey(("workflow", "checkpoint"), "workflow.checkpoint: to an object store, not emulated")
+        without_effect.discard("dataset.data_folder")
+        workload |= {"storage": storage, "without_effect": sorted(without_effect)}
     # A file that only generates data has nothing to train; running it reads the data.
     if workflow.get("train", True) or (workflow.get("generate_data") and "dataset" in tables):
         workload |= {
@@ -132,9 +62,9 @@ def _checked(tables: Mapping[str, Any]) -> set[str]:
     """Dotted names of the keys without effect. Raises BadKey for unknown ones."""
     without_effect: set[str] = set()
     for top, value in tables.items():
-        if top not in _TABLES:
-            if top not in _NO_EFFECT[""]:
-                raise BadKey((str(top),), f"unknown key {top!r}; {did_you_mean(str(top), _TABLES)}")
+        if top not in TABLES:
+            if top not in NO_EFFECT[""]:
+                raise BadKey((str(top),), f"unknown key {top!r}; {did_you_mean(str(top), TABLES)}")
             without_effect.add(str(top))
         elif not isinstance(value, Mapping):
             raise BadKey((top,), f"{top} is not a table")
@@ -144,7 +74,7 @@ def _checked(tables: Mapping[str, Any]) -> set[str]:
 
 
 def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_effect: set[str]) -> None:
-    used, idle = _USED.get(known_as, set()), _NO_EFFECT.get(known_as, set())
+    used, idle = USED.get(known_as, set()), NO_EFFECT.get(known_as, set())
     for key, value in table.items():
         inner = f"{known_as}.{key}"
         if key not in used | idle:
@@ -152,7 +82,7 @@ def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_e
                 (*place, str(key)),
                 f"unknown key {'.'.join((*place, str(key)))!r}; {did_you_mean(str(key), used | idle)}",
             )
-        if inner in _USED or inner in _NO_EFFECT:
+        if inner in USED or inner in NO_EFFECT:
             if not isinstance(value, Mapping):
                 raise BadKey((*place, key), f"{'.'.join((*place, key))} is not a table")
             _check_table(value, (*place, key), inner, without_effect)
@@ -164,15 +94,40 @@ def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(tables.get(name, {}))
 
 
+def _storage(table: dict[str, Any], data_folder: str) -> dict[str, Any]:
+    """The object store; nothing for file systems. ``storage_root`` is the bucket, and ``data_folder`` a prefix
+    in it, or the whole URL."""
+    kind = table.get("storage_type", "local_fs")
+    if kind in ("local_fs", "parallel_fs"):
+        return {}
+    if kind != "s3":
+        raise BadKey(
+            ("storage", "storage_type"),
+            f"storage.storage_type: {kind!r} is not emulated; choose from: local_fs, parallel_fs, s3",
+        )
+    options = _table(table, "storage_options")
+    root = str(table.get("storage_root", "")).strip("./")
+    url = data_folder if data_folder.startswith("s3://") else f"s3://{root}/{data_folder.strip('./')}"
+    if not url.removeprefix("s3://").strip("/"):
+        raise BadKey(("storage",), "storage: storage_root is missing: the name of the bucket")
+    return {
+        "url": url.rstrip("/"),
+        "endpoints": options.get("endpoint_url") or (),
+        "region": options.get("region") or "",
+        "path_style": options.get("s3_force_path_style"),
+        "attempts": options.get("s3_max_attempts", 5),
+    }
+
+
 def _dataset(table: dict[str, Any], reader: dict[str, Any]) -> dict[str, Any]:
     kind = table.get("format", "tfrecord")
-    if kind not in _FORMATS:
+    if kind not in FORMATS:
         raise BadKey(
             ("dataset", "format"),
-            f"dataset.format: {kind!r} is not emulated; {did_you_mean(str(kind), _FORMATS)}",
+            f"dataset.format: {kind!r} is not emulated; {did_you_mean(str(kind), FORMATS)}",
         )
     dataset = {
-        "format": _FORMATS[kind],
+        "format": FORMATS[kind],
         "files": table.get("num_files_train", 8),
         "eval_files": table.get("num_files_eval", 0),
         "samples_per_file": table.get("num_samples_per_file", 1),
@@ -203,7 +158,7 @@ def _reader(table: dict[str, Any]) -> dict[str, Any]:
         "batch_size": table.get("batch_size", 1),
         "eval_batch_size": table.get("batch_size_eval", 1),
         "threads": table.get("read_threads", 1),
-        "prefetch": table.get("prefetch_size", 2),
+        "prefetch": table.get("prefetch_size") or 2,  # 0: the loader's own, of PyTorch 2
         "transfer_bytes": table.get("transfer_size") or 0,
         "direct": table.get("odirect", False),
         "load_all": table.get("read_type", "on_demand") == "memory",
@@ -269,7 +224,7 @@ def transformer_bytes(model: Mapping[str, Any]) -> int:
     layer = 2 * hidden + hidden * (hidden + 2 * kv) + hidden * hidden + 3 * hidden * ffn
     parameters = layer * model.get("num_layers", 0) + 2 * shape.get("vocab_size", 32000) * hidden + hidden
     each = (
-        _DATATYPES[model.get("model_datatype", "fp16")]
-        + 3 * _DATATYPES[model.get("optimizer_datatype", "fp32")]
+        DATATYPES[model.get("model_datatype", "fp16")]
+        + 3 * DATATYPES[model.get("optimizer_datatype", "fp32")]
     )
     return int(parameters * each)

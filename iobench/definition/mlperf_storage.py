@@ -1,11 +1,13 @@
-"""How large a data set must be for MLPerf Storage: so that no cache helps, and the run is long enough.
+"""How large a data set must be for MLPerf Storage, so that no cache helps and the run is long enough, and what
+else its rules ask of a run.
 
-Rules of rounds v1.0 and v2.0 (mlcommons/storage, Submission guidelines, "Dataset size"): at least five times the
-memory of all clients together, and at least 500 steps in each of five epochs.
+Rounds v1.0 and v2.0 (the same workloads): mlcommons/storage, Submission guidelines. Round v3.0: Rules.md there
+(2.1.17, 3.1.2, 3.3.2, 3.3.6, 3.4.2), training/README.md (Table 1) and the round's workload files in
+configs/dlio/workload; which of their keys a result may not change is in mlpstorage_py/rules/core_config_keys.yaml.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlhpc.errors import UserError
@@ -13,8 +15,59 @@ from mlhpc.iobench.definition.schema import Workload
 
 MEMORIES = 5
 STEPS = 500
-EPOCHS = 5
 RUNS = 5
+
+
+@dataclass(frozen=True)
+class Official:
+    """A workload of a round. ``accelerators``: batch size, and seconds of a step with it."""
+
+    round: str
+    name: str
+    format: str
+    samples_per_file: int
+    sample_bytes: int
+    epochs: int
+    au_percent: float
+    accelerators: Mapping[str, tuple[int, float]]
+
+    @property
+    def warm_ups(self) -> int:
+        """Runs before those that count."""
+        return 1 if self.round == "v3.0" else 0
+
+    @property
+    def results_elsewhere(self) -> bool:
+        """Whether results may not be on the file system that is measured."""
+        return self.round == "v3.0"
+
+    def accelerator(self, workload: Workload) -> str | None:
+        """The accelerator whose steps ``workload`` has."""
+        steps = (workload.reader.batch_size, workload.train.computation.expected)
+        constant = workload.train.computation.constant
+        return next((name for name, own in self.accelerators.items() if constant and own == steps), None)
+
+
+# The last round that has a workload comes first.
+_OFFICIAL = (
+    Official("v3.0", "retinanet", "jpeg", 1, 322957, 8, 85, {"B200": (24, 0.04755), "MI355": (32, 0.0634)}),
+    Official("v3.0", "unet3d", "npz", 1, 146600628, 5, 90, {"B200": (7, 0.162)}),
+    Official("v2.0", "unet3d", "npz", 1, 146600628, 5, 90, {"A100": (7, 0.636), "H100": (7, 0.323)}),
+    Official(
+        "v2.0", "resnet50", "tfrecord", 1251, 114660, 5, 90, {"A100": (400, 0.435), "H100": (400, 0.224)}
+    ),
+    Official("v2.0", "cosmoflow", "tfrecord", 1, 2828486, 5, 70, {"A100": (1, 0.00551), "H100": (1, 0.0035)}),
+)
+
+
+def official(workload: Workload) -> Official | None:
+    """The official workload that ``workload`` is by its name: of the round whose accelerators it has, else of the
+    last."""
+    if workload.suite == "mlhpc":
+        return None
+    name = workload.name.removeprefix("mlperf_")
+    same = [each for each in _OFFICIAL if each.name == name]
+    return next((each for each in same if each.accelerator(workload)), same[0] if same else None)
 
 
 @dataclass(frozen=True)
@@ -51,11 +104,12 @@ def findings(
     workload: Workload, memory_bytes: int, accelerators: int, clients: int, runs: Sequence[float | None] = ()
 ) -> list[str]:
     """What the rules have against a result of this workload, one sentence each; ``runs``: the utilisations, in per
-    cent, of the runs that are to count, empty before the first."""
-    found = []
+    cent, of the runs in their order, empty before the first."""
     dataset = workload.dataset
     if dataset is None:
         return ["it reads no data"]
+    own = official(workload)
+    found = _changes(workload, own)
     needed = required(workload, memory_bytes, accelerators, clients)
     if dataset.bytes < MEMORIES * memory_bytes * clients:
         found.append(
@@ -65,14 +119,43 @@ def findings(
     steps = workload.steps_per_epoch(accelerators)
     if steps < STEPS:
         found.append(f"{steps} steps an epoch, {STEPS} are required: dataset.files={needed.files}")
-    if workload.train.epochs != EPOCHS or workload.train.steps:
-        found.append(f"{workload.train.epochs} epochs, {EPOCHS} whole ones are required")
-    if (threshold := workload.metric.au_percent) is None:
+    epochs = own.epochs if own else 5
+    if workload.train.epochs != epochs or workload.train.steps:
+        found.append(f"{workload.train.epochs} epochs, {epochs} whole ones are required")
+    threshold = own.au_percent if own else workload.metric.au_percent
+    if threshold is None:
         found.append("the workload states no utilisation to reach (metric.au_percent)")
-    if runs and len(runs) < RUNS:
-        found.append(f"{len(runs)} runs, {RUNS} are required")
-    for number, utilisation in enumerate(runs, 1):
+    warm_ups = own.warm_ups if own else 0
+    if runs and len(runs) < RUNS + warm_ups:
+        wanted = f"{RUNS} after one to warm up" if warm_ups else f"{RUNS}"
+        found.append(f"{len(runs)} runs, {wanted} are required")
+    for number, utilisation in enumerate(runs[warm_ups:], 1 + warm_ups):
         if utilisation is None or (threshold is not None and utilisation < threshold):
             reached = "none" if utilisation is None else f"{utilisation:.1f}%"
             found.append(f"run {number}: utilisation {reached}, {threshold:g}% is required")
+    return found
+
+
+def _changes(workload: Workload, own: Official | None) -> list[str]:
+    """What of ``workload`` is not as in the round's file, and may not be changed."""
+    if own is None:
+        names = sorted({f"mlperf_{each.name}" for each in _OFFICIAL})
+        return [f"the workload {workload.name} is none of MLPerf Storage's: {', '.join(names)}"]
+    assert workload.dataset
+    found = []
+    for key in ("format", "samples_per_file", "sample_bytes"):
+        value, wanted = getattr(workload.dataset, key), getattr(own, key)
+        if value != wanted:
+            found.append(f"dataset.{key} is {value}, {wanted} in {own.name} of {own.round}")
+    if own.accelerator(workload) is None:
+        known = [
+            f"{name} ({batch} in {seconds:g} s, {each.round})"
+            for each in _OFFICIAL
+            if each.name == own.name
+            for name, (batch, seconds) in each.accelerators.items()
+        ]
+        found.append(
+            f"steps of {workload.reader.batch_size} samples in {workload.train.computation.expected:g} s are of "
+            f"no accelerator of {own.name}: {', '.join(known)}"
+        )
     return found

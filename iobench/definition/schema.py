@@ -3,9 +3,9 @@
 A workload is a TOML file with these tables. Every class is frozen and refuses unknown keys.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks.schema import FrozenModel
 from mlhpc.iobench.definition.quantities import Bytes, BytesOrNone, Duration, format_bytes
@@ -76,12 +76,32 @@ class Dataset(FrozenModel):
         return self
 
 
+def _split(value: Any) -> Any:
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
 class Extent(FrozenModel):
     """A stretch of a sample that a reader asks for."""
 
     offset: BytesOrNone = Field(0, description="from the start of the sample")
     bytes: Bytes
     transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: all at once")
+
+
+class Storage(FrozenModel):
+    """An object store that the data is in, and how it is reached. Credentials are looked up by its client library,
+    and never part of a workload."""
+
+    url: str = Field("", description="s3://bucket/prefix; --data comes first")
+    endpoints: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+        (),
+        description="URLs of the server, separated by commas; rank r uses number r modulo how many there are",
+    )
+    region: str = ""
+    path_style: bool | None = Field(
+        None, description="the bucket in the path of a request; none: where endpoints are given"
+    )
+    attempts: PositiveInt = Field(5, description="of a request before the server counts as gone")
 
 
 class Reader(FrozenModel):
@@ -100,12 +120,20 @@ class Reader(FrozenModel):
     )
     transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: a sample at once")
     direct: bool = Field(False, description="O_DIRECT: past the page cache")
+    mpi_io: bool = Field(False, description="HDF5 reads by MPI-IO, if h5py was built with it")
     metadata_bytes: BytesOrNone = Field(0, description="an extra read of this size before each sample")
     load_all: bool = Field(False, description="read all samples into memory before the first step")
     extents: tuple[Extent, ...] = Field(
         (), description="what is read of a sample, in this order (binary); none: all of it, once"
     )
-    preprocess: Duration = Field(Duration(mean=0.0), description="seconds a reader thread spends on a sample")
+    preprocess: Duration = Field(Duration(mean=0.0), description="seconds a thread spends on a sample")
+    preprocess_threads: NonNegativeInt = Field(0, description="that do so; 0: the reader threads")
+
+    @model_validator(mode="after")
+    def _threads_agree(self) -> Self:
+        if self.preprocess_threads and not self.threads:
+            raise ValueError("reader.preprocess_threads needs reader.threads of at least 1")
+        return self
 
 
 class Train(FrozenModel):
@@ -163,6 +191,7 @@ class Workload(FrozenModel):
     description: str = ""
     suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field("", description="where it is defined")
     dataset: Dataset | None = Field(None, description="none: nothing is read")
+    storage: Storage = Storage()
     reader: Reader = Reader()
     train: Train = Train()
     evaluation: Evaluation = Evaluation()
@@ -181,6 +210,8 @@ class Workload(FrozenModel):
             )
         if self.dataset and self.reader.extents:
             self._require_extents(self.dataset)
+        if self.dataset and self.reader.mpi_io:
+            self._require_mpi_io(self.dataset)
         if self.evaluation.every_epochs and not (self.dataset and self.dataset.eval_files):
             raise ValueError("evaluation.every_epochs needs dataset.eval_files")
         return self
@@ -195,6 +226,20 @@ class Workload(FrozenModel):
         if end > dataset.sample_bytes:
             raise ValueError(
                 f"contradictory sizes: reader.extents end at byte {end} of samples of {dataset.sample_bytes} bytes"
+            )
+
+    def _require_mpi_io(self, dataset: Dataset) -> None:
+        reader = self.reader
+        if dataset.format != "hdf5":
+            raise ValueError(f"reader.mpi_io is for hdf5, not {dataset.format}")
+        if reader.direct or reader.transfer_bytes or reader.metadata_bytes:
+            raise ValueError(
+                "with reader.mpi_io HDF5 reads by itself: no reader.direct, transfer_bytes or metadata_bytes"
+            )
+        if reader.threads > 1 and 1 in (dataset.files, dataset.eval_files):
+            raise ValueError(
+                "with reader.mpi_io all ranks open a shared file together: reader.threads must be 0 or 1, it is "
+                f"{reader.threads}"
             )
 
     def steps_per_epoch(self, ranks: int) -> int:

@@ -1,5 +1,6 @@
 """What the kernel counts: bytes that a process fetched from storage, and bytes that the device moved."""
 
+import contextlib
 import os
 import resource
 from pathlib import Path
@@ -9,13 +10,14 @@ SECTOR = 512  # of /sys/block/*/stat, whatever the device's (Documentation/block
 
 
 class ProcessIo:
-    """``/proc/self/io`` (proc(5)), kept open: a reading costs some microseconds."""
+    """``/proc/self/io`` (proc(5)), kept open: a reading costs some microseconds. ``counted`` false: the data is
+    not on this machine's devices, and nothing is read."""
 
-    def __init__(self) -> None:
-        try:
-            self._fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a kernel without CONFIG_TASK_IO_ACCOUNTING
-            self._fd = -1
+    def __init__(self, counted: bool = True) -> None:
+        self._fd = -1
+        if counted:
+            with contextlib.suppress(OSError):  # a kernel without CONFIG_TASK_IO_ACCOUNTING
+                self._fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
 
     def read_bytes(self) -> int | None:
         """Bytes fetched from the storage layer for this process, readahead included; None where not counted. What

@@ -42,7 +42,9 @@ class _Rank:
 
     def __init__(self, workload: Workload, layout: Layout | None, world: World, settings: Settings) -> None:
         self.workload, self.layout, self.world, self.settings = workload, layout, world, settings
-        self.process = ProcessIo()
+        self.folder = layout.place.folder if layout else None
+        # What other programs read from this machine's devices says nothing of an object store.
+        self.process = ProcessIo(counted=layout is None or self.folder is not None)
         self.random = np.random.default_rng([7, world.rank])  # of the waits
 
     def pipeline(
@@ -64,11 +66,11 @@ def emulate(
     train, per_epoch = workload.train, workload.steps_per_epoch(world.size)
     left = train.steps or per_epoch * train.epochs
     read = layout is not None and not workload.reader.load_all
-    node_before = device_io(layout.root) if layout and world.local_rank == 0 else None
+    node_before = device_io(rank.folder) if rank.folder and world.local_rank == 0 else None
     device_before, cpu_before, device_after = rank.process.read_bytes(), 0.0, None
     for epoch in range(train.epochs if left else 0):
         world.enter(f"epoch {epoch + 1}")
-        if layout:
+        if layout and rank.folder:
             _prepare_cache(layout, world, settings.cache, epoch, run)
         if epoch == 0:
             world.barrier()
@@ -116,7 +118,7 @@ def emulate(
     if device_before is not None and device_after is not None:
         run.device_bytes = device_after - device_before
     world.barrier()
-    if layout and node_before and (now := device_io(layout.root)):
+    if rank.folder and node_before and (now := device_io(rank.folder)):
         run.node_device = type(now)(
             now.read_bytes - node_before.read_bytes, now.written_bytes - node_before.written_bytes
         )

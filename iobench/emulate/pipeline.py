@@ -16,6 +16,7 @@ from mlhpc.iobench.emulate.plan import Piece
 from mlhpc.iobench.formats.access import Activity, CountedFile, MemoryFile, ReadStatistics
 from mlhpc.iobench.formats.binary import ExtentReader
 from mlhpc.iobench.formats.formats import SampleReader, Sizes, find
+from mlhpc.iobench.formats.mpi_io import MpiFile
 
 OPEN_FILES = 64
 """Files that a thread keeps open while it reads samples in random order."""
@@ -37,19 +38,24 @@ class ThreadTimes:
 
 @dataclass
 class Storage:
-    """The files of a data set, on disk."""
+    """The files of a data set, where they are."""
 
     layout: Layout
     reader: Reader
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
-        opened = CountedFile(
-            self.layout.path(split, file),
-            statistics,
-            transfer=self.reader.transfer_bytes,
-            direct=self.reader.direct,
-            streaming=self.reader.sample_order == "sequential",
-        )
+        opened: CountedFile
+        if self.reader.mpi_io:
+            shared = self.layout.files(split) == 1
+            opened = MpiFile(self.layout.path(split, file), statistics, shared)
+        else:
+            opened = self.layout.place.open(
+                self.layout.name(split, file),
+                statistics,
+                transfer=self.reader.transfer_bytes,
+                direct=self.reader.direct,
+                streaming=self.reader.sample_order == "sequential",
+            )
         return opened, self.layout.sizes(split, file)
 
 
@@ -69,11 +75,11 @@ class NullStorage:
         """The first of ``files`` that fit into ``budget`` bytes, at least one. Raises OSError."""
         loaded: dict[int, Any] = {}
         for file in files:
-            path = layout.path("train", file)
-            budget -= path.stat().st_size
+            name = layout.name("train", file)
+            budget -= layout.place.size(name)
             if loaded and budget < 0:
                 break
-            loaded[file] = np.fromfile(path, np.uint8)
+            loaded[file] = layout.place.read(name)
         return cls(layout, loaded)
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
@@ -86,8 +92,9 @@ class Pipeline:
     """An epoch's samples, read by ``reader.threads`` threads, handed out in batches by ``next_batch``.
 
     With 0 threads ``next_batch`` reads by itself. Samples of one piece keep their order; those of different
-    threads come as they are ready, as in a pipeline that does not ask for a fixed order. ``next_batch`` raises
-    what a thread raised.
+    threads come as they are ready, as in a pipeline that does not ask for a fixed order. With
+    ``reader.preprocess_threads`` samples go through one of these before they are ready. ``next_batch`` raises
+    what a thread raised. ``times``: of the reader threads, then of those.
     """
 
     def __init__(
@@ -104,19 +111,25 @@ class Pipeline:
         self._dataset, self._reader, self._split = dataset, reader, split
         self._open_file, self._batch = open_file, batch_size
         self._work, self._work_lock = work, threading.Lock()
+        self._read: deque[Any] = deque()  # and to be preprocessed by other threads
         self._ready: deque[Any] = deque()
         self._room = batch_size * reader.prefetch
         self._claimed = 0  # samples ready or in work
         self._change = threading.Condition()
         self._stopped = False
         self._error: BaseException | None = None
-        count = max(1, reader.threads)
+        readers = max(1, reader.threads)
+        count = readers + reader.preprocess_threads
         self.times = [ThreadTimes(ReadStatistics(activity, [] if trace else None)) for _ in range(count)]
         self._random = [np.random.default_rng([dataset.seed, number]) for number in range(count)]
         self._inline = self._samples(0) if reader.threads == 0 else None
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"reader {number}", daemon=True)
             for number in range(reader.threads)
+        ]
+        self._threads += [
+            threading.Thread(target=self._run_preprocessing, args=(number,), daemon=True)
+            for number in range(readers, count)
         ]
         for thread in self._threads:
             thread.start()
@@ -164,21 +177,50 @@ class Pipeline:
                         self._change.notify_all()
                     return
                 with self._change:
-                    self._ready.append(sample)
-                    if len(self._ready) >= self._batch:
+                    if self._reader.preprocess_threads:
+                        self._read.append(sample)
                         self._change.notify_all()
+                    else:
+                        self._put(sample)
         except BaseException as error:
-            with self._change:
-                self._error = error
-                self._change.notify_all()
+            self._fail(error)
         finally:
             samples.close()
 
+    def _run_preprocessing(self, number: int) -> None:
+        try:
+            while True:
+                with self._change:
+                    while not self._read and not self._stopped:
+                        self._change.wait()
+                    if self._stopped:
+                        return
+                    sample = self._read.popleft()
+                self._preprocess(number)
+                with self._change:
+                    self._put(sample)
+        except BaseException as error:
+            self._fail(error)
+
+    def _preprocess(self, number: int) -> None:
+        preprocess = self._reader.preprocess
+        if not preprocess.constant or preprocess.expected:
+            self.times[number].preprocess_s += occupy(preprocess.draw(self._random[number]))
+
+    def _put(self, sample: Any) -> None:
+        self._ready.append(sample)
+        if len(self._ready) >= self._batch:
+            self._change.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._change:
+            self._error = error
+            self._change.notify_all()
+
     def _samples(self, number: int) -> Generator[Any, None, None]:
         """The samples that thread ``number`` reads, one by one, until there is no more work."""
-        times, random = self.times[number], self._random[number]
+        times = self.times[number]
         statistics, reader = times.statistics, self._reader
-        preprocess = reader.preprocess
         files: OrderedDict[int, tuple[SampleReader, CountedFile, Sizes]] = OrderedDict()
         try:
             while True:
@@ -202,8 +244,8 @@ class Pipeline:
                         counted.read(0, min(reader.metadata_bytes, counted.size))
                     value = samples.read(sample)
                     times.decode_s += clock() - start - (statistics.seconds - read)
-                    if not preprocess.constant or preprocess.expected:
-                        times.preprocess_s += occupy(preprocess.draw(random))
+                    if not reader.preprocess_threads:
+                        self._preprocess(number)
                     times.samples += 1
                     times.content_bytes += int(sizes[sample])
                     yield value

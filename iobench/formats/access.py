@@ -159,12 +159,8 @@ class CountedFile:
         direct: bool = False,
         streaming: bool = False,
     ) -> None:
-        self.path = path
-        self._statistics, self._direct = statistics, direct
-        self._transfer = min(transfer or LARGEST_READ, LARGEST_READ)
-        self._streaming = streaming and transfer > 0
-        self._window, self._window_at = np.empty(0, np.uint8), 0
-        self._previous_end = -1
+        self._begin(path, statistics, transfer, streaming)
+        self._direct = direct
         self._aligned: mmap.mmap | None = None
         start = clock()
         try:
@@ -177,6 +173,15 @@ class CountedFile:
             ) from error
         statistics.opens += 1
         statistics.open_s += clock() - start
+
+    def _begin(self, path: Path | str, statistics: ReadStatistics, transfer: int, streaming: bool) -> None:
+        """What a file that is not opened here needs as well. ``path`` is for messages."""
+        self.path = path
+        self._statistics = statistics
+        self._transfer = min(transfer or LARGEST_READ, LARGEST_READ)
+        self._streaming = streaming and transfer > 0
+        self._window, self._window_at = np.empty(0, np.uint8), 0
+        self._previous_end = -1
 
     def close(self) -> None:
         if self._aligned is not None:
@@ -226,22 +231,24 @@ class CountedFile:
     def _once(self, offset: int, out: Bytes) -> int:
         """One read of at most ``out``; returns how many bytes came."""
         begin = clock()
-        try:
-            if self._direct:
-                count, asked_at, asked = self._read_aligned(offset, out)
-            else:
-                count = os.preadv(self._fd, [out.data], offset)
-                asked_at, asked = offset, len(out)
-        except OSError as error:
-            raise UserError(
-                f"{self.path}: cannot be read: {error.strerror}; check the data folder and its file system"
-            ) from error
+        count, asked_at, asked = self._transfer_into(offset, out)
         end = clock()
         if count <= 0:
             raise UserError(f"{self.path}: ends at byte {offset}: damaged; generate it again")
         self._statistics.add(begin, end, asked_at, asked, self._previous_end)
         self._previous_end = asked_at + asked
         return count
+
+    def _transfer_into(self, offset: int, out: Bytes) -> tuple[int, int, int]:
+        """A read of at most ``out``: bytes delivered, where it started, bytes asked for."""
+        try:
+            if self._direct:
+                return self._read_aligned(offset, out)
+            return os.preadv(self._fd, [out.data], offset), offset, len(out)
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: cannot be read: {error.strerror}; check the data folder and its file system"
+            ) from error
 
     def _read_aligned(self, offset: int, out: Bytes) -> tuple[int, int, int]:
         """A direct read of the blocks around ``out``: bytes delivered, where it started, bytes asked for."""

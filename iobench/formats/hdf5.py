@@ -15,6 +15,7 @@ from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.access import CountedFile, FileObject
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+from mlhpc.iobench.formats.mpi_io import MpiFile
 
 NAME = "samples"
 
@@ -92,7 +93,7 @@ class Samples:
         self._counted, self._sizes = file, sizes
         self._offsets = np.cumsum(sizes) - sizes
         try:
-            self._file = h5py.File(FileObject(file), "r")
+            self._file = file.open() if isinstance(file, MpiFile) else h5py.File(FileObject(file), "r")
             self._dataset = self._file[NAME]
             if self._dataset.shape != (sizes.sum(),):
                 raise UserError(
@@ -108,7 +109,10 @@ class Samples:
         start = int(self._offsets[number])
         out = np.empty(int(self._sizes[number]), np.uint8)
         try:
-            self._dataset.read_direct(out, np.s_[start : start + len(out)])
+            if isinstance(self._counted, MpiFile):
+                self._counted.read_dataset(self._dataset, start, out)
+            else:
+                self._dataset.read_direct(out, np.s_[start : start + len(out)])
         except OSError as error:
             raise UserError(f"{self._counted.path}: sample {number}: {error}; generate it again") from error
         return out

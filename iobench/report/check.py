@@ -1,5 +1,6 @@
 """``mlhpc io check``: finished runs against the rules of MLPerf Storage."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,16 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
     utilisations = [result["au_percent"] for result in results]
     workload = Workload(**first["workload"])
     found = mlperf_storage.findings(workload, memory_bytes, first["ranks"], first["nodes"], utilisations)
+    official = mlperf_storage.official(workload)
     for run, result in zip(runs, results, strict=True):
-        if result["data_in_ram"]:
+        if len(set(Counter(rank["host"] for rank in result["rank_results"]).values())) > 1:
+            found.append(f"{run}: the nodes have different numbers of accelerators")
+        if result.get("data_in_ram"):
             found.append(f"{run}: the data was on a RAM file system")
         elif max(result["resident_before_epochs"], default=0.0) > 0.01 and result["cache"] != "keep":
             found.append(f"{run}: data was in the page cache before an epoch")
+        if official and official.results_elsewhere and result.get("results_beside_data"):
+            found.append(
+                f"{run}: the results were written to the file system that was measured: {official.round}"
+            )
     return found

@@ -57,13 +57,20 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
     lines = []
     reading = result["reading"]
     if reading["calls"]:
+        asked = format_bytes(reading["bytes_asked"])
         fetched = reading["process_device_bytes"]
         device = "not counted" if fetched is None else format_bytes(fetched)
         resident = max(result["resident_before_epochs"], default=0.0)
-        lines.append(
-            f"read: {format_bytes(reading['bytes_asked'])} asked in {reading['calls']} calls, {device} from the "
-            f"device; at most {100 * resident:.0f}% of the data in the page cache before an epoch"
-        )
+        if "object_store" in result:
+            lines.append(
+                f"read: {asked} asked in {reading['calls']} GET requests, of {count(reading['opens'], 'object')}; "
+                "what the store's devices and caches did is not known here"
+            )
+        else:
+            lines.append(
+                f"read: {asked} asked in {reading['calls']} calls, {device} from the device; at most "
+                f"{100 * resident:.0f}% of the data in the page cache before an epoch"
+            )
         lines.append(
             f"rate: {format_bytes(reading['bandwidth'] or 0)}/s over the epochs; sequential "
             f"{_percent(reading['sequential_percent'])}, I/O hidden behind compute "

@@ -105,10 +105,13 @@ def _transfers(result: Mapping[str, Any]) -> Section | None:
     drawn = plots.columns(
         rows, says, x_title="size of a read", y_title="reads", tooltip=[("x", "size"), ("reads", "reads")]
     )
+    remote = "object_store" in result
     facts = {
-        "asked": f"{format_bytes(reading['bytes_asked'])} in {reading['calls']} reads, "
-        f"{reading['opens']} files opened",
-        "from the device": _bytes(reading["process_device_bytes"]) + " for these processes, "
+        "asked": f"{format_bytes(reading['bytes_asked'])} in {reading['calls']} "
+        + ("GET requests" if remote else "reads")
+        + f", {reading['opens']} {'HEAD requests' if remote else 'files opened'}",
+        "from the device": "not known: the devices are the object store's" if remote else
+        _bytes(reading["process_device_bytes"]) + " for these processes, "
         + _bytes(reading["node_device_bytes"]) + " by all on these nodes",
         "hidden": f"{reading['hidden_percent'] or 0:.0f}% of {reading['io_s']:.3g} s a rank",
     }  # fmt: skip

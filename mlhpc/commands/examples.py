@@ -14,7 +14,7 @@ EXAMPLES = {
     "io run": "mlhpc io run resnet50 --data data/io --out results/io",
     "io generate": "mlhpc io generate resnet50 --data data/io",
     "io simulate": "mlhpc io simulate cosmoflow --runs results/io-1 results/io-2",
-    "io sweep": "mlhpc io sweep resnet50 --vary reader.read_threads=1,4 --out results/sweep",
+    "io sweep": "mlhpc io sweep resnet50 --vary reader.threads=1,4 --out results/sweep",
     "io size": "mlhpc io size --memory 512G --accelerators 8",
     "io check": "mlhpc io check results/io --memory 512G",
     "io report": "mlhpc io report results/io",

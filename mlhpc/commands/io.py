@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
     actions = io.add_subparsers(title="commands", metavar="", parser_class=Parser)
     run = add_command(actions, "run", _run, "emulate a workload on its data")
     _add_workload(run)
-    run.add_argument("--data", type=folder, help="its data (default: data/io-WORKLOAD)")
+    run.add_argument("--data", type=_place, help="its data, a folder or s3://... (default: data/io-WORKLOAD)")
     run.add_argument("--out", type=folder, help="folder for the result (default: results/io-WORKLOAD-NUMBER)")
     run.add_argument(
         "--checkpoints", type=folder, help="where checkpoints are written (default: OUT/checkpoints)"
@@ -44,7 +44,9 @@ def add(commands: Commands) -> None:
     run.add_argument("--json", action="store_true", help="print the result as JSON")
     generate = add_command(actions, "generate", _generate, "write the data of a workload")
     _add_workload(generate)
-    generate.add_argument("--data", type=folder, help="where (default: data/io-WORKLOAD)")
+    generate.add_argument(
+        "--data", type=_place, help="where, a folder or s3://... (default: data/io-WORKLOAD)"
+    )
     generate.add_argument("--ranks", type=int, default=0, help="number of local ranks")
     generate.add_argument(
         "--workers", type=int, default=CORES, help="processes per rank (default: %(default)s)"
@@ -89,6 +91,12 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
 
 
+def _place(text: str) -> str:
+    """The place of a data set, a folder or a URL, not empty."""
+    folder(text)
+    return text
+
+
 def _in_ranks(options: argparse.Namespace) -> int | None:
     """The status of the ranks that ``--ranks`` asks for; None where this process is to go on itself."""
     from mlhpc.common.ranks.local import run_local
@@ -114,12 +122,12 @@ def _run(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
     from mlhpc.common.ranks.collectives import on_rank0
     from mlhpc.iobench.emulate.emulation import Settings
-    from mlhpc.iobench.run import Paths, default_data, default_out, run
+    from mlhpc.iobench.run import Paths, data_of, default_out, run
 
     settings = Settings(options.cache, options.null_steps, options.trace)
     with launch.joined("sockets") as world:
         out = options.out or on_rank0(world, lambda: default_out(workload))
-        data = options.data or default_data(workload)
+        data = data_of(options.data, workload, world.rank)
         checkpoints = options.checkpoints or out / "checkpoints"
         result = run(workload, Paths(data, out, checkpoints), settings, ["mlhpc", *options.argv], world)
         if world.rank == 0:
@@ -152,10 +160,10 @@ def _generate(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
     from mlhpc.iobench.dataset.generate import generate
     from mlhpc.iobench.definition.quantities import format_bytes
-    from mlhpc.iobench.run import default_data
+    from mlhpc.iobench.run import data_of
 
-    data = options.data or default_data(workload)
     with launch.joined("sockets") as world:
+        data = data_of(options.data, workload, world.rank)
         made = generate(workload.dataset, data, world, options.workers)
         if world.rank == 0:
             there = f", {made.files - made.made} were there" if made.made < made.files else ""
@@ -209,6 +217,10 @@ def _simulate(options: argparse.Namespace) -> int:
     workload = load.load(options.workload, options.set)
     if workload.dataset is None:
         raise UserError(f"{workload.name} reads no data: there is nothing to simulate")
+    if workload.reader.preprocess_threads:
+        raise UserError(
+            "reader.preprocess_threads is not simulated; simulate without it, from runs without it"
+        )
     ranks = _counts("--ranks", options.ranks)
     for name in ("targets", "metadata", "ranks_per_node", "steps"):
         if getattr(options, name) < 1:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from mlhpc.commands.parser import Commands, add_command, folder
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, count
 
 
 def add(actions: Commands) -> None:
@@ -72,7 +72,8 @@ def _check(options: argparse.Namespace) -> int:
     findings = check_runs(options.runs, _memory(options.memory))
     for finding in findings:
         print(finding)
-    print("no findings" if not findings else f"{len(findings)} findings: not a result of MLPerf Storage")
+    number = count(len(findings), "finding")
+    print("no findings" if not findings else f"{number}: not a result of MLPerf Storage")
     return 1 if findings else 0
 
 

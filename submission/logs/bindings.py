@@ -8,13 +8,13 @@ from pydantic import Field, ValidationError
 from mlhpc.common.host.binding import first_overlap, ranges
 from mlhpc.common.pages.blocks import Cell, Table, number
 from mlhpc.errors import count, few
-from mlhpc.submission.logs.run_directory import MOST_RANKS, Count, Text, _Read
+from mlhpc.submission.logs.fields import MOST_RANKS, Count, Fields, Text
 
 Ranges = Annotated[str, Field(pattern=r"^[0-9,-]*$", max_length=1_000)]
 """Numbers as Linux lists them."""
 
 
-class RankBinding(_Read):
+class RankBinding(Fields):
     """Of one rank: the cores it may run on, the NUMA nodes they belong to, its memory policy, and the threads it
     computes with."""
 

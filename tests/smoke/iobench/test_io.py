@@ -195,6 +195,9 @@ def test_checkpoints_alone_are_written_and_read_back(tmp_path):
         *[("read", 3_000_001)] * 2,
     ]
     assert result["epochs"] == [] and result["au_percent"] is None
+    checked = mlhpc("io", "check", out, "--memory", "1 GB")
+    assert (checked.returncode, checked.stderr) == (1, "")
+    assert "it reads no data\n1 finding: not a result" in checked.stdout
 
 
 def test_a_run_is_held_to_the_rules(place, tmp_path):

@@ -11,7 +11,8 @@ from helpers.thread_world import on_ranks
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.generate import generate, require_data
-from mlhpc.iobench.dataset.layout import RECORD, Layout
+from mlhpc.iobench.dataset.layout import Layout
+from mlhpc.iobench.dataset.places import RECORD
 from mlhpc.iobench.definition.schema import Dataset
 
 SMALL = Dataset(

@@ -100,6 +100,37 @@ def test_times_may_be_distributions(tmp_path):
     assert read(tmp_path, text).train.computation.stdev == 0.1
 
 
+S3 = """
+storage:
+  storage_type: s3
+  storage_root: s3pytorchconnector
+  storage_options:
+    access_key_id: access-key
+    secret_access_key: secret-key
+    endpoint_url: http://localhost:9020,http://localhost:9021,http://localhost:9022
+    region: us-east-1
+    s3_force_path_style: False
+    s3_max_attempts: 5
+"""
+
+
+def test_the_published_files_for_s3_load_without_their_credentials(tmp_path):
+    """unet3d_a100_s3.yaml, unet3d_h100_s3.yaml and unet3d_v100_s3.yaml: this table, no checkpoint, and the URL
+    of the bucket as the data folder."""
+    plain = UNET3D.replace("checkpoint: True", "checkpoint: False")
+    text = plain.replace("data_folder: data/unet3d/", "data_folder: s3://s3pytorchconnector") + S3
+    found = read(tmp_path, text)
+    assert found.storage.url == "s3://s3pytorchconnector"
+    assert found.storage.endpoints == tuple(f"http://localhost:{port}" for port in (9020, 9021, 9022))
+    assert (found.storage.region, found.storage.path_style, found.storage.attempts) == ("us-east-1", False, 5)
+    assert "storage.storage_options.secret_access_key" in found.without_effect
+    assert "dataset.data_folder" not in found.without_effect
+    assert "secret-key" not in load.dumps(found)
+    assert found.dataset == read(tmp_path, plain).dataset
+    below = read(tmp_path, plain + S3)
+    assert below.storage.url == "s3://s3pytorchconnector/data/unet3d"
+
+
 def test_keys_of_release_2_0_0_are_known(tmp_path):
     text = UNET3D.replace("record_length_bytes:", "record_length:").replace("_bytes_stdev", "_stdev")
     assert read(tmp_path, text).dataset == read(tmp_path, UNET3D).dataset
@@ -114,7 +145,10 @@ def test_keys_of_release_2_0_0_are_known(tmp_path):
         ("format: npz", "format: png", r"w\.yaml:15: dataset\.format: 'png' is not emulated"),
         ("num_files_train: 168", "num_files_train: 0", r"w\.yaml:16: dataset\.files: .*got 0"),
         ("file_shuffle: seed", "file_shuffle: yes please", r"w\.yaml:26: reader\.file_shuffle"),
-        ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: s3", r"w\.yaml:41: storage\.storage_type: only"),
+        ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: daos", r"w\.yaml:41: storage\.storage_type: 'daos' is "
+         "not emulated; choose from: local_fs, parallel_fs, s3"),
+        ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: s3",
+         r"w\.yaml:11: workflow\.checkpoint: to an object store"),
         ("epochs: 5", "epochs: [5", r"w\.yaml:\d+: invalid YAML"),
     ],
 )  # fmt: skip

@@ -40,8 +40,12 @@ def every_sample() -> list[bytes]:
 
 @pytest.mark.parametrize("threads", [0, 1, 4])
 @pytest.mark.parametrize("order", ["sequential", "shuffled"])
-def test_every_sample_comes_once(layout, threads, order):
-    lines = pipeline(layout, Reader(batch_size=3, threads=threads, sample_order=order))
+@pytest.mark.parametrize("preprocess_threads", [0, 3])
+def test_every_sample_comes_once(layout, threads, order, preprocess_threads):
+    others = preprocess_threads if threads else 0
+    lines = pipeline(
+        layout, Reader(batch_size=3, threads=threads, sample_order=order, preprocess_threads=others)
+    )
     found = [sample.tobytes() for _ in range(8) for sample in lines.next_batch()]
     lines.stop()
     assert sorted(found) == every_sample()
@@ -58,6 +62,19 @@ def test_threads_without_work_leave_their_places_to_the_others(layout, threads):
         lines = pipeline(layout, Reader(batch_size=1, threads=threads, prefetch=1))
         assert len([lines.next_batch() for _ in range(24)]) == 24
         lines.stop()
+
+
+@pytest.mark.timeout(60)
+def test_preprocessing_threads_work_at_the_same_time(layout, monkeypatch):
+    """The barrier lets nobody pass until three threads preprocess at once, beside a single reader."""
+    together = threading.Barrier(3, timeout=30)
+    monkeypatch.setattr("mlhpc.iobench.emulate.pipeline.occupy", lambda seconds: together.wait() and seconds)
+    reader = Reader(batch_size=3, threads=1, prefetch=2, preprocess=0.001, preprocess_threads=3)  # type: ignore[arg-type]
+    lines = pipeline(layout, reader)
+    for _ in range(8):
+        assert len(lines.next_batch()) == 3
+    lines.stop()
+    assert sum(times.samples for times in lines.times) == 24
 
 
 def test_no_more_batches_are_read_ahead_than_asked_for(layout):

@@ -1,0 +1,236 @@
+"""Data sets in an object store, through fsspec: ``s3://bucket/prefix``, and any other URL that it knows.
+
+A read is one GET request for a range of an object, and opening one is a HEAD request; nothing is cached on
+this side.
+Credentials are looked up as the client library does (for S3: AWS_ACCESS_KEY_ID, ~/.aws, a role of the machine).
+All requests of a process go through the one event loop of fsspec.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mlhpc.common.files.untrusted import clean, printable
+from mlhpc.errors import UserError
+from mlhpc.iobench.dataset.places import RECORD
+from mlhpc.iobench.formats.access import Bytes, CountedFile, ReadStatistics, clock
+
+T = TypeVar("T")
+CONNECT_S = 10
+"""Seconds after which a server that does not answer counts as gone."""
+READ_S = 60
+LARGEST_RECORD = 1 << 20
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """A prefix in an object store; a ``Place``. ``endpoint``: URL of the server, empty for the provider's own
+    or that
+    of AWS_ENDPOINT_URL. ``path_style``: the bucket is named in the path of a request, not in the host; None:
+    where an endpoint is given. ``attempts``: of a request, with pauses between them that double."""
+
+    url: str
+    endpoint: str = ""
+    region: str = ""
+    path_style: bool | None = None
+    attempts: int = 5
+
+    def __post_init__(self) -> None:
+        protocol, _, path = self.url.partition("://")
+        if not protocol or not path.strip("/"):
+            raise UserError(f"{self.url}: names no bucket; give a URL such as s3://bucket/prefix")
+        object.__setattr__(self, "url", self.url.rstrip("/"))
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> "ObjectStore":
+        return replace(self, url=f"{self.url}/{name}")
+
+    @property
+    def protocol(self) -> str:
+        return self.url.partition("://")[0]
+
+    @property
+    def folder(self) -> Path | None:
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "data": self.url,
+            "filesystem": self.protocol,
+            "data_in_ram": False,
+            "object_store": self.endpoint or "the provider's endpoint",
+        }
+
+    def record(self) -> dict[str, Any] | None:
+        path = self / RECORD
+        try:
+            if path._call("read", lambda fs, key: fs.size(key)) > LARGEST_RECORD:
+                raise ValueError("too large")
+            value = json.loads(path._call("read", lambda fs, key: fs.cat_file(key)))
+            if not isinstance(value, dict):
+                raise ValueError("not a JSON object")
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: cannot be read: {error}; give another --data") from None
+        return {printable(key): clean(item) for key, item in value.items()}
+
+    def claim(self, record: Mapping[str, Any]) -> None:
+        found = self.record()
+        if found is None:
+            if self._listed(""):
+                raise UserError(f"{self}: not empty, and not started by this command; give another prefix")
+            text = json.dumps(record, indent=1).encode()
+            (self / RECORD)._put(lambda fs, key: fs.pipe_file(key, text))
+            found = self.record() or {}
+        wanted = json.loads(json.dumps(record))  # through JSON, like what was found: tuples become lists
+        if found != wanted:
+            differ = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+            raise UserError(
+                f"{self}: holds a data set made with another {', '.join(differ)}; remove it or give another prefix"
+            )
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        present = self._listed("")
+        return [name for name in names if name not in present]
+
+    def present(self, split: str) -> set[str]:
+        return self._listed(split)
+
+    def require_space(self, needed: int) -> None:
+        """Object stores do not say how much room they have."""
+
+    def write(self, name: str, fill: Callable[[int], None]) -> int:
+        # Objects appear whole. Formats write to a descriptor and some go back in it, so a file is made first.
+        try:
+            file = tempfile.NamedTemporaryFile(prefix="mlhpc-")
+        except OSError as error:
+            raise self._no_room(error) from error
+        with file:
+            try:
+                fill(file.fileno())
+                size = file.seek(0, 2)
+            except OSError as error:
+                raise self._no_room(error) from error
+            (self / name)._put(lambda fs, key: fs.put_file(file.name, key))
+            return size
+
+    def _no_room(self, error: OSError) -> UserError:
+        return UserError(
+            f"{tempfile.gettempdir()}: cannot be written: {error.strerror or error}; a file of the data set is "
+            "made there before it is sent: set TMPDIR to a folder with room"
+        )
+
+    def size(self, name: str) -> int:
+        return int((self / name)._existing("opened", lambda fs, key: fs.size(key)))
+
+    def read(self, name: str) -> Bytes:
+        return np.frombuffer((self / name)._existing("read", lambda fs, key: fs.cat_file(key)), np.uint8)
+
+    def open(
+        self, name: str, statistics: ReadStatistics, *, transfer: int, direct: bool, streaming: bool
+    ) -> CountedFile:
+        return ObjectFile(self / name, statistics, transfer=transfer, streaming=streaming)
+
+    def read_range(self, start: int, end: int) -> bytes:
+        """Bytes ``start`` to ``end``, not included, of the object that this is the URL of: one GET request."""
+        return bytes(self._existing("read", lambda fs, key: fs.cat_file(key, start=start, end=end)))
+
+    def _listed(self, below: str) -> set[str]:
+        """Names of the objects below this prefix and the folder ``below`` in it."""
+        place = self / below if below else self
+        try:
+            root, found = place._call("listed", lambda fs, key: (key.removesuffix(below), fs.find(key)))
+        except FileNotFoundError:
+            return set()
+        return {name.removeprefix(root).lstrip("/") for name in found}
+
+    def _existing(self, what: str, work: Callable[[Any, str], T]) -> T:
+        try:
+            return self._call(what, work)
+        except FileNotFoundError:
+            raise UserError(
+                f"{self}: cannot be {what}: there is no such object; generate the data again"
+            ) from None
+
+    def _put(self, work: Callable[[Any, str], object]) -> None:
+        try:
+            self._call("written", work)
+        except FileNotFoundError:
+            raise UserError(f"{self}: cannot be written: there is no such bucket; create it first") from None
+
+    def _call(self, what: str, work: Callable[[Any, str], T]) -> T:
+        """``work(file system, path)`` of this URL. Raises FileNotFoundError where there is no such object or
+        bucket, UserError for everything else."""
+        filesystem = _filesystem(self.protocol, self.endpoint, self.region, self.path_style, self.attempts)
+        try:
+            return work(filesystem, filesystem._strip_protocol(self.url))
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            # Each client library has types of its own for a server that is not there, or refuses.
+            reason = " ".join(str(error).split()) or type(error).__name__
+            denied = isinstance(error, PermissionError) or "redentials" in reason
+            hint = "the credentials (AWS_ACCESS_KEY_ID and so on)" if denied else "the server and the network"
+            raise UserError(f"{self}: cannot be {what}: {reason}; check {hint}") from error
+
+
+class ObjectFile(CountedFile):
+    """An object whose reads are GET requests. Not for several threads at once."""
+
+    def __init__(
+        self, place: ObjectStore, statistics: ReadStatistics, *, transfer: int, streaming: bool
+    ) -> None:
+        self._begin(str(place), statistics, transfer, streaming)
+        self._place = place
+        start = clock()
+        self.size = int(place._existing("opened", lambda fs, key: fs.size(key)))
+        statistics.opens += 1
+        statistics.open_s += clock() - start
+
+    def close(self) -> None:
+        pass
+
+    def _transfer_into(self, offset: int, out: Bytes) -> tuple[int, int, int]:
+        data = self._place.read_range(offset, offset + len(out))
+        out[: len(data)] = np.frombuffer(data, np.uint8)
+        return len(data), offset, len(out)
+
+
+@cache
+def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | None, attempts: int) -> Any:
+    """The client for a kind of store, one for each process. Raises UserError where it cannot be had."""
+    try:
+        import fsspec
+
+        kind = fsspec.get_filesystem_class(protocol)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{protocol}:// cannot be used: {error}; install mlhpc[s3] for s3://") from None
+    options: dict[str, Any] = {}
+    if protocol in ("s3", "s3a"):
+        by_path = bool(endpoint) if path_style is None else path_style
+        options = {
+            "endpoint_url": endpoint or None,
+            "client_kwargs": {"region_name": region} if region else {},
+            "config_kwargs": {
+                "connect_timeout": CONNECT_S,
+                "read_timeout": READ_S,
+                "retries": {"mode": "standard", "total_max_attempts": attempts},
+                "s3": {"addressing_style": "path" if by_path else "auto"},
+            },
+        }
+    elif endpoint or region:
+        raise UserError(f"storage.endpoints and storage.region are for s3://, not for {protocol}://")
+    # Neither listings nor instances are kept: another rank may have written meanwhile.
+    filesystem = kind(skip_instance_cache=True, use_listings_cache=False, **options)
+    if hasattr(filesystem, "retries"):
+        filesystem.retries = 2  # where a body ends early; botocore's attempts are inside
+    return filesystem

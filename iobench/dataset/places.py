@@ -1,0 +1,127 @@
+"""Where the files of a data set are: in a folder, or (``objects``) below a prefix in an object store."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mlhpc.common.data.generate import claim_folder, missing
+from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.files.untrusted import read_object
+from mlhpc.errors import UserError
+from mlhpc.iobench.definition.quantities import format_bytes
+from mlhpc.iobench.formats.access import Bytes, CountedFile, ReadStatistics
+
+RECORD = ".iobench.json"
+"""What the data set in a place is, beside it: a run refuses one of another workload."""
+
+
+class Place(Protocol):
+    """Names of files are ``train/00000.npz`` and so on. All methods raise UserError, except where they say
+    OSError."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, where it is one: only then has it a page cache and a device on this machine."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a result says of it."""
+
+    def record(self) -> dict[str, Any] | None:
+        """What data set it holds; None where there is none of this tool."""
+
+    def claim(self, record: Mapping[str, Any]) -> None:
+        """Make it the place of this data set. Raises UserError when it holds anything else."""
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Those files among ``names`` that it lacks, ready to be written."""
+
+    def present(self, split: str) -> set[str]:
+        """The files of ``train`` or ``validation`` that it has."""
+
+    def require_space(self, needed: int) -> None:
+        """Raise UserError when ``needed`` bytes certainly do not fit."""
+
+    def write(self, name: str, fill: Callable[[int], None]) -> int:
+        """Have ``fill`` write a file through a descriptor; returns its bytes. The file has its name only once
+        it is whole. Raises OSError too."""
+
+    def size(self, name: str) -> int:
+        """Bytes of a file. Raises OSError too."""
+
+    def read(self, name: str) -> Bytes:
+        """A whole file, not counted. Raises OSError too."""
+
+    def open(
+        self, name: str, statistics: ReadStatistics, *, transfer: int, direct: bool, streaming: bool
+    ) -> CountedFile:
+        """A file whose reads are counted."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of a file system."""
+
+    root: Path
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    @property
+    def folder(self) -> Path | None:
+        return self.root
+
+    def facts(self) -> dict[str, Any]:
+        there = filesystem_of(self.root)
+        return {"data": str(self.root.absolute()), "filesystem": there.type, "data_in_ram": there.is_ram}
+
+    def record(self) -> dict[str, Any] | None:
+        path = self.root / RECORD
+        try:
+            return read_object(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"{path}: cannot be read: {error}; generate the data again, or give another --data"
+            ) from None
+
+    def claim(self, record: Mapping[str, Any]) -> None:
+        claim_folder(self.root, dict(record), RECORD)
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        return missing(self.root, names)
+
+    def present(self, split: str) -> set[str]:
+        return {f"{split}/{name}" for name in os.listdir(self.root / split)}
+
+    def require_space(self, needed: int) -> None:
+        there = filesystem_of(self.root)
+        if needed > there.free_bytes:
+            raise UserError(
+                f"{self.root}: needs {format_bytes(needed)}, {there.mount_point} has "
+                f"{format_bytes(there.free_bytes)} free; free some, or make the data set "
+                "smaller (--set dataset.files=...)"
+            )
+
+    def write(self, name: str, fill: Callable[[int], None]) -> int:
+        with atomic.writing(self.root / name) as fd:
+            fill(fd)
+            return os.fstat(fd).st_size
+
+    def size(self, name: str) -> int:
+        return (self.root / name).stat().st_size
+
+    def read(self, name: str) -> Bytes:
+        return np.fromfile(self.root / name, np.uint8)
+
+    def open(
+        self, name: str, statistics: ReadStatistics, *, transfer: int, direct: bool, streaming: bool
+    ) -> CountedFile:
+        return CountedFile(
+            self.root / name, statistics, transfer=transfer, direct=direct, streaming=streaming
+        )

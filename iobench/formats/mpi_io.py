@@ -1,0 +1,72 @@
+"""Reading HDF5 files by MPI-IO, where h5py was built with it: HDF5's ``mpio`` driver, independent transfers.
+
+HDF5 reads by itself then. What is counted is each sample asked of it; the reads of the MPI library are not seen.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlhpc.errors import UserError, count
+from mlhpc.iobench.formats.access import Bytes, CountedFile, ReadStatistics, clock
+
+
+def require_mpi(ranks: int, shared: bool) -> None:
+    """Raise UserError unless h5py here can read by MPI-IO, and, for a file that all ``ranks`` open together
+    (``shared``), MPI has as many."""
+    import h5py
+
+    if not h5py.get_config().mpi:
+        raise UserError(
+            f"reader.mpi_io: h5py {h5py.version.version} here was built without MPI; install one that was "
+            "(HDF5_MPI=ON, or Debian's python3-h5py-mpi), or leave reader.mpi_io out"
+        )
+    size = _mpi().COMM_WORLD.size
+    if shared and size != ranks:
+        raise UserError(
+            f"reader.mpi_io: MPI has {count(size, 'rank')}, the run {ranks}; start it with mpirun or srun --mpi"
+        )
+
+
+def _mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UserError(f"reader.mpi_io needs mpi4py with its MPI library: {error}") from None
+    return MPI
+
+
+class MpiFile(CountedFile):
+    """A file that HDF5 itself reads. ``shared``: all ranks open and close it together."""
+
+    def __init__(self, path: Path, statistics: ReadStatistics, shared: bool) -> None:
+        self._begin(path, statistics, 0, False)
+        self._shared = shared
+        try:
+            self.size = os.stat(path).st_size
+        except OSError as error:
+            raise UserError(f"{path}: cannot be opened: {error.strerror}; check the data folder") from error
+
+    def open(self) -> Any:
+        """The ``h5py.File``. Raises OSError."""
+        import h5py
+
+        mpi, start = _mpi(), clock()
+        opened = h5py.File(
+            self.path, "r", driver="mpio", comm=mpi.COMM_WORLD if self._shared else mpi.COMM_SELF
+        )
+        self._statistics.opens += 1
+        self._statistics.open_s += clock() - start
+        return opened
+
+    def read_dataset(self, dataset: Any, offset: int, out: Bytes) -> None:
+        """``out`` from byte ``offset`` of a dataset of bytes; one read. Raises OSError."""
+        begin = clock()
+        dataset.read_direct(out, np.s_[offset : offset + len(out)])
+        self._statistics.add(begin, clock(), offset, len(out), self._previous_end)
+        self._previous_end = offset + len(out)
+
+    def close(self) -> None:
+        pass
