@@ -28,8 +28,8 @@ def recode(
     archive: int | None = None,
 ) -> None:
     """Write the samples of ``train/`` and ``validation/`` of ``source`` to ``out`` in the format ``codec`` (None:
-    as they are), with a manifest. ``archive``: the number of samples to pack into each file. ``packer`` compresses files
-    of ``gzip``. The ranks share the files, ``workers`` threads in each; what is complete is kept.
+    as they are), with a manifest. ``archive``: the number of samples to pack into each file. ``packer`` compresses
+    files of ``gzip``. The ranks share the files, ``workers`` threads in each; what is complete is kept.
 
     Called by all ranks. Raises UserError, the same on all ranks, when ``source`` is no data set, lacks what its
     manifest lists or has a damaged file, and when ``out`` cannot be written or holds something else.
