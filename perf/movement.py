@@ -102,9 +102,9 @@ class Costs:
 
     @property
     def binding(self) -> str:
-        parts = {"activations and model": self.activations, "all-reduce": self.all_reduce,
-                 "samples": max((s for s in self.sample if s is not None), default=0.0)}  # fmt: skip
-        return max(parts, key=lambda name: parts[name])
+        seconds = {"activations and model": self.activations, "all-reduce": self.all_reduce,
+                   "samples": max((s for s in self.sample if s is not None), default=0.0)}  # fmt: skip
+        return max(seconds, key=lambda name: seconds[name])
 
 
 def costs(machine: Machine, *, moved: float, sample: float, gradients: float, local_batch_size: int) -> Costs:

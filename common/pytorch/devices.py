@@ -154,8 +154,8 @@ def wants_graphs(training: Any) -> bool:
 
 def activities(device: torch.device) -> list[ProfilerActivity]:
     """What a profiler has to record to see the work of ``device``."""
-    accelerators = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
-    kind = accelerators.get(device.type)
+    recorded = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+    kind = recorded.get(device.type)
     return [ProfilerActivity.CPU] if kind is None else [ProfilerActivity.CPU, kind]
 
 

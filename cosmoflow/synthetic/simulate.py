@@ -48,15 +48,15 @@ def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int1
     counts = np.empty((grid, grid, grid, len(scales)), np.int16)
     for channel, moved in enumerate(gravity.paths(cosmology, modes, scales, simulation.cola_steps)):
         if simulation.particles <= grid:
-            count = gravity.counts(moved, grid)
+            in_voxels = gravity.counts(moved, grid)
         else:
-            count = gravity.cloud_counts(moved, simulation.particles**3, rng)
-        if count.max() > np.iinfo(np.int16).max:
+            in_voxels = gravity.cloud_counts(moved, simulation.particles**3, rng)
+        if in_voxels.max() > np.iinfo(np.int16).max:
             raise UserError(
-                f"universe {universe} has {count.max()} particles in a voxel, more than an int16 holds; "
+                f"universe {universe} has {in_voxels.max()} particles in a voxel, more than an int16 holds; "
                 "set data.simulation.particles lower or data.simulation.grid higher"
             )
-        counts[..., channel] = count
+        counts[..., channel] = in_voxels
     return counts, unit
 
 

@@ -53,7 +53,9 @@ def make_steps(
     """The compiled steps of ``model``, with gradients averaged over ranks."""
     average: Callable[[list[Tensor]], list[Tensor]] | None = None
     if world.size > 1:
-        from mlhpc.common.ranks.horovod_world import average_gradients as average
+        from mlhpc.common.ranks.horovod_world import average_gradients
+
+        average = average_gradients
     return Steps(
         make_train_step(model, optimizer, average, sample_dtype), make_eval_step(model, sample_dtype)
     )

@@ -91,9 +91,8 @@ class Delta:
 
     def lines(self, frame: Frame) -> Lines:
         """The lines of a frame. Raises UserError when it is malformed."""
-        if self.name == "delta-small":
-            frame = library.inflated(frame, ("codes", "raw"))
-        return delta.parse(frame)
+        small = self.name == "delta-small"
+        return delta.parse(library.inflated(frame, ("codes", "raw")) if small else frame)
 
     def finite_lines(self, frame: Frame) -> Lines:
         """``lines``. Raises UserError also where a value is not finite."""

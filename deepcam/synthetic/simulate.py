@@ -56,7 +56,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     simulation = _checked(data)
     rows, columns, _ = data.sample_shape
     counts = {"train": data.train_samples, "validation": data.eval_samples, "test": simulation.test_samples}
-    folders = [folder for folder, count in counts.items() for _ in range(count)]
+    folders = [folder for folder, samples in counts.items() for _ in range(samples)]
     tasks = [(sample, [f"{folder}/data-{sample:06d}.h5"]) for sample, folder in enumerate(folders)]
     settings = {"generator": GENERATOR, **data.model_dump(mode="json")}
     write = partial(_write, simulation, rows, columns, out)
@@ -64,7 +64,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     if made or not (out / STATISTICS).exists():
         train = [name for _, (name,) in tasks[: data.train_samples]]
         with progress(len(train), "statistics", "files", show=world.rank == 0) as advance:
-            write_statistics(out, train, world, workers, lambda count: advance(count * world.size))
+            write_statistics(out, train, world, workers, lambda done: advance(done * world.size))
     if made or not (out / manifest.NAME).exists():
         facts = {
             "benchmark": "deepcam",

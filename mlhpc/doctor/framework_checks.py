@@ -8,8 +8,8 @@ from mlhpc.common.ranks.launch import Framework
 from mlhpc.doctor.check_result import CheckResult, Node, Status
 
 MIN_DRIVER = {13: 580, 12: 525, 11: 450}
-"""The oldest Linux driver branch for a major version of CUDA (CUDA Toolkit release notes, "CUDA Toolkit and
-Minimum Required Driver Version for CUDA Minor Version Compatibility")."""
+"""The oldest Linux driver branch for a major version of CUDA (NVIDIA, "CUDA Compatibility", table 1:
+docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
 
 
 def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterator[CheckResult]:

@@ -112,8 +112,10 @@ class Shard(NamedTuple):
 def shards_of(split: Split, images: int) -> list[Shard]:
     """The shards of a split with this number of images. Image n is record n // shards of shard n % shards, so that
     each has its part of every class."""
-    count = max(-(-images // _IN_A_SHARD[split]), min(_FEWEST_SHARDS, images))
-    return [Shard(f"{split}/{split}-{n:05d}-of-{count:05d}", range(n, images, count)) for n in range(count)]
+    shards = max(-(-images // _IN_A_SHARD[split]), min(_FEWEST_SHARDS, images))
+    return [
+        Shard(f"{split}/{split}-{n:05d}-of-{shards:05d}", range(n, images, shards)) for n in range(shards)
+    ]
 
 
 def write_shard(

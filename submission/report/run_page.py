@@ -110,8 +110,8 @@ def _hero(run: RunDirectory, reasons: Sequence[str]) -> list[tuple[str, str, str
     if reasons or result is None:
         ended = run.log.time_to_train_s if run.log else None
         also = f"The clock ran for {duration(ended)}; that is not a time to train." if ended else ""
-        number = "Not ended" if running(run) else "No score"
-        cells = [("Time to train", number, also, "big none" if number == "No score" else "big")]
+        shown = "Not ended" if running(run) else "No score"
+        cells = [("Time to train", shown, also, "big none" if shown == "No score" else "big")]
     else:
         also = f"without staging: {duration(result.time_to_train_without_staging_s)}"
         cells = [("Time to train, staging included", duration(result.time_to_train_s), also, "big")]

@@ -56,8 +56,8 @@ def processes(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:
     if not rows:
         return None
     if len(ranks) == 1:
-        table = Table("process", ("of the one rank", "value"), tuple((row[0], row[1]) for row in rows))
-        return Section("Start-up, waiting and memory", "Start-up is before run_start.", (table,), half=True)
+        listed = Table("process", ("of the one rank", "value"), tuple((row[0], row[1]) for row in rows))
+        return Section("Start-up, waiting and memory", "Start-up is before run_start.", (listed,), half=True)
     head = ("over the ranks", "fastest or least", "median", "slowest or most", "on rank")
     chart = run_charts.rank_spread(ranks)
     about = f"Spread over {count(len(ranks), 'rank')}. Start-up is before run_start."
@@ -250,7 +250,7 @@ def _grouped(names: object) -> str:
     counts: dict[str, int] = {}
     for name in names if isinstance(names, list) else ():
         counts[str(name)] = counts.get(str(name), 0) + 1
-    return ", ".join(f"{number} × {name}" for name, number in counts.items()) or "none"
+    return ", ".join(f"{times} × {name}" for name, times in counts.items()) or "none"
 
 
 def _some(hosts: Sequence[str]) -> str:

@@ -130,18 +130,18 @@ def _curves(study: Study, axis: str, series: Sequence[str], panels: Panels) -> l
     for caption, drawn in panels:
         rows = []
         for cell in sorted(drawn, key=lambda cell: float(cell.settings[axis])):
-            spread = measured(cell)
-            mean, low, high = spread.interval
+            rates = measured(cell)
+            mean, low, high = rates.interval
             name = str(cell.settings[series[0]]) if series else ""
             rows.append(
                 {
                     "x": float(cell.settings[axis]),
                     "y": mean,
-                    "low": max(low, y_axis.low) if spread.has_interval else None,
-                    "high": high if spread.has_interval else None,
+                    "low": max(low, y_axis.low) if rates.has_interval else None,
+                    "high": high if rates.has_interval else None,
                     "series": name,
                     "cell": f"{name} {study.name(axis)} {cell.settings[axis]}".strip(),
-                    "rate": _rate(spread),
+                    "rate": _rate(rates),
                 }
             )
         says = "; ".join(f"{row['cell']}: {row['rate']}" for row in rows)
@@ -179,10 +179,10 @@ def _bars(study: Study, axis: str, panels: Panels) -> list[Figure]:
 
 
 def _column(cell: Cell, name: Value) -> dict[str, Any]:
-    spread = measured(cell)
-    mean, low, high = spread.interval
-    whisker = {"low": low, "high": high} if spread.has_interval else {}
-    return {"x": str(name), "value": mean, "top": plain(mean), "says": _rate(spread), **whisker}
+    rates = measured(cell)
+    mean, low, high = rates.interval
+    whisker = {"low": low, "high": high} if rates.has_interval else {}
+    return {"x": str(name), "value": mean, "top": plain(mean), "says": _rate(rates), **whisker}
 
 
 def _columns(
@@ -204,9 +204,9 @@ def _columns(
 
 def measured(cell: Cell) -> Spread:
     """The throughput of a cell that has runs."""
-    spread = cell.samples_per_s
-    assert spread is not None
-    return spread
+    rates = cell.samples_per_s
+    assert rates is not None
+    return rates
 
 
 def _rate(spread: Spread) -> str:

@@ -28,8 +28,8 @@ def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> d
     fields |= _memory(root)
     fields |= _storage(root)
     fields |= _network(root)
-    accelerators, about_them = _accelerators(env, root)
-    fields |= accelerators
+    of_accelerators, about_them = _accelerators(env, root)
+    fields |= of_accelerators
     hints |= about_them
     frameworks = software.frameworks()
     if len(frameworks) == 1:

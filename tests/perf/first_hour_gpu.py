@@ -46,18 +46,21 @@ class Check:
             return ""
         if self.name.endswith("-dali"):
             return "nvidia.dali"
+        if self.name == "energy":
+            return "pynvml"
         return "tensorflow" if self.name.startswith("cosmoflow") else "torch"
 
 
 def run_words(
-    benchmark: str, name: str, *settings: str, ranks: bool = False
+    benchmark: str, name: str, *settings: str, ranks: bool = False, codec: str = ""
 ) -> Callable[[int, Path], list[str]]:
-    """Two epochs of the smoke preset; with ``ranks``, one rank per GPU."""
+    """Two epochs of the smoke preset, with ``ranks`` on one rank per GPU, with ``codec`` on data encoded by it."""
+    folder = f"{benchmark}-{codec}" if codec else benchmark
 
     def words(gpus: int, work: Path) -> list[str]:
         # A batch that up to 16 ranks can share, the same for one rank, so that losses can be compared.
         chosen = ["training.max_epochs=2", "hyperparameters.global_batch_size=16", *settings]
-        data = ["--preset", "smoke", "--data", str(work / "data" / benchmark), "--seed", "7"]
+        data = ["--preset", "smoke", "--data", str(work / "data" / folder), "--seed", "7"]
         many = ["--ranks", str(gpus)] if ranks else []
         sets = [word for setting in chosen for word in ("--set", setting)]
         return [*MLHPC, "run", benchmark, *data, "--out", str(work / "runs" / name), *many, *sets]
@@ -105,19 +108,31 @@ def make(benchmark: str) -> Callable[[int, Path], list[str]]:
     ]
 
 
+def convert(benchmark: str, codec: str, *options: str) -> Callable[[int, Path], list[str]]:
+    def words(gpus: int, work: Path) -> list[str]:
+        folders = [str(work / "data" / name) for name in (benchmark, f"{benchmark}-{codec}")]
+        return [*MLHPC, "data", "convert", benchmark, *folders, "--codec", codec, *options]
+
+    return words
+
+
 CAPTURED = ("training.compile=true", "training.cuda_graphs=true")
+PYTORCH = "training.framework=pytorch"
 CHECKS = (
     Check("driver", "the driver is new enough, and PyTorch and TensorFlow see all GPUs", inside("driver")),
     *(
         Check(f"data-{name}", "data for the runs below", make(name))
         for name in ("cosmoflow", "deepcam", "resnet50")
     ),
+    Check("data-deepcam-delta", "the same, encoded", convert("deepcam", "delta", "--max-error", "1e-3")),
+    Check("data-cosmoflow-lut", "the same, encoded", convert("cosmoflow", "lut")),
     Check("events", "CUDA events time steps as the host's clock does", inside("events")),
     Check("pinned", "batches in page-locked memory are copied while a step computes", inside("pinned")),
     Check(
         "foreach", "LAMB and LARS: the fused path gives what one kernel per tensor gives", inside("foreach")
     ),
     Check("memory", "too little GPU memory is one line", inside("memory")),
+    Check("energy", "the driver counts the energy of every GPU", inside("energy")),
     Check("deepcam", "float32", run_words("deepcam", "deepcam"), trained("deepcam")),
     Check(
         "deepcam-float16",
@@ -143,6 +158,12 @@ CHECKS = (
         run_words("deepcam", "deepcam-dali", "loading.loader=dali"),
         agree("deepcam-dali", "deepcam", 0.05),
     ),
+    Check(
+        "deepcam-decode",
+        "encoded samples are decoded by the Triton kernel",
+        run_words("deepcam", "deepcam-decode", "loading.decode=device", codec="delta"),
+        agree("deepcam-decode", "deepcam", 0.1),
+    ),
     Check("resnet50", "float32", run_words("resnet50", "resnet50"), trained("resnet50")),
     Check(
         "resnet50-dali",
@@ -156,6 +177,36 @@ CHECKS = (
         "float16 with loss scaling",
         run_words("cosmoflow", "cosmoflow-float16", "training.precision=mixed_float16"),
         agree("cosmoflow-float16", "cosmoflow", 0.2),
+    ),
+    Check(
+        "cosmoflow-decode",
+        "encoded samples are looked up on the GPU",
+        run_words("cosmoflow", "cosmoflow-decode", "loading.decode=device", codec="lut"),
+        agree("cosmoflow-decode", "cosmoflow", 0.05),
+    ),
+    Check(
+        "pytorch-cosmoflow",
+        "CosmoFlow in PyTorch",
+        run_words("cosmoflow", "pytorch-cosmoflow", PYTORCH),
+        trained("pytorch-cosmoflow"),
+    ),
+    Check(
+        "pytorch-cosmoflow-bfloat16",
+        "bfloat16",
+        run_words("cosmoflow", "pytorch-cosmoflow-bfloat16", PYTORCH, "training.precision=mixed_bfloat16"),
+        agree("pytorch-cosmoflow-bfloat16", "pytorch-cosmoflow", 0.2),
+    ),
+    Check(
+        "pytorch-cosmoflow-graphs",
+        "CUDA graphs",
+        run_words("cosmoflow", "pytorch-cosmoflow-graphs", PYTORCH, *CAPTURED),
+        agree("pytorch-cosmoflow-graphs", "pytorch-cosmoflow", 0.05),
+    ),
+    Check(
+        "pytorch-cosmoflow-decode",
+        "encoded samples are looked up on the GPU",
+        run_words("cosmoflow", "pytorch-cosmoflow-decode", PYTORCH, "loading.decode=device", codec="lut"),
+        agree("pytorch-cosmoflow-decode", "pytorch-cosmoflow", 0.05),
     ),
     Check(
         "deepcam-ranks",
@@ -185,6 +236,13 @@ CHECKS = (
         "Horovod over several GPUs, each rank with its own",
         run_words("cosmoflow", "cosmoflow-ranks", ranks=True),
         agree("cosmoflow-ranks", "cosmoflow", 0.2),
+        gpus=2,
+    ),
+    Check(
+        "pytorch-cosmoflow-spatial",
+        "samples cut in two, halos exchanged between GPUs by NCCL",
+        run_words("cosmoflow", "pytorch-cosmoflow-spatial", PYTORCH, "training.spatial=[2,1,1]", ranks=True),
+        agree("pytorch-cosmoflow-spatial", "pytorch-cosmoflow", 0.1),
         gpus=2,
     ),
 )
@@ -317,6 +375,23 @@ def inside_memory() -> None:
         assert "too little memory" in str(error) and "\n" not in str(error)
     else:
         raise AssertionError("the step found memory for 64 samples in a hundredth of the GPU")
+
+
+def inside_energy() -> None:
+    import torch
+
+    from mlhpc.common.host import energy
+
+    counters = energy.counters("nvidia")
+    assert not counters.problems, counters.problems
+    before, matrix = counters.joules(), torch.rand(4096, 4096, device="cuda")
+    start = time.monotonic()
+    while time.monotonic() - start < 5:
+        (matrix @ matrix).sum().item()
+    spent = counters.spent(before)
+    print(spent)
+    assert spent["counters"] == count_gpus() and not spent["problems"], spent
+    assert spent["joules"] > 100, "a GPU that computes for five seconds takes more than 20 W"
 
 
 # The table.

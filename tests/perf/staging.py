@@ -3,10 +3,11 @@
     python tests/perf/staging.py [--data DIR] [--target DIR] [--files 64] [--rounds 9] [--workers 8]
 
 The ways: ``cp -r --reflink=never``; the best unverified parallel copy, which is the fastest by median of ``cp``
-under ``xargs -P`` with 2, 4 and 8 processes; ``sendfile`` in one stream; the disk's read rate only (``dd`` to
-/dev/null); and staging with checksums. The rounds interleave the ways, in an order that rotates, so that a noisy
-machine is noisy for all; a ratio is taken within each round, and the result is its median with the 95% interval of
-the order statistics (Conover 1999, section 3.2: of nine rounds the second smallest to the second largest, 96%).
+under ``xargs -P`` with 2, 4 and 8 processes; ``sendfile`` in one stream; only reading, by one ``dd`` to /dev/null
+and by eight at a time, which shows whether one stream fills the disk; and staging with checksums. The rounds
+interleave the ways, each in a random order, so that a noisy machine is noisy for all; a ratio is taken within each
+round, and the result is its median with the 95% interval of the order statistics (Conover 1999, section 3.2: of
+nine rounds the second smallest to the second largest, 96%).
 Before each copy the source is dropped from the page cache and checked to be gone, and what the last copy left is
 written to disk. What lies below this machine (the host's cache, a server's) stays as it is. No way forces what it
 wrote to disk.
@@ -36,7 +37,8 @@ from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging.stage import stage
 
 SAMPLE = (128, 128, 128, 4)  # int16: 16.8 MB a file, as in the round 0.7 data set
-CP, READ = "cp -r --reflink=never", "read only (dd)"
+CP = "cp -r --reflink=never"
+READERS = {f"read only, {n} dd": n for n in (1, 8)}
 PARALLEL = {f"cp under xargs -P {n}": n for n in (2, 4, 8)}
 Way = Callable[[Path, Path], object]
 
@@ -82,10 +84,14 @@ def sendfile(source: Path, target: Path) -> None:
                 pass
 
 
-def read(source: Path, target: Path) -> None:
-    target.mkdir()
-    line = 'cat "$1"/train/* | dd of=/dev/null bs=1M status=none iflag=fullblock'
-    subprocess.run(["sh", "-c", line, "sh", source], check=True)
+def read(processes: int) -> Way:
+    line = 'ls "$1"/train/* | xargs -P "$2" -I {} dd if={} of=/dev/null bs=1M status=none'
+
+    def work(source: Path, target: Path) -> None:
+        target.mkdir()
+        subprocess.run(["sh", "-c", line, "sh", source, str(processes)], check=True)
+
+    return work
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -116,7 +122,8 @@ def main() -> None:
             return lambda source, target: stage(manifest, target, Solo(), "replicate", workers=workers)
 
         staging = {f"mlhpc, at most {n} files at once, checksums": ours(n) for n in options.workers}
-        ways: dict[str, Way] = {CP: cp, READ: read, "sendfile, one stream": sendfile}
+        ways: dict[str, Way] = {CP: cp, "sendfile, one stream": sendfile}
+        ways |= {name: read(n) for name, n in READERS.items()}
         ways |= {name: parallel_cp(n) for name, n in PARALLEL.items()} | staging
         rates: dict[str, list[float]] = {name: [] for name in ways}
         cpu: dict[str, list[float]] = {name: [] for name in ways}

@@ -110,9 +110,10 @@ def test_a_single_run_is_not_requeued(jobs):
     job = jobs.submit("run", settings=NEVER_ENDS)
     jobs.wait_for_epoch(jobs.out / "run.log")
     assert jobs.slurm.run("scontrol", "requeue", job).returncode != 0
-    # H4, H7: a signal to the ranks, as --signal sends before the time limit.
-    jobs.slurm.run("scancel", "--signal=TERM", job)
+    # H4, H7: a signal to the ranks, as --signal=USR1@30 sends before the time limit.
+    jobs.slurm.run("scancel", "--signal=USR1", job)
     jobs.wait_for_end(job)
+    assert "terminated by SIGUSR1" in jobs.output()
     assert statuses(jobs.out / "run.log") == ["aborted"], jobs.output()
     assert jobs.staged() == []
 
@@ -136,6 +137,7 @@ def test_a_run_that_loses_a_rank_names_it_and_leaves_no_stage(jobs):
     jobs.wait_for_end(job)
     assert jobs.output().count("mlhpc: rank 1 on n1 was lost in phase") == 1, jobs.output()
     assert statuses(jobs.out / "run.log") == ["aborted"]
+    assert result(jobs.out)["epochs"][0]["epoch"] == 1, "H10: what it had done before is kept"
     assert jobs.staged() == []
 
 

@@ -125,6 +125,26 @@ def test_imports_have_no_cycles():
     assert below.keys() - free == set()
 
 
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_no_function_shadows_an_import(path):
+    """A name that is a function on one line and a number on the next misleads readers and linters."""
+    tree = ast.parse((ROOT / path).read_text())
+
+    def imports(nodes):
+        found = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        return {(alias.asname or alias.name).split(".")[0] for node in found for alias in node.names}
+
+    of_the_module = imports(tree.body)
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            nodes = list(ast.walk(function))
+            bound = {
+                node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }
+            shadowed = bound & (of_the_module | imports(nodes))
+            assert not shadowed, f"{path}: {function.name} gives {', '.join(shadowed)} a second meaning"
+
+
 def test_no_folder_has_more_than_16_files():
     folders = [path.parent for path in FILES if path.name != "__init__.py"]
     assert {str(folder) for folder in folders if folders.count(folder) > 16} == set()

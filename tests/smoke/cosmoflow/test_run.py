@@ -132,16 +132,24 @@ def test_resuming_with_other_settings_is_refused(tiny_data, one_rank, tmp_path):
     assert done.returncode == 2 and "other settings" in done.stderr
 
 
-def test_a_terminated_run_is_recorded_as_aborted(tiny_data, tmp_path):
+@pytest.mark.parametrize(
+    ("sent", "checkpoints", "remedy"),
+    [
+        (signal.SIGTERM, 1, "continue from its checkpoint with --resume"),
+        (signal.SIGUSR1, 0, "its record is in"),
+    ],
+)
+def test_a_terminated_run_is_recorded_as_aborted(tiny_data, tmp_path, sent, checkpoints, remedy):
+    """SIGUSR1 as ``sbatch --signal=USR1@30`` sends it."""
     out = tmp_path / "out"
-    run = start_mlhpc(
-        "run", "cosmoflow", "--data", tiny_data, "--out", out, *settings("training.max_epochs=500")
-    )
-    wait_for(lambda: (out / "run.log").exists() and "eval_error" in (out / "run.log").read_text())
-    run.send_signal(signal.SIGTERM)
+    saved = out / ("checkpoint.npz" if checkpoints else "run.log")
+    more = settings("training.max_epochs=500", f"training.checkpoint_epochs={checkpoints}")
+    run = start_mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *more)
+    wait_for(lambda: saved.exists() and "eval_error" in (out / "run.log").read_text())
+    run.send_signal(sent)
     error = run.communicate(timeout=60)[1]
-    assert run.returncode == 143 and "SIGTERM" in error
-    assert f"--resume {out}" in error or f"its record is in {out}" in error
+    assert run.returncode == 128 + sent and sent.name in error
+    assert f"{remedy} {out}" in error
     stops = [r for r in mllog(out) if r["key"] == "run_stop"]
     assert [r["metadata"]["status"] for r in stops] == ["aborted"]
     assert result(out)["status"] == "aborted" and result(out)["time_to_train_s"] is None
@@ -199,6 +207,8 @@ def test_invalid_input_is_a_one_line_error_with_status_2_and_an_aborted_log(
     assert not list(tmp_path.rglob("*.part"))
     if (out / "run.log").exists() and "run_start" in (out / "run.log").read_text():
         assert mllog(out)[-1]["metadata"]["status"] == "aborted"
+    if message == ".tfrecord, ":
+        assert "eval_start" not in {r["key"] for r in mllog(out)}, "a network of NaN is not evaluated"
 
 
 def test_results_are_never_overwritten(tiny_data, one_rank):
@@ -241,6 +251,7 @@ def test_a_batch_size_that_the_ranks_do_not_divide_is_refused(tiny_data, tmp_pat
     done = mlhpc("run", "cosmoflow", *words, *settings("hyperparameters.global_batch_size=9"))
     lines = [line for line in done.stderr.splitlines() if line.startswith("mlhpc: ")]
     assert done.returncode == 2 and len(lines) == 1 and "cannot be shared equally" in lines[0]
+    assert done.stderr.count("cannot be shared equally") == 1, "rank 1, whose lines have a prefix, is silent"
     assert not (tmp_path / "o").exists()
 
 

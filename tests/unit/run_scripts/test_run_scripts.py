@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from configparser import ConfigParser
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,43 @@ def test_only_jobs_that_can_continue_are_requeued_and_append_to_their_output(scr
     assert "#SBATCH --no-requeue\n" in (FOLDER / "run.sbatch").read_text()
     text = (FOLDER / f"{script}.sbatch").read_text()
     assert "#SBATCH --requeue\n" in text and "#SBATCH --open-mode=append\n" in text
+
+
+JOBS = sorted(FOLDER.glob("*.sbatch"))
+
+
+@pytest.mark.parametrize("path", JOBS, ids=name)
+def test_jobs_have_whole_nodes_and_git_ignores_their_output(path):
+    text = path.read_text()
+    assert "#SBATCH --exclusive\n" in text
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    outputs = re.findall(r"(?:#SBATCH --output=| -o )(\S+)", text)
+    assert outputs
+    for output in outputs:
+        assert any(fnmatch(output, pattern) for pattern in ignored), output
+
+
+@pytest.mark.parametrize(
+    "path", [*JOBS, *(ROOT / "docs" / f"{page}.md" for page in ("campaigns", "sites", "studies"))], ids=name
+)
+def test_every_task_of_a_job_array_has_an_output_of_its_own(path):
+    for line in path.read_text().replace("\\\n", " ").splitlines():
+        if "sbatch" in line and "--array=" in line:
+            assert re.search(r" -o \S*%A_%a", line), line
+
+
+def test_the_doctor_of_the_page_on_sites_gets_the_folders_of_the_site(run, tmp_path):
+    """Line after line as somebody types them, with every variable set before it is used."""
+    section = (ROOT / "docs/sites.md").read_text().partition("## 3. ")[2]
+    typed = re.search(r"((?:    .+\n)+)", section)[1].replace("MLHPC_SITE=mine", "MLHPC_SITE=slurm")
+    (tmp_path / "typed.sh").write_text(f"set -eu\n{typed}")
+    (tmp_path / "bin" / "salloc").write_text(STARTER)
+    (tmp_path / "bin" / "salloc").chmod(0o755)
+    allocation, call = run(tmp_path / "typed.sh")
+    assert (allocation[0], call[0]) == ("salloc", "srun")
+    options = understood(call)
+    assert options.benchmark == "cosmoflow" and "77" in str(options.stage) and "77" in str(options.out)
+    assert options.data == tmp_path / "scratch" / "data" / "cosmoflow-closed"
 
 
 def rank(stage, *command):

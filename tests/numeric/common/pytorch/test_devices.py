@@ -1,14 +1,17 @@
 """The device of a rank on any vendor's machine: which one, errors for a missing one and for too little memory."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
+from mlhpc.benchmarks import load
 from mlhpc.common.host.accelerators import Accelerator
 from mlhpc.common.pytorch import devices as module
 from mlhpc.common.pytorch.devices import device_events, oom_as_user_error, peak_memory, pick_device
 from mlhpc.common.ranks.torch_world import backend_for
+from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -41,6 +44,19 @@ def test_too_little_memory_is_a_one_line_error_in_any_phase(error):
     with pytest.raises(UserError, match=r"too little (host )?memory for this run") as raised:
         train()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("trainer", ["cosmoflow.pytorch", "deepcam", "resnet50"])
+def test_too_little_memory_anywhere_in_a_training_is_a_one_line_error(monkeypatch, trainer):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    train = import_module(f"mlhpc.{trainer}.train")
+    benchmark, _, framework = trainer.partition(".")
+    run = load.load(benchmark, "smoke", [f"training.framework={framework}"] if framework else [])
+    monkeypatch.setattr(train, "divide_batch", full)
+    with pytest.raises(UserError, match="too little memory"):
+        train.train(run, Path(), None, 1, None, Solo(), None)
 
 
 def test_too_little_host_memory_is_a_one_line_error():

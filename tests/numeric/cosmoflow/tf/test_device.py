@@ -1,13 +1,19 @@
 """What CosmoFlow does for a GPU, without one: TensorFlow's device calls and its results are the test's."""
 
 import threading
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from mlhpc.cosmoflow.tf import device
+from mlhpc.benchmarks import load
+from mlhpc.common.ranks.world import Solo
+from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D
+from mlhpc.cosmoflow.tf import device, train
 from mlhpc.errors import UserError
 
 
@@ -38,6 +44,20 @@ def test_batches_copied_to_the_device_keep_order_and_values():
     assert all(isinstance(x, tf.Tensor) and x.dtype == tf.int16 for x, _ in moved)
     assert [(int(x[0, 0]), float(y[0])) for x, y in moved] == [(n, float(n)) for n in range(4)]
     assert list(device.to_device(iter(batches), None)) == batches
+
+
+def test_the_next_batch_is_copied_while_a_step_computes():
+    read = [threading.Event(), threading.Event()]
+
+    def batches():
+        for event in read:
+            event.set()
+            yield np.zeros(1), np.zeros(1)
+
+    moved = device.to_device(batches(), "CPU:0")
+    next(moved)
+    assert read[1].wait(30), "the second batch is read only when the loop asks for it"
+    moved.close()
 
 
 def test_an_error_of_a_reader_is_raised_by_the_copy():
@@ -87,3 +107,39 @@ def test_too_little_memory_is_a_one_line_error():
     with pytest.raises(UserError, match="too little memory") as raised, device.oom_as_user_error():
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\ntensor with shape[64,64]")
     assert "\n" not in str(raised.value)
+
+
+def training():
+    """CosmoFlow's training, with a log that records nothing."""
+    log = SimpleNamespace(span=lambda *_, **__: nullcontext())
+    train.train(load.load("cosmoflow", "smoke"), Path(), None, 1, None, Solo(), log)
+
+
+def test_too_little_memory_anywhere_in_a_training_is_a_one_line_error(monkeypatch):
+    def full(*_, **__):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+
+    monkeypatch.setattr(train, "build_model", full)
+    with pytest.raises(UserError, match="too little memory"):
+        training()
+
+
+class Built(Exception):
+    """A network would be built now."""
+
+
+@pytest.mark.parametrize(("gpu", "layer"), [("GPU:0", keras.layers.Conv3D), (None, MinimalConv3D)])
+def test_a_gpu_trains_without_the_kernels_of_processors(monkeypatch, gpu, layer):
+    """Nor is XLA started for them, which would compile on the GPU."""
+    started = []
+
+    def build(*_, conv3d, **__):
+        raise Built(conv3d)
+
+    monkeypatch.setattr(train, "use_one_gpu", lambda local_rank: gpu)
+    monkeypatch.setattr(train, "start_xla", lambda: started.append("XLA"))
+    monkeypatch.setattr(train, "build_model", build)
+    with pytest.raises(Built) as built:
+        training()
+    assert built.value.args == (layer,)
+    assert started == ([] if gpu else ["XLA"])

@@ -149,6 +149,7 @@ def test_idle_and_slow_connections_do_not_delay_ranks(rendezvous, monkeypatch):
     with ThreadPoolExecutor(3) as pool:
         zero = pool.submit(call, rendezvous, [0], 2, 30.0)
         strangers = [knock(rendezvous.ports[0]) for _ in range(40)]
+        strangers[-1].sendall(b"x")  # now, so that it is served before the rank
         pool.submit(drip, strangers[-1], done)
         (one,) = call(rendezvous, [1], 2, timeout_s=30.0)
         assert len(one.roll) == 2
