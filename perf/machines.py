@@ -277,9 +277,9 @@ _END = ""
 
 def _lines(text: str) -> dict[str, int]:
     """The line of each table and key, and of the end."""
-    written = text.splitlines()
-    lines, table = {_END: max(1, len(written))}, ""
-    for number, line in enumerate(written, 1):
+    rows = text.splitlines()
+    lines, table = {_END: max(1, len(rows))}, ""
+    for number, line in enumerate(rows, 1):
         if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
             table = header[1]
             lines[table] = number
