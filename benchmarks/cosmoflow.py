@@ -109,8 +109,8 @@ class Hyperparameters(schema.Hyperparameters):
 class Training(schema.HorovodTraining, schema.DdpTraining):
     cpu_kernels: bool = Field(
         True,
-        description="on a CPU, this suite's own convolutions (in PyTorch, with pooling) instead of the "
-        "framework's; same function",
+        description="on a CPU, this suite's own convolutions instead of the framework's; same function",
+        json_schema_extra=schema.only_in("tensorflow"),
     )
     augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
     weights: str = Field(

@@ -5,6 +5,7 @@ import ctypes
 import os
 import threading
 import time
+from contextlib import suppress
 
 SPIN_S = 1e-3
 """Waits up to this are spent spinning."""
@@ -13,7 +14,8 @@ WAKE_S = 2e-4
 at the same time, so on a node with more ranks than cores a longer part would delay them."""
 HOLD_S = 2e-5
 """Before the deadline the interpreter lock is kept: giving it away may cost more than what is left."""
-LOWEST_PRIORITY = 19
+READER_NICENESS = 4
+"""The most that leaves a thread its I/O priority, which Linux derives from niceness in steps of five (ioprio_set(2))."""
 _PR_SET_TIMERSLACK = 29  # linux/prctl.h
 
 clock = time.perf_counter
@@ -26,10 +28,10 @@ def sharpen_timers() -> None:
 
 
 def give_way() -> None:
-    """Let this thread have a core only when the loop does not want it. The time that the loop takes up is an
-    accelerator's, and no reader slows that down; on a machine with fewer cores than threads it would be preempted
-    for milliseconds."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+    """Let this thread have a core less than the loop. The time that the loop takes up is an accelerator's, and no
+    reader slows that down; on a machine with fewer cores than threads it would be preempted for milliseconds."""
+    with suppress(OSError):  # where it is not permitted, steps oversleep more, and say so
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), READER_NICENESS)
 
 
 def occupy(seconds: float) -> float:

@@ -106,12 +106,9 @@ class Block(nn.Module):
             x = with_halo(x, kernel, group)
         elif kernel % 2 == 0:  # padded at the end, as TensorFlow does; PyTorch's own "same" warns of a copy
             x = nn.functional.pad(x, ((kernel - 1) // 2, kernel // 2) * 3)
-        x = self.convolve(x, pool)
-        return nn.functional.leaky_relu(x + self.bias.to(x.dtype).view(-1, 1, 1, 1), LEAK)
-
-    def convolve(self, x: Tensor, pool: bool) -> Tensor:
         x = self.convolution(x)
-        return nn.functional.max_pool3d(x, 2) if pool else x
+        x = nn.functional.max_pool3d(x, 2) if pool else x
+        return nn.functional.leaky_relu(x + self.bias.to(x.dtype).view(-1, 1, 1, 1), LEAK)
 
 
 def coarse(counts: Tensor, halvings: int) -> Tensor:

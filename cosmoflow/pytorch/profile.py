@@ -15,7 +15,6 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import Feed, Profile, Request
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.pytorch.batches import Batches
-from mlhpc.cosmoflow.pytorch.cpu_blocks import use_cpu_kernels
 from mlhpc.cosmoflow.pytorch.metric import training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
@@ -36,8 +35,6 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
     model = CosmoFlowNet(run.network, shape, dropout=hparams.dropout, channels_last=training.channels_last)
     place(model, device, channels_last=training.channels_last, dimensions=3)
     order = modules_in_order(model, torch.zeros((1, *shape), device=device))
-    if device.type == "cpu" and training.cpu_kernels and training.channels_last:
-        use_cpu_kernels(model)
     wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
     step = make_train_step(
         wrapped,

@@ -37,7 +37,6 @@ from mlhpc.common.training.finite import require_finite
 from mlhpc.common.training.staging import staging
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.pytorch.batches import Batches
-from mlhpc.cosmoflow.pytorch.cpu_blocks import use_cpu_kernels
 from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
@@ -86,8 +85,6 @@ def train(
         if training.weights:
             start = to_pytorch(load_weights(Path(training.weights), run.network), run.network)
             model.load_state_dict({name: torch.from_numpy(value) for name, value in start.items()})
-        if device.type == "cpu" and training.cpu_kernels and training.channels_last:
-            use_cpu_kernels(model)
         place(model, device, channels_last=channels_last, dimensions=3)
         optimizer = make_optimizer(hparams, model.parameters())
         scaler = make_scaler(training.precision, device)

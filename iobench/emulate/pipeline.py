@@ -188,6 +188,7 @@ class Pipeline:
             samples.close()
 
     def _run_preprocessing(self, number: int) -> None:
+        give_way()
         try:
             while True:
                 with self._change:

@@ -13,6 +13,8 @@ SPREAD = 0.03
 """By how much rates of equal runs may differ."""
 APART = 1.3
 """Of the largest share of a read that the runs allow to the smallest: above that they say little about it."""
+LEAST = 0.01
+"""Share of a read: two ranks that were more than twice as fast as one share nothing that could be measured."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Fit:
     def told_apart(self) -> bool:
         """Whether the two ranks competed for the storage enough to say how many more it can serve."""
         low, high = self.exclusive
-        return high <= APART * low
+        return low > LEAST and high <= APART * low
 
     @property
     def error(self) -> float:

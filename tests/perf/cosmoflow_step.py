@@ -36,7 +36,6 @@ FLOP_PER_SAMPLE_128 = 0.193e12
 Step = Callable[[], object]
 VARIANTS: dict[str, dict[str, bool]] = {
     "pytorch": {},
-    "plain": {"kernels": False},
     "channels_first": {"channels_last": False},
     "compiled": {"compiled": True},
     "no_keep_memory": {"keep": False},
@@ -96,7 +95,6 @@ def pytorch_step(
     compiled: bool = False,
     keep: bool = True,
     onednn: bool = True,
-    kernels: bool = True,
 ) -> Step:
     from functools import partial
 
@@ -105,7 +103,6 @@ def pytorch_step(
     from mlhpc.common.host.malloc import keep_memory
     from mlhpc.common.pytorch.devices import place
     from mlhpc.common.pytorch.step import make_scaler, make_train_step
-    from mlhpc.cosmoflow.pytorch.cpu_blocks import use_cpu_kernels
     from mlhpc.cosmoflow.pytorch.metric import training_loss
     from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
     from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
@@ -115,8 +112,6 @@ def pytorch_step(
     torch.backends.mkldnn.set_flags(onednn)
     device = torch.device("cpu")
     model = CosmoFlowNet(Network(), x.shape[1:], channels_last=channels_last)
-    if kernels and channels_last and not compiled:
-        use_cpu_kernels(model)
     place(model, device, channels_last=channels_last, dimensions=3)
     optimizer = make_optimizer(_hyperparameters(x), model.parameters())
     loss_of = partial(training_loss, model=model, weight_decay=0.0)

@@ -97,6 +97,12 @@ def test_two_ranks_that_press_the_storage_tell_how_many_it_can_serve():
     assert tight.service.device_s == pytest.approx(SERVICE.device_s, rel=0.05)
 
 
+def test_two_ranks_of_more_than_twice_the_rate_tell_nothing():
+    known = workload(threads=1)
+    one, two = results_of(known, SERVICE)
+    assert not fit(known, [one, {**two, "samples_per_s": 2.07 * one["samples_per_s"]}]).told_apart
+
+
 def test_runs_that_no_service_times_explain_are_called_that():
     """Two ranks half as fast as one: slower than if each waited for the other all the time."""
     known = workload(threads=1)
