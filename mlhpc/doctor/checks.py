@@ -73,7 +73,8 @@ def _check_node(
     yield from _cores(node)
     if unbound := node.get("unbound"):
         yield CheckResult("fail", "binding", unbound, "on a login node, start this on a compute node instead")
-    yield from _binding(node)
+    else:
+        yield from _binding(node)
     yield from _threads(node)
     yield from _gpus(node, framework)
     yield from _energy(node)
