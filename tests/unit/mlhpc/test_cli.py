@@ -1,6 +1,7 @@
 """The command line as a user meets it: few options, pinned; mistakes are one line and status 2."""
 
 import argparse
+import json
 import shlex
 import shutil
 import subprocess
