@@ -69,7 +69,10 @@ def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
 
 def _is_amd(root: Path) -> bool:
     """Whether the processors are AMD's, or Hygon's of the same design."""
-    return re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)$", _text(root / "proc/cpuinfo"), re.M) is not None
+    return (
+        re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)$", _text(root / "proc/cpuinfo"), re.M)
+        is not None
+    )
 
 
 def _is_denied(path: Path) -> bool:

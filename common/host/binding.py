@@ -134,8 +134,8 @@ def _lists(bind: str, ranks: int, allowed: Cores) -> tuple[Cores, ...]:
         ) from None
     if len(given) < ranks or not all(given):
         raise UserError(
-            f"{_named(bind)}: cores for {count(sum(map(bool, given)), 'rank')}, and {count(ranks, 'rank')} on this "
-            "machine; give one list per local rank, separated by ':'"
+            f"{_named(bind)}: cores for {count(sum(map(bool, given)), 'rank')}, and {count(ranks, 'rank')} on "
+            "this machine; give one list per local rank, separated by ':'"
         )
     for rank, cores in enumerate(given[:ranks]):
         if missing := cores - allowed:
@@ -149,8 +149,8 @@ def _lists(bind: str, ranks: int, allowed: Cores) -> tuple[Cores, ...]:
 def _shares(ranks: int, allowed: Cores, root: Path) -> tuple[Cores, ...]:
     if ranks > len(allowed):
         raise UserError(
-            f"{_named('cores')}: {count(ranks, 'rank')}, and only {count(len(allowed), 'core')} ({ranges(allowed)}); "
-            "start fewer ranks"
+            f"{_named('cores')}: {count(ranks, 'rank')}, and only {count(len(allowed), 'core')} "
+            f"({ranges(allowed)}); start fewer ranks"
         )
     own = {node: cores & allowed for node, cores in numa_nodes(root).items()}
     known = _union(own.values())

@@ -148,7 +148,7 @@ def test_crays_counters_stand_in_for_those_that_cannot_be_read(tmp_path, monkeyp
 
 
 def run_on(folder, nodes, local_size, root_of, machine_of=str):
-    """The figures of a run on ``nodes`` whose sysfs is ``root_of(node)``, and whose machine ``machine_of(node)``."""
+    """The figures of a run on ``nodes`` whose sysfs is ``root_of(node)``, on ``machine_of(node)``."""
     for node in range(nodes):
         booted(root_of(node), machine_of(node))
 

@@ -52,9 +52,7 @@ def test_the_parts_of_a_server_are_told_apart(tmp_path):
 @pytest.mark.parametrize("vendor", ["AuthenticAMD", "HygonGenuine"])
 def test_a_package_of_amd_that_linux_lists_once_per_die_counts_once(tmp_path, vendor):
     """Linux 6.10 and 6.11 on Zen 4: each die's zone reads the register of the package."""
-    dies = {
-        f"intel-rapl:{zone:x}": (f"package-{zone // 12}-die-{zone % 12}", AMD_UJ) for zone in range(24)
-    }
+    dies = {f"intel-rapl:{zone:x}": (f"package-{zone // 12}-die-{zone % 12}", AMD_UJ) for zone in range(24)}
     root = processors_of(powercap(tmp_path, dies), vendor)
     assert joules(rapl(root)) == {"package-0": 1.0, "package-1": 1.0}
     assert rapl(root).problems == () and set(rapl(root).wraps) == {"package-0", "package-1"}
