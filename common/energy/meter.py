@@ -117,8 +117,9 @@ class Meter:
             each.start()
             self._tell(each)
         if any(each.counters.reads for each in self._sums):
-            self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="energy", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def halt(self) -> None:
         """Read nothing any more. A reading that does not return within seconds is left alone."""
