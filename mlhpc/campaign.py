@@ -16,7 +16,7 @@ from rich.text import Text
 
 from mlhpc.benchmarks import load, rules
 from mlhpc.campaign_checks import check_options, check_settings, rule_context
-from mlhpc.campaign_placement import cores_of, gpu_environment, srun_options
+from mlhpc.campaign_placement import bind_environment, cores_of, gpu_environment, srun_options
 from mlhpc.campaign_record import Campaign, RunState, attempts, read_run, save, score_of, show
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks.hostlist import expand_hosts
@@ -41,6 +41,8 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     for warning in rules.enforce(rule_context(campaign)):
         line = f"{warning.severity}: {rules.sentence(warning)}"
         say(console, Text(line, style="yellow"))
+    if bind_environment(campaign, os.environ):
+        say(console, "MLHPC_BIND lists the cores of a whole node: instances that share one run unbound")
     names = campaign.names if number is None else [campaign.names[number - 1]]
     with locked(campaign.out, names[0] if number else None, "campaign") as lock_fds:
         check_settings(campaign)
@@ -138,16 +140,22 @@ def _start(
         *(["--stage", str(campaign.stage)] if campaign.stage else []),
     ]
     output = campaign.out / f"{name}.out" if campaign.instances > 1 else None
+    unbound = bind_environment(campaign, os.environ)
     if in_slurm(os.environ):
         options = srun_options(campaign, slot, os.environ)
         return start_run(
-            arguments, ranks=campaign.ranks, srun_options=options, output=output, lock_fds=lock_fds
+            arguments,
+            ranks=campaign.ranks,
+            srun_options=options,
+            output=output,
+            env=unbound,
+            lock_fds=lock_fds,
         )
     return start_run(
         arguments,
         ranks=campaign.ranks,
         output=output,
-        env=gpu_environment(campaign, slot),
+        env=gpu_environment(campaign, slot) | unbound,
         cores=cores_of(campaign, slot),
         lock_fds=lock_fds,
     )

@@ -66,6 +66,13 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
         )
 
 
+def bind_environment(campaign: Campaign, env: Mapping[str, str]) -> dict[str, str]:
+    """The variable that leaves an instance unbound, where instances share a node and MLHPC_BIND lists the cores of
+    the whole node's ranks: each would take the first lists. Empty otherwise."""
+    listed = env.get("MLHPC_BIND", "") not in ("", "none", "cores")
+    return {"MLHPC_BIND": "none"} if listed and campaign.instances > campaign.nodes else {}
+
+
 def cores_of(campaign: Campaign, slot: int) -> set[int]:
     """The cores of an instance on this machine; empty if there are too few to give each its own."""
     cores = sorted(os.sched_getaffinity(0))

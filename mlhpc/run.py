@@ -28,6 +28,7 @@ from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding, parse_ranges
 from mlhpc.common.host.provenance import describe_environment
+from mlhpc.common.pages.text import printable
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.environment import set_variables
@@ -39,7 +40,7 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
 from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated
-from mlhpc.errors import UserError
+from mlhpc.errors import QUIET, UserError
 from mlhpc.errors import count as counted
 from mlhpc.run_result import Conclusion, last_line, write_text
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
@@ -151,8 +152,9 @@ def prepare(
     Raises UserError when the rules forbid the run, the data set does not exist, or the folder holds results.
     """
     _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, evict)))[0], world)
-    if world.rank == 0 and (source := run.hyperparameters_from):
-        sys.stderr.write(f"mlhpc: {source}\n")
+    source = run.hyperparameters_from
+    if world.rank == 0 and source and not os.environ.get(QUIET):
+        sys.stderr.write(f"mlhpc: {printable(source)}\n")  # from a config.toml it may be any text
     on_rank0(world, lambda: manifest.require_folder(paths.data))
     on_all_ranks(world, lambda: _check_stage(paths.stage))
     if resume := paths.resume:

@@ -4,7 +4,7 @@ NVIDIA's through NVML (package nvidia-ml-py; Volta and later), AMD's through amd
 the files of the i915 and xe drivers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -16,6 +16,8 @@ from mlhpc.common.host import accelerators
 from mlhpc.common.host.accelerators import Vendor
 
 _NONE = Counters("accelerators")
+_Found = tuple[dict[str, Read], tuple[str, ...]]
+"""Counters by name, and what tells the devices from others."""
 
 
 def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -> Counters:
@@ -30,7 +32,7 @@ def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -
     return _intel(root) if vendor == "intel" else _NONE
 
 
-def _library(source: str, module: str, install: str, reads_of: Callable[[Any], dict[str, Read]]) -> Counters:
+def _library(source: str, module: str, install: str, found_by: Callable[[Any], _Found]) -> Counters:
     """Any error of a vendor's library means no figures, never a run that ends."""
     none = replace(_NONE, source=source)
     try:
@@ -40,15 +42,24 @@ def _library(source: str, module: str, install: str, reads_of: Callable[[Any], d
     except Exception as error:  # amdsmi of PyPI comes without libamd_smi.so, and its import raises KeyError
         return replace(none, problems=(f"{source} cannot load its library ({said(error)}): {install}",))
     try:
-        reads = reads_of(library)
+        reads, devices = found_by(library)
     except Exception as error:
         return replace(
             none, problems=(f"{source} cannot read the devices ({said(error)}): check the driver",)
         )
-    return answering("accelerators", source, reads, f"{source} has no energy counter for these devices")
+    found = answering("accelerators", source, reads, f"{source} has no energy counter for these devices")
+    return replace(found, devices=devices)
 
 
-def _nvidia(nvml: Any) -> dict[str, Read]:
+def _identities(devices: Sequence[Any], identity: Callable[[Any], object]) -> tuple[str, ...]:
+    """The UUIDs of devices, or their numbers where the driver does not say: each rank of a node may see others."""
+    try:
+        return tuple(str(identity(device)) for device in devices)
+    except Exception:  # each vendor's library raises classes of its own
+        return tuple(map(str, range(len(devices))))
+
+
+def _nvidia(nvml: Any) -> _Found:
     """nvmlDeviceGetTotalEnergyConsumption: millijoules since the driver was loaded (NVML API reference)."""
     nvml.nvmlInit()
 
@@ -56,10 +67,11 @@ def _nvidia(nvml: Any) -> dict[str, Read]:
         return float(nvml.nvmlDeviceGetTotalEnergyConsumption(device)) / 1e3
 
     devices = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-    return {f"GPU {number}": partial(joules, device) for number, device in enumerate(devices)}
+    reads: dict[str, Read] = {f"GPU {n}": partial(joules, device) for n, device in enumerate(devices)}
+    return reads, _identities(devices, lambda device: nvml.nvmlDeviceGetUUID(device))
 
 
-def _amd(amdsmi: Any) -> dict[str, Read]:
+def _amd(amdsmi: Any) -> _Found:
     """amdsmi_get_energy_count: a counter and the microjoules of one count (AMD SMI Python API). Of the two dies of
     an MI250X only the first counts, for both; ROCm before 6.4 calls the counter ``power``."""
     amdsmi.amdsmi_init()
@@ -69,8 +81,9 @@ def _amd(amdsmi: Any) -> dict[str, Read]:
         counter = count["energy_accumulator"] if "energy_accumulator" in count else count["power"]
         return float(counter) * float(count["counter_resolution"]) / 1e6
 
-    devices = enumerate(amdsmi.amdsmi_get_processor_handles())
-    return {f"GPU {number}": partial(joules, device) for number, device in devices}
+    devices = amdsmi.amdsmi_get_processor_handles()
+    reads: dict[str, Read] = {f"GPU {n}": partial(joules, device) for n, device in enumerate(devices)}
+    return reads, _identities(devices, lambda device: amdsmi.amdsmi_get_gpu_device_uuid(device))
 
 
 def _without_second_dies(found: Counters) -> Counters:

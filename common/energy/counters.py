@@ -33,7 +33,8 @@ class Counters:
 
     ``source``: what they are read with. ``reads``: one per counter, by its name. ``problems``: why there are none,
     or why one is left out, a line each; empty too for a node without what they count. ``wraps``: joules at which a
-    counter starts again from zero; one without an entry never does.
+    counter starts again from zero; one without an entry never does. ``devices``: what tells the accelerators that
+    this process can see from others, with or without a counter.
     """
 
     measured: Measured
@@ -41,6 +42,7 @@ class Counters:
     reads: Mapping[str, Read] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     wraps: Mapping[str, float] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

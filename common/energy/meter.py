@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from mlhpc.errors import count
 EVERY_S = 10.0
 """Seconds between two readings: a package at 1 kW passes the smallest range of RAPL, 65.5 kJ, in 65 s, and a
 reading takes less than a millisecond."""
+HALT_S = 5.0
+"""Seconds that the end of a run waits for a reading in progress: a driver may block for ever."""
 NAMES: dict[Measured, str] = {
     "accelerators": "accelerators",
     "processors": "processors",
@@ -39,18 +42,51 @@ def _either(first: Counters, second: Counters) -> Counters:
 
 
 def meter_of(world: World, accelerators: bool, root: Path = Path("/")) -> "Meter":
-    """What measures the run of ``world``. Called by all ranks."""
-    found = counters_of_node(accelerators, root) if world.local_rank == 0 else []
-    uncounted = world.local_rank == 0 and not any(counters.measured == "node" for counters in found)
+    """What measures the run of ``world``. Called by all ranks: the first rank of each machine reads its counters,
+    whatever the launcher counts as a node."""
+    found = counters_of_node(accelerators, root)
+    own = next((each.devices for each in found if each.measured == "accelerators"), ())
+    ranks = world.gather((_machine(root), own))
+    machines = [machine for machine, _ in ranks]
+    machine = machines[world.rank]
+    reads = machines.index(machine) == world.rank
+    if reads:
+        on_machine = {device for where, devices in ranks if where == machine for device in devices}
+        found = _with_hidden(found, set(own), on_machine)
+    else:
+        found = []
+    uncounted = reads and not any(counters.measured == "node" for counters in found)
     names = world.gather(os.environ.get("SLURMD_NODENAME") if uncounted else None)
     slurm = None
     if world.rank == 0 and any(names) and counts_nodes(sampled_by := plugin()):
         slurm = SlurmNodes([name for name in names if name], sampled_by)
-    return Meter(world, found, slurm)
+    return Meter(world, found, slurm, nodes=len(set(machines)))
+
+
+def _machine(root: Path) -> str:
+    """What is the same for all processes of a machine, also in its containers: the identity of its kernel since
+    it started (Linux, random(4)), else the host's name."""
+    try:
+        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _with_hidden(found: list[Counters], own: set[str], all_devices: set[str]) -> list[Counters]:
+    """``found`` with a problem where other ranks of the machine see accelerators that this one does not."""
+    if own >= all_devices:
+        return found
+    problem = (
+        f"counters of {len(own)} of {len(all_devices)} devices: the others are hidden from the rank that reads "
+        "(srun: give the GPUs to the node, --gpus-per-node, and --gpu-bind=none)"
+    )
+    first = next((each for each in found if each.measured == "accelerators"), Counters("accelerators"))
+    others = [each for each in found if each.measured != "accelerators"]
+    return [replace(first, problems=(*first.problems, problem)), *others]
 
 
 class Meter:
-    """Reads ``counters`` from the start of a run to its stop."""
+    """Reads ``counters`` from the start of a run to its stop. ``nodes``: machines of the run."""
 
     def __init__(
         self,
@@ -58,42 +94,58 @@ class Meter:
         counters: Sequence[Counters],
         slurm: SlurmNodes | None = None,
         every_s: float = EVERY_S,
+        halt_s: float = HALT_S,
+        nodes: int = 1,
     ) -> None:
-        self._world, self._slurm, self._every_s = world, slurm, every_s
+        self._world, self._slurm, self._nodes = world, slurm, nodes
+        self._every_s, self._halt_s = every_s, halt_s
         self._sums = [Sum(each) for each in counters]
         self._record: Callable[[str, float], None] = lambda measured, joules: None
         self._halted = threading.Event()
         self._thread: threading.Thread | None = None
+        self._blocked = False
 
     def start(self, record: Callable[[str, float], None]) -> None:
         """Read the counters, and from now on every ten seconds, from a thread. ``record(measured, joules)`` gets
-        what this rank's counters of a kind have counted since."""
+        what this rank's counters of a kind have counted since. Called by all ranks, which read their counters when
+        Slurm has answered: on many nodes that takes seconds, in which none has started."""
         self._record = record
         if self._slurm:
             self._slurm.start()
+        self._world.barrier()
         for each in self._sums:
             each.start()
             self._tell(each)
         if any(each.counters.reads for each in self._sums):
-            self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="energy", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def halt(self) -> None:
-        """Read nothing any more."""
+        """Read nothing any more. A reading that does not return within seconds is left alone."""
         self._halted.set()
         if self._thread:
-            self._thread.join()
+            self._thread.join(self._halt_s)
+            self._blocked = self._thread.is_alive()
             self._thread = None
 
     def stop(self) -> tuple[dict[Measured, dict[str, Any]], list[str]]:
         """What all nodes have used since ``start``, by what was measured (``result.json``, docs/architecture.md),
         and a line on each figure that is missing or incomplete. Called by all ranks."""
         self.halt()
-        host = socket.gethostname() if self._world.nodes > 1 else ""
-        spent = [each.spent(host) for each in self._sums] + ([self._slurm.spent()] if self._slurm else [])
-        for each in self._sums:
-            self._tell(each)
-        found = figures([one for of_rank in self._world.gather(spent) for one in of_rank], self._world.nodes)
+        host = socket.gethostname() if self._nodes > 1 else ""
+        if self._blocked:
+            problem = f"a counter did not answer within {self._halt_s:g} s"
+            spent = [
+                Spent(each.counters.measured, each.counters.source, 0.0, 0, 0, [problem], host)
+                for each in self._sums
+            ]
+        else:
+            spent = [each.spent(host) for each in self._sums]
+            for each in self._sums:
+                self._tell(each)
+        spent += [self._slurm.spent()] if self._slurm else []
+        found = figures([one for of_rank in self._world.gather(spent) for one in of_rank], self._nodes)
         return found, [line for line in map(_warning, found, found.values()) if line]
 
     def _run(self) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from mlhpc.common.energy.counters import Counters, Measured, Read, answering, reading
 
-_ZONE = re.compile(r"intel-rapl:\d+(?P<part>:\d+)?")
+_ZONE = re.compile(r"intel-rapl:[0-9a-f]+(?P<part>:[0-9a-f]+)?")
+"""powercap numbers zones in hexadecimal digits (Linux, drivers/powercap/powercap_sys.c, "%s:%x")."""
 
 
 def rapl(root: Path = Path("/")) -> Counters:
@@ -17,8 +18,15 @@ def rapl(root: Path = Path("/")) -> Counters:
     die, ``intel-rapl:0:1`` a part of it. Memory (``dram``) is listed as a part but counted apart (Intel, Software
     Developer's Manual, volume 3, "RAPL Domains"). Left out: core and uncore, which the package contains; psys,
     which contains the packages; intel-rapl-mmio, the same packages read in another way.
+
+    AMD's processors have one counter per package. Linux 6.10 and 6.11 list it once per die there, as
+    ``package-0-die-1``, each the energy of the whole package (mended in 6.12: "Fix the energy-pkg event for AMD
+    CPUs"), so that one zone of each package counts.
     """
-    zones = _zones(root / "sys/class/powercap")
+    zones, doubled = _zones(root / "sys/class/powercap", one_per_package=_is_amd(root))
+    if doubled:
+        problem = f"two counters (RAPL) are called {doubled}, and may count the same energy"
+        return Counters("processors", "RAPL, packages", problems=(problem,))
     if not zones:
         return Counters("processors")
     source = (
@@ -40,8 +48,9 @@ def rapl(root: Path = Path("/")) -> Counters:
     return Counters("processors", source, found.reads, found.problems + unknown, wraps)
 
 
-def _zones(folder: Path) -> dict[str, Path]:
-    """Packages and memory by name; a second one of a name has its folder's beside it."""
+def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
+    """Packages and memory by name, and a name that two zones have, or "". ``one_per_package``: dies of a package
+    are the same counter."""
     zones: dict[str, Path] = {}
     for zone in sorted(folder.glob("*")):
         number, name = _ZONE.fullmatch(zone.name), _text(zone / "name")
@@ -50,8 +59,20 @@ def _zones(folder: Path) -> dict[str, Path]:
             name = f"dram of {_text(package / 'name')}"
         elif not number or number["part"] or not name.startswith("package"):
             continue
-        zones[name if name not in zones else f"{name} ({zone.name})"] = zone
-    return zones
+        if one_per_package:
+            name = re.sub(r"-die-\d+$", "", name)
+        elif name in zones:
+            return {}, name
+        zones.setdefault(name, zone)
+    return zones, ""
+
+
+def _is_amd(root: Path) -> bool:
+    """Whether the processors are AMD's, or Hygon's of the same design."""
+    return (
+        re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)$", _text(root / "proc/cpuinfo"), re.M)
+        is not None
+    )
 
 
 def _is_denied(path: Path) -> bool:

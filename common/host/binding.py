@@ -94,6 +94,11 @@ def asked(option: str | None) -> str:
     return option or os.environ.get("MLHPC_BIND") or "none"
 
 
+def _named(bind: str) -> str:
+    """Where the user finds ``bind``."""
+    return f"MLHPC_BIND={bind}" if os.environ.get("MLHPC_BIND") == bind else f"--bind {bind}"
+
+
 def bind_this_rank(option: str | None) -> None:
     """Bind this process as ``asked``, if it is a rank of another launcher, or the only one. Launchers share out
     cores themselves, so theirs are bound to lists of cores only. Raises UserError."""
@@ -125,17 +130,17 @@ def _lists(bind: str, ranks: int, allowed: Cores) -> tuple[Cores, ...]:
         given = [parse_ranges(text) for text in bind.split(":")]
     except ValueError as error:
         raise UserError(
-            f"--bind {bind}: {error}; give cores, none, or the cores of each local rank, such as 0-3:4-7"
+            f"{_named(bind)}: {error}; give cores, none, or the cores of each local rank, such as 0-3:4-7"
         ) from None
     if len(given) < ranks or not all(given):
         raise UserError(
-            f"--bind {bind}: cores for {count(sum(map(bool, given)), 'rank')}, and {count(ranks, 'rank')} on this "
-            "machine; give one list per local rank, separated by ':'"
+            f"{_named(bind)}: cores for {count(sum(map(bool, given)), 'rank')}, and {count(ranks, 'rank')} on "
+            "this machine; give one list per local rank, separated by ':'"
         )
     for rank, cores in enumerate(given[:ranks]):
         if missing := cores - allowed:
             raise UserError(
-                f"--bind {bind}: local rank {rank} cannot have core {ranges(missing)}; this process may use "
+                f"{_named(bind)}: local rank {rank} cannot have core {ranges(missing)}; this process may use "
                 f"{ranges(allowed)} (under srun: --cpu-bind=none)"
             )
     return tuple(given[:ranks])
@@ -144,8 +149,8 @@ def _lists(bind: str, ranks: int, allowed: Cores) -> tuple[Cores, ...]:
 def _shares(ranks: int, allowed: Cores, root: Path) -> tuple[Cores, ...]:
     if ranks > len(allowed):
         raise UserError(
-            f"--bind cores: {count(ranks, 'rank')}, and only {count(len(allowed), 'core')} ({ranges(allowed)}); "
-            "start fewer ranks"
+            f"{_named('cores')}: {count(ranks, 'rank')}, and only {count(len(allowed), 'core')} "
+            f"({ranges(allowed)}); start fewer ranks"
         )
     own = {node: cores & allowed for node, cores in numa_nodes(root).items()}
     known = _union(own.values())

@@ -237,12 +237,14 @@ def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int
         return min(cores, _number(env, "SLURM_CPUS_PER_TASK"))
     if BOUND in env or info.local_size == 1:
         return cores
-    return max(1, min(cores, _cores_of_launcher(info) // info.local_size))
+    return max(1, min(cores, _cores_of_launcher(info, env) // info.local_size))
 
 
-def _cores_of_launcher(info: RankInfo) -> int:
+def _cores_of_launcher(info: RankInfo, env: Mapping[str, str]) -> int:
     """Cores that the process which started this rank may run on. In Slurm that is a daemon outside of the job:
-    then this rank's."""
+    then those of the job step on this node (srun(1), SLURM_CPUS_ON_NODE), else this rank's."""
+    if info.launcher == "srun" and "SLURM_CPUS_ON_NODE" in env:
+        return _number(env, "SLURM_CPUS_ON_NODE")
     try:
         return len(os.sched_getaffinity(0 if info.launcher == "srun" else os.getppid()))
     except OSError:

@@ -90,6 +90,8 @@ class RunLog:
     ) -> None:
         if self._heartbeat:
             self._heartbeat.stop()
+        if self._meter:  # also where the run was left before its clock started
+            self._meter.halt()
         with self._closing:  # not while another thread records the loss of a rank
             self._events.close()
         if self._mllog:

@@ -159,13 +159,16 @@ def _rules_json(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from mlhpc.common.host.binding import asked, bind_this_rank, cores_of_ranks
+    from mlhpc.common.host.binding import asked, cores_of_ranks
     from mlhpc.common.ranks.local import run_local
 
     if options.ranks < 0:
         raise UserError(f"--ranks {options.ranks}: give 1 or more")
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
-        cores = cores_of_ranks(asked(None), options.ranks)
+        try:
+            cores = cores_of_ranks(asked(None), options.ranks)
+        except UserError:
+            cores = ()  # a failed check of the ranks
         return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv], cores=cores)
     from rich.console import Console
 
@@ -184,7 +187,6 @@ def _doctor(options: argparse.Namespace) -> int:
         return describe_system(options.set, options.out, Console(stderr=True))
     if options.set:
         raise UserError("--set is for the system description: add --system")
-    bind_this_rank(None)  # as a run here would
     folders = Folders(options.data, options.stage, options.out)
     if not options.json:
         return doctor(options.benchmark, folders, Console())

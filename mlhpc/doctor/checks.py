@@ -71,7 +71,10 @@ def _check_node(
     remedy = "" if supported else "use Python 3.11 or 3.12"
     yield CheckResult("pass" if supported else "fail", "Python", node["python"], remedy)
     yield from _cores(node)
-    yield from _binding(node)
+    if unbound := node.get("unbound"):
+        yield CheckResult("fail", "binding", unbound, "on a login node, start this on a compute node instead")
+    else:
+        yield from _binding(node)
     yield from _threads(node)
     yield from _gpus(node, framework)
     yield from _energy(node)

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from mlhpc.benchmarks import registry
+from mlhpc.common.host.binding import asked, bind_this_rank, cores_of_ranks
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks import launch
-from mlhpc.common.ranks.environment import RankInfo
+from mlhpc.common.ranks.environment import BOUND, RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.doctor.check_result import CheckResult, Status
 from mlhpc.doctor.checks import check_nodes, clocks
@@ -55,7 +56,8 @@ def examine_all(
         show(results)
         return False, results
     results = []
-    nodes = gather_nodes(rank_info, lambda: examine(rank_info, framework, folders, env), env)
+    unbound = {"unbound": _bind(rank_info)}
+    nodes = gather_nodes(rank_info, lambda: examine(rank_info, framework, folders, env) | unbound, env)
     if rank_info.rank == 0:
         results = [*check_nodes(nodes, rank_info, benchmark, framework, env), *clocks(nodes)]
         if rank_info.size > 1 and not rank_info.leader:
@@ -69,6 +71,17 @@ def examine_all(
         results.append(started)
     failed = any(result.status == "fail" for result in results)
     return not failed, results if rank_info.rank == 0 else None
+
+
+def _bind(rank_info: RankInfo) -> str:
+    """Bind this rank as a run here would. Returns why it cannot be, or ""."""
+    try:
+        bind_this_rank(None)
+        if rank_info.launcher == "mlhpc" and BOUND not in os.environ:  # its parent would have bound it
+            cores_of_ranks(asked(None), rank_info.local_size)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def describe_system(settings: Sequence[str], out: Path | None, console: Console) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from mlhpc.common.data import manifest
 from mlhpc.common.data.partition import files_of_node
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.files.filesystem import filesystem_of
-from mlhpc.common.host.binding import asked, cores_of_ranks, ranges
+from mlhpc.common.host.binding import Cores, asked, cores_of_ranks, ranges
 from mlhpc.common.host.memory import usable_bytes
 from mlhpc.common.pages.terminal import say
+from mlhpc.common.pages.text import printable
 from mlhpc.common.ranks.environment import identify
 from mlhpc.doctor.memory import rank_memory
-from mlhpc.errors import count
+from mlhpc.errors import UserError, count
 from mlhpc.run import RunPaths, context_of, requested, seed_of
 from mlhpc.submission.check.content import findings_content
 from mlhpc.submission.report.summary import size
@@ -40,7 +42,15 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     if paths.resume:
         seed_of(paths.resume, run)
     findings = rules.findings(context_of(run, paths, options.evict))
-    cores = cores_of_ranks(asked(options.bind), ranks) if here.launcher == "none" else ()
+    cores: Sequence[Cores] = ()
+    unbound = None
+    if here.launcher == "none":
+        try:
+            cores = cores_of_ranks(asked(options.bind), ranks)
+        except UserError as error:
+            if options.bind:
+                raise
+            unbound = str(error)  # a site's lists are for its compute nodes, and this may be a login node
     steps = run.data.train_samples // run.hyperparameters.global_batch_size
     return {
         "benchmark": run.benchmark,
@@ -49,6 +59,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
         "ranks": ranks,
         "nodes": nodes,
         "cores_of_ranks": [ranges(own) for own in cores] or None,
+        "binding_problem": unbound,
         "local_batch_size": local,
         "ranks_per_sample": together,
         "steps_per_epoch": steps,
@@ -106,6 +117,7 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
     lines = {
         "ranks": f"{count(facts['ranks'], 'rank')}{on}, {share}",
         **({"cores": ":".join(facts["cores_of_ranks"])} if facts["cores_of_ranks"] else {}),
+        **({"binding": f"not on this machine: {problem}"} if (problem := facts["binding_problem"]) else {}),
         "steps": f"{per_epoch} per epoch, at most {facts['max_steps']} in {facts['max_epochs']} epochs",
         "data": f"{data['path']}: {_size_of(data)}",
         "staging": _staging_line(staging),
@@ -122,7 +134,7 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
         line = f"{finding['severity']}: {finding['rule']}: {finding['expected']}; found {finding['actual']}; "
         console.print(Text(line + finding["remedy"], style="yellow"))
     if source := facts["settings"].get("hyperparameters_from"):
-        console.print(Text(str(HyperparametersSource(**source))))
+        console.print(Text(printable(HyperparametersSource(**source))))
     console.print(Text("settings", style="bold"))
     say(console, load.dumps(requested(options)[0]).rstrip())
     console.print(Text("dry run: nothing was started or written", style="bold"))

@@ -7,6 +7,7 @@ else are not taken.
 """
 
 import hashlib
+import json
 import math
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -79,6 +80,8 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
         if isinstance(value, bool) != (fields[key].annotation is bool):
             right = "a number or a name" if isinstance(value, bool) else "true or false"
             raise UserError(f"{path}: {key} {_short(value)}: not {right}")
+        if _has_text(value) and get_origin(fields[key].annotation) is not Literal:
+            raise UserError(f"{path}: {key} {_short(json.dumps(value))}: text, not a number")
         values[key] = _plain(value, fields[key].annotation)
     logged = {key: log.value(key) for key in fields if log.value(key) is not None}
     for key, why in _class_of(benchmark).unclear(logged):
@@ -119,6 +122,10 @@ def _plain(value: Any, annotation: Any) -> Any:
     if get_origin(annotation) is tuple and isinstance(value, int | float):
         return [value]
     return value
+
+
+def _has_text(value: Any) -> bool:
+    return any(isinstance(part, str) for part in (value if isinstance(value, list) else [value]))
 
 
 def _short(value: object) -> str:

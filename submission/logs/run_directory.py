@@ -258,8 +258,9 @@ def _log(path: Path) -> Log:
 
 def _environment(path: Path) -> dict[str, Any]:
     values = read_object(path)
-    Environment.model_validate_json(json.dumps(values))  # validates the types that readers rely on
-    return values
+    # Validates the types that readers rely on. "12.0" is a number of cores too: as readers want it.
+    checked = Environment.model_validate_json(json.dumps(values))
+    return values | ({"cores": checked.cores} if "cores" in values else {})
 
 
 def _missing_events(path: Path, ranks: int) -> list[tuple[str, str]]:

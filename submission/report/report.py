@@ -169,8 +169,10 @@ def _facts(run: RunDirectory) -> dict[str, str]:
     if env.get("cpu"):
         listed = env.get("accelerators")
         accelerators = ", ".join(map(str, listed if isinstance(listed, list) else ())) or "no accelerators"
-        cores = count(int(env.get("cores") or 0), "core")
-        facts["hardware"] = f"{env['cpu']}, {cores}, {env.get('memory_gib')} GiB, {accelerators}"
+        number, memory = env.get("cores"), env.get("memory_gib")
+        cores = count(number, "core") if number else "cores not known"
+        gib = "memory not known" if memory is None else f"{memory} GiB"
+        facts["hardware"] = f"{env['cpu']}, {cores}, {gib}, {accelerators}"
     if env.get("commit"):
         facts["commit"] = f"{env['commit']}{' with uncommitted changes' if env.get('dirty') else ''}"
     if packages := packages_of(run.benchmark, run.framework, env.get("packages")):

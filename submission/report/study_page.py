@@ -208,7 +208,7 @@ def _machine(environment: object) -> str:
     facts = environment if isinstance(environment, dict) else {}
     listed = facts.get("accelerators")
     accelerators = listed if isinstance(listed, list) else []
-    parts = [str(facts.get("cpu", "")), f"{facts.get('cores', '?')} cores"]
+    parts = [str(facts.get("cpu", "")), f"{facts.get('cores') or '?'} cores"]
     parts += [f"{len(accelerators)} × {accelerators[0]}"] if accelerators else ["no GPU"]
     return ", ".join(filter(None, parts))
 

@@ -21,7 +21,7 @@ out = pathlib.Path(words[words.index("--out") + 1])
 seed = int(words[words.index("--seed") + 1])
 with (here / "calls").open("a") as calls:
     call = {"name": out.name, "seed": seed, "words": words, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
-            "cores": sorted(os.sched_getaffinity(0))}
+            "cores": sorted(os.sched_getaffinity(0)), "bind": os.environ.get("MLHPC_BIND")}
     calls.write(json.dumps(call) + "\\n")
 deadline = time.monotonic() + 30
 while (here / "meet").exists() and (here / "calls").read_text().count('"seed"') < 2:

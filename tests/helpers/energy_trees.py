@@ -58,6 +58,22 @@ def powercap(root: Path, zones: Mapping[str, tuple[str, int]], microjoules: int 
     return root
 
 
+def processors_of(root: Path, vendor: str) -> Path:
+    """A /proc/cpuinfo of two cores that says who made them."""
+    (root / "proc").mkdir(parents=True, exist_ok=True)
+    core = f"vendor_id\t: {vendor}\ncpu family\t: 25\nflags\t\t: fpu vme\n\n"
+    (root / "proc/cpuinfo").write_text(f"processor\t: 0\n{core}processor\t: 1\n{core}")
+    return root
+
+
+def booted(root: Path, boot_id: str) -> Path:
+    """A machine of its own, as the kernel says it to all processes on it."""
+    folder = root / "proc/sys/kernel/random"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "boot_id").write_text(f"{boot_id}\n")
+    return root
+
+
 def count(root: Path, zone: str, microjoules: int) -> None:
     (root / "sys/class/powercap" / zone / "energy_uj").write_text(f"{microjoules}\n")
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.campaign_site import Site
 
 from mlhpc.benchmarks import load
-from mlhpc.campaign_placement import srun_options
+from mlhpc.campaign_placement import bind_environment, srun_options
 from mlhpc.campaign_record import Campaign
 from mlhpc.run_processes import is_locked
 
@@ -142,6 +142,27 @@ def test_instances_run_at_the_same_time_and_are_scored_as_throughput(site, monke
     # No accelerators, one machine: both instances use the same one node.
     assert (record["score"]["T"], record["score"]["S"]) == (1, 1)
     assert (site.out / "run_01.out").exists()
+
+
+@pytest.mark.parametrize(
+    ("instances", "bind", "own"), [(2, "0:1", "none"), (2, "cores", "cores"), (1, "0:1", "0:1")]
+)
+def test_instances_that_share_a_node_do_not_bind_to_the_same_list(
+    site, monkeypatch, capsys, instances, bind, own
+):
+    """The lists of a site are for the ranks of a whole node: each instance would take the first."""
+    monkeypatch.setenv("MLHPC_BIND", bind)
+    site.run("--instances", str(instances), "--runs", "2")
+    assert {call["bind"] for call in site.calls()} == {own}
+    assert ("share one run unbound" in capsys.readouterr().out) == (own == "none")
+
+
+def test_instances_with_nodes_of_their_own_are_bound(tmp_path):
+    run = load.load("cosmoflow", "smoke")
+    env = {"MLHPC_BIND": "0-15:16-31"}
+    for instances, own in ((1, {}), (2, {}), (4, {"MLHPC_BIND": "none"})):
+        campaign = Campaign(run, (), tmp_path, None, tmp_path, instances, instances, 0, nodes=2)
+        assert bind_environment(campaign, env) == own
 
 
 def test_interrupted_throughput_restarts_all_runs(site):

@@ -1,6 +1,7 @@
 """The command line as a user meets it: few options, pinned; mistakes are one line and status 2."""
 
 import argparse
+import json
 import shlex
 import shutil
 import subprocess
@@ -182,6 +183,23 @@ def test_a_mistake_is_a_one_line_error_with_status_2(argv, said, capsys, tmp_pat
     assert error.startswith("mlhpc: ") and error.count("\n") == 1
     assert said in error
     assert list(tmp_path.iterdir()) == [], "nothing half-written is left behind"
+
+
+def test_a_dry_run_on_a_login_node_says_that_it_lacks_the_cores_of_a_sites_lists(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLHPC_BIND", "60000:60001")
+    words = ["run", "cosmoflow", "--preset", "smoke", "--dry-run"]
+    assert cli.main(words) == 0
+    line = "MLHPC_BIND=60000:60001: local rank 0 cannot have core 60000"
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"binding not on this machine: {line}" in output and "dry run: nothing was started" in output
+    assert cli.main([*words, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["binding_problem"].startswith(line) and facts["cores_of_ranks"] is None
+    assert cli.main([*words, "--bind", "60001"]) == 2, "an option is for this machine"
+    assert "--bind 60001: local rank 0 cannot have" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback():

@@ -174,6 +174,27 @@ def test_a_laptop_without_frameworks_is_ready_for_one_rank(bare, tmp_path, capsy
     assert list(tmp_path.iterdir()) == [], "it only looks"
 
 
+def test_a_login_node_is_examined_although_it_lacks_the_cores_of_a_sites_lists(bare, monkeypatch, capsys):
+    monkeypatch.setenv("MLHPC_BIND", "60000:60001")
+    assert cli.main(["doctor"]) == 1
+    output = " ".join(capsys.readouterr().out.split())
+    assert "fail binding MLHPC_BIND=60000:60001: local rank 0 cannot have core 60000" in output
+    assert "Python" in output and "not ready for a run" in output
+
+
+def test_ranks_that_cannot_be_bound_are_examined_too(bare, monkeypatch, capsys):
+    """As mlhpc doctor --ranks 1 starts them: not bound."""
+    monkeypatch.setenv("MLHPC_BIND", "60000:60001")
+    for name, value in {"MLHPC_RANK": "0", "MLHPC_SIZE": "1", "MLHPC_TOKEN": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MLHPC_BOUND", raising=False)
+    assert cli.main(["doctor"]) == 1
+    assert "local rank 0 cannot have core 60000" in capsys.readouterr().out
+    monkeypatch.setenv("MLHPC_BOUND", "1")
+    cli.main(["doctor"])
+    assert "60000" not in capsys.readouterr().out
+
+
 def test_a_failed_check_gives_exit_status_1_and_the_reason(bare, tmp_path, capsys):
     assert cli.main(["doctor", "cosmoflow", "--data", str(tmp_path / "nowhere")]) == 1
     output = capsys.readouterr().out

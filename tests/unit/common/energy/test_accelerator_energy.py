@@ -107,3 +107,20 @@ def test_intel_counts_cards_once_though_tiles_have_files_too(tmp_path):
         (folder / "energy1_input").write_text(f"{microjoules}\n")
     assert list(joules(accelerator_counters("intel", tmp_path)).values()) == [5.0, 7.0]
     assert "no energy counter" in accelerator_counters("intel", tmp_path / "empty").problems[0]
+
+
+def test_devices_are_known_by_their_uuid_where_the_driver_says_it(monkeypatch):
+    """NVML numbers the devices that a process can see, so that each of two ranks may call its own 0."""
+    nvml = SimpleNamespace(nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
+                           nvmlDeviceGetHandleByIndex=lambda number: number,
+                           nvmlDeviceGetTotalEnergyConsumption=lambda device: 1,
+                           nvmlDeviceGetUUID=lambda device: f"GPU-{device + 7}")  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert accelerator_counters("nvidia").devices == ("GPU-7", "GPU-8")
+    amdsmi = SimpleNamespace(amdsmi_init=lambda: None, amdsmi_get_processor_handles=lambda: ["a", "b"],
+                             amdsmi_get_energy_count=lambda device: {"power": 1, "counter_resolution": 15.3},
+                             amdsmi_get_gpu_device_uuid=lambda device: f"uuid {device}")  # fmt: skip
+    monkeypatch.setitem(sys.modules, "amdsmi", amdsmi)
+    assert accelerator_counters("amd").devices == ("uuid a", "uuid b")
+    del amdsmi.amdsmi_get_gpu_device_uuid
+    assert accelerator_counters("amd").devices == ("0", "1")

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from helpers.energy_trees import CRAY_EX, SERVER, count, pm_counters, powercap
+from helpers.energy_trees import CRAY_EX, SERVER, booted, count, pm_counters, powercap
 from helpers.scontrol import Scontrol
 from helpers.thread_world import on_ranks
 
@@ -147,8 +147,10 @@ def test_crays_counters_stand_in_for_those_that_cannot_be_read(tmp_path, monkeyp
     assert "RAPL, packages and memory" in [counters.source for counters in counters_of_node(True, root)]
 
 
-def run_on(folder, nodes, local_size, root_of):
-    """The figures of a run on ``nodes`` whose sysfs is ``root_of(node)``."""
+def run_on(folder, nodes, local_size, root_of, machine_of=str):
+    """The figures of a run on ``nodes`` whose sysfs is ``root_of(node)``, on ``machine_of(node)``."""
+    for node in range(nodes):
+        booted(root_of(node), machine_of(node))
 
     def one(world):
         out = folder / "run"

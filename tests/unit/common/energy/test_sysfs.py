@@ -3,7 +3,19 @@
 from pathlib import Path
 
 import pytest
-from helpers.energy_trees import AMD_UJ, CRAY_EX, EPYC, LAPTOP, SERVER, count, pm_counters, powercap
+from helpers.energy_trees import (
+    AMD_UJ,
+    CRAY_EX,
+    EPYC,
+    LAPTOP,
+    PACKAGE_UJ,
+    SERVER,
+    XEON_MEMORY_UJ,
+    count,
+    pm_counters,
+    powercap,
+    processors_of,
+)
 
 from mlhpc.common.energy.counters import reading
 from mlhpc.common.energy.sysfs import cray, rapl
@@ -37,9 +49,36 @@ def test_the_parts_of_a_server_are_told_apart(tmp_path):
     assert rapl(root).wraps["dram of package-1"] == 65_712.999613
 
 
-def test_two_packages_of_one_name_are_two(tmp_path):
-    root = powercap(tmp_path, {"intel-rapl:0": ("package-0", AMD_UJ), "intel-rapl:1": ("package-0", AMD_UJ)})
-    assert joules(rapl(root)) == {"package-0": 1.0, "package-0 (intel-rapl:1)": 1.0}
+@pytest.mark.parametrize("vendor", ["AuthenticAMD", "HygonGenuine"])
+def test_a_package_of_amd_that_linux_lists_once_per_die_counts_once(tmp_path, vendor):
+    """Linux 6.10 and 6.11 on Zen 4: each die's zone reads the register of the package."""
+    dies = {f"intel-rapl:{zone:x}": (f"package-{zone // 12}-die-{zone % 12}", AMD_UJ) for zone in range(24)}
+    root = processors_of(powercap(tmp_path, dies), vendor)
+    assert joules(rapl(root)) == {"package-0": 1.0, "package-1": 1.0}
+    assert rapl(root).problems == () and set(rapl(root).wraps) == {"package-0", "package-1"}
+
+
+def test_dies_of_intel_have_counters_of_their_own(tmp_path):
+    """Cascade Lake-AP (Linux, drivers/powercap/intel_rapl_common.c: the package's domains are per die)."""
+    dies = {f"intel-rapl:{die}": (f"package-0-die-{die}", PACKAGE_UJ) for die in range(2)}
+    root = processors_of(powercap(tmp_path, dies), "GenuineIntel")
+    assert joules(rapl(root)) == {"package-0-die-0": 1.0, "package-0-die-1": 1.0}
+
+
+def test_two_counters_of_one_name_make_no_figure(tmp_path):
+    twice = {"intel-rapl:0": ("package-0", PACKAGE_UJ), "intel-rapl:1": ("package-0", PACKAGE_UJ)}
+    counters = rapl(processors_of(powercap(tmp_path, twice), "GenuineIntel"))
+    assert not counters.reads
+    assert counters.problems == ("two counters (RAPL) are called package-0, and may count the same energy",)
+
+
+def test_zones_are_numbered_in_hexadecimal_digits(tmp_path):
+    """Linux, drivers/powercap/powercap_sys.c: "%s:%x"."""
+    zones = {f"intel-rapl:{n:x}": (f"package-{n}", PACKAGE_UJ) for n in range(16)}
+    zones["intel-rapl:f:a"] = ("dram", XEON_MEMORY_UJ)
+    assert set(joules(rapl(powercap(tmp_path, zones)))) == {
+        *(f"package-{n}" for n in range(16)), "dram of package-15"
+    }  # fmt: skip
 
 
 def test_a_machine_without_rapl_has_neither_figure_nor_problem(tmp_path):

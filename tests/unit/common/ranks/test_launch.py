@@ -161,6 +161,21 @@ def test_ranks_of_a_node_share_its_cores(monkeypatch):
     assert threads_per_rank(RankInfo("mpirun", size=16, local_size=16), {}) == 1
 
 
+def test_ranks_that_srun_bound_by_masks_use_all_of_their_cores(monkeypatch):
+    """SLURM_CPU_BIND=mask_cpu:… without --cpus-per-task: 16 of the 64 cores of a step for each of 4 ranks."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    four = RankInfo("srun", size=4, local_size=4)
+    assert threads_per_rank(four, {"SLURM_CPUS_ON_NODE": "64"}) == 16
+    assert threads_per_rank(four, {}) == 4  # not known: they may share these cores
+
+
+def test_unbound_ranks_of_srun_share_the_cores_of_their_step(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    four = RankInfo("srun", size=4, local_size=4)
+    assert threads_per_rank(four, {"SLURM_CPUS_ON_NODE": "64"}) == 16
+    assert threads_per_rank(four, {"SLURM_CPUS_ON_NODE": "32"}) == 8  # half of a node
+
+
 def test_a_single_rank_needs_no_connection():
     assert launch.connect("horovod", {}) == Solo("none")
     alone = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "1")

@@ -9,7 +9,9 @@ import pytest
 
 from mlhpc import cli
 from mlhpc.benchmarks import load, rules
+from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
+from mlhpc.run import RunPaths, prepare
 from mlhpc.submission.logs.hyperparameters import load_run
 
 PUBLISHED = json.loads(
@@ -105,6 +107,10 @@ def test_resnet_takes_the_keys_of_the_optimizer_in_use(preset: str, tmp_path: Pa
         ({"opt_name": "sgd"}, (), "no submission_benchmark, not cosmoflow"),
         (NVIDIA | {"opt_name": "rmsprop"}, (), "opt_name: Input should be 'sgd' or 'adam'; got 'rmsprop'"),
         (NVIDIA | {"dropout": True}, (), "dropout True: not a number or a name"),
+        (NVIDIA | {"opt_learning_rate_warmup_factor": "0.25"}, (),
+         'opt_learning_rate_warmup_factor "0.25": text, not a number'),
+        (NVIDIA | {"global_batch_size": "512"}, (), 'global_batch_size "512": text, not a number'),
+        (NVIDIA | {"opt_learning_rate_decay_factor": ["0.25", 0.125]}, (), "text, not a number"),
         (NVIDIA | {"dropout": 1.5}, (), "hyperparameters.dropout: Input should be less than 1; got 1.5"),
         (NVIDIA | {"opt_learning_rate_warmup_epochs": 1.5}, (), "hyperparameters.opt_learning_rate_warmup_epochs"),
         (NVIDIA | {"opt_base_learning_rate": float("inf")}, (), "opt_base_learning_rate inf: not a finite number"),
@@ -122,6 +128,28 @@ def test_logs_that_cannot_be_used_are_refused_in_one_line(
         load_run("cosmoflow", "closed", [], log=log)
     message = str(refused.value)
     assert named in message and message.startswith(str(log)) and "\n" not in message and len(message) < 1000
+
+
+def test_a_source_in_somebodys_configuration_writes_only_text_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = load_run("cosmoflow", "smoke", [], log=written(tmp_path, NVIDIA))
+    assert run.hyperparameters_from
+    evil = run.hyperparameters_from.model_copy(update={"submitter": "Lab\x1b[2J\x1b]0;owned\x07"})
+    evil_run = run.model_copy(update={"hyperparameters_from": evil})
+    (tmp_path / "config.toml").write_text(load.dumps(evil_run))
+    assert cli.main(["run", "cosmoflow", "--config", "config.toml", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "hyperparameters of Lab" in shown and "\x1b" not in shown and "\x07" not in shown
+    paths = RunPaths(data=tmp_path / "nowhere", stage=None, out=None, resume=None)
+    for quiet in ("", "1"):
+        monkeypatch.setenv("MLHPC_QUIET", quiet)
+        with pytest.raises(UserError, match="nowhere"):
+            prepare(evil_run, paths, 7, False, Solo())
+        said = capsys.readouterr().err
+        assert "\x1b" not in said and "\x07" not in said
+        assert ("hyperparameters of Lab" in said) == (not quiet)
 
 
 def test_a_batch_that_may_be_that_of_one_backward_pass_is_refused(tmp_path: Path) -> None:

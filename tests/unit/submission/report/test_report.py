@@ -32,6 +32,20 @@ def test_a_good_run_shows_its_numbers(tmp_path: Path) -> None:
     assert "mlhpc run cosmoflow --preset smoke --stage /tmp/stage" in page.text
 
 
+@pytest.mark.parametrize(
+    ("cores", "shown"), [("12.0", "12 cores, "), (1, "1 core, "), (None, "cores not known, ")]
+)
+def test_the_cores_of_the_machine_are_those_of_its_file(tmp_path: Path, cores: object, shown: str) -> None:
+    run = make_run(tmp_path / "run")
+    facts = json.loads((run / "env.json").read_text())
+    (run / "env.json").write_text(json.dumps(facts | {"cores": cores}))
+    assert f"{facts['cpu']}, {shown}" in report_of(run)[1]
+    del facts["cores"]
+    facts["memory_gib"] = None
+    (run / "env.json").write_text(json.dumps(facts))
+    assert "cores not known, memory not known, " in report_of(run)[1]
+
+
 def test_the_breakdown_adds_up_to_the_whole(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     page, _ = report_of(run)

@@ -1,0 +1,178 @@
+"""Whose counters make the energy of a run: of machines, of accelerators that ranks see, of nodes in Slurm; and how
+a run starts and ends around them."""
+
+import json
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from helpers.energy_trees import SERVER, booted, powercap
+from helpers.scontrol import Scontrol
+from helpers.thread_world import on_ranks
+
+from mlhpc.common.energy.counters import Counters
+from mlhpc.common.energy.meter import Meter, counters_of_node, meter_of
+from mlhpc.common.ranks.world import Solo
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.errors import Terminated
+
+
+def test_several_nodes_of_a_launcher_on_one_machine_count_once(tmp_path, monkeypatch):
+    """Two torchrun agents on a host, or two containers of one: nodes 0 and 1 share the counters of machine 0."""
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    roots = [booted(powercap(tmp_path / f"m{n}", SERVER), f"boot {n}") for n in range(2)]
+
+    def one(world):
+        told = []
+        measuring = meter_of(world, False, roots[world.node // 2])
+        measuring.start(lambda measured, joules: told.append(measured))
+        return json.dumps([measuring.stop(), bool(told)])
+
+    results = [json.loads(result) for result in on_ranks(3, 2, one)]
+    figures, warnings = results[0][0]
+    assert (figures["processors"]["counters"], figures["processors"]["nodes"], warnings) == (8, 2, [])
+    assert [rank for rank, (_, told) in enumerate(results) if told] == [0, 4]
+
+
+def seen_by_ranks(monkeypatch, tmp_path, devices):
+    """The figures and warnings of a run on one machine whose rank r sees ``devices[r]``."""
+    own = threading.local()
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    monkeypatch.setattr(
+        "mlhpc.common.energy.meter.accelerator_counters",
+        lambda root: Counters(
+            "accelerators", "NVML", {name: lambda: 5.0 for name in own.sees}, devices=tuple(own.sees)
+        ),
+    )
+
+    def one(world):
+        own.sees = devices[world.rank]
+        measuring = meter_of(world, accelerators=True, root=tmp_path)
+        measuring.start(lambda measured, joules: None)
+        return measuring.stop()
+
+    return on_ranks(1, len(devices), one)[0]
+
+
+def test_accelerators_that_the_reading_rank_cannot_see_are_said_to_be_missing(monkeypatch, tmp_path):
+    """srun --gpus-per-task: each rank has a cgroup with its own GPU."""
+    one_each = [[f"GPU-{rank}"] for rank in range(4)]
+    found, [warning] = seen_by_ranks(monkeypatch, tmp_path, one_each)
+    assert found["accelerators"]["counters"] == 1
+    assert found["accelerators"]["problems"][0].startswith("counters of 1 of 4 devices: ")
+    assert "is of 1 counter only: counters of 1 of 4 devices" in warning
+
+
+def test_accelerators_that_only_other_ranks_see_are_missed_too(monkeypatch, tmp_path):
+    found, [warning] = seen_by_ranks(monkeypatch, tmp_path, [[], ["a"], ["b"], ["a", "b"]])
+    assert found["accelerators"]["joules"] is None
+    assert warning.startswith("no energy figure of the accelerators: counters of 0 of 2 devices")
+
+
+def test_accelerators_that_all_ranks_see_are_complete(monkeypatch, tmp_path):
+    found, warnings = seen_by_ranks(monkeypatch, tmp_path, [["a", "b", "c", "d"]] * 4)
+    assert (found["accelerators"]["counters"], found["accelerators"]["problems"], warnings) == (4, [], [])
+
+
+class Asked:
+    """Slurm, which takes a while to answer."""
+
+    def __init__(self, order):
+        self.order = order
+
+    def start(self):
+        time.sleep(0.3)
+        self.order.append("Slurm")
+
+
+def test_no_node_reads_its_counters_before_slurm_has_answered():
+    order = []
+
+    def read():
+        order.append("counter")
+        return 1.0
+
+    def one(world):
+        slurm = Asked(order) if world.rank == 0 else None
+        measuring = Meter(world, [Counters("processors", "RAPL", {"package-0": read})], slurm)
+        measuring.start(lambda measured, joules: None)
+        measuring.halt()
+
+    assert on_ranks(2, 1, one) == [None, None]
+    assert order == ["Slurm", "counter", "counter"]
+
+
+class PerThread(dict):
+    """An environment in which each thread has variables of its own."""
+
+    own = threading.local()
+
+    def get(self, name, default=None):
+        return getattr(self.own, "variables", {}).get(name, default)
+
+
+def test_the_nodes_of_all_ranks_are_asked_for_at_once(tmp_path, monkeypatch):
+    """From each node's own SLURMD_NODENAME to one figure: 300 J and 500 J."""
+    slurm = Scontrol(tmp_path)
+    monkeypatch.setenv("PATH", str(slurm.bin), prepend=":")
+    now = time.time()
+    slurm.show({"n7": (100, now), "n8": (200, now)})
+    monkeypatch.setattr("mlhpc.common.energy.meter.os", SimpleNamespace(environ=PerThread()))
+    monkeypatch.setattr("mlhpc.common.energy.slurm.MOST_OUTSIDE", 1e9)  # the run is short
+
+    def one(world):
+        PerThread.own.variables = {"SLURMD_NODENAME": f"n{7 + world.node}"}
+        measuring = meter_of(world, False, booted(tmp_path / f"m{world.rank}", f"boot {world.node}"))
+        measuring.start(lambda measured, joules: None)
+        world.barrier()
+        if world.rank == 0:
+            slurm.show({"n7": (400, now), "n8": (700, now)})
+        world.barrier()
+        return measuring.stop()
+
+    figures, warnings = on_ranks(2, 2, one)[0]
+    assert figures["node"] == {
+        "joules": 800.0, "source": "Slurm, ipmi", "counters": 2, "nodes": 2, "problems": []
+    }  # fmt: skip
+    assert warnings == []
+
+
+def test_a_driver_that_blocks_does_not_hold_up_the_end_of_a_run():
+    answers, asked, calls = threading.Event(), threading.Event(), []
+
+    def read():
+        calls.append(1)
+        if len(calls) > 1:
+            asked.set()
+            answers.wait(60)
+        return 1.0
+
+    reads = Counters("accelerators", "NVML", {"GPU 0": read})
+    measuring = Meter(Solo(), [reads], every_s=0.001, halt_s=0.05)
+    measuring.start(lambda measured, joules: None)
+    assert asked.wait(60)
+    found, [warning] = measuring.stop()
+    assert len(calls) == 2, "the reading in progress has not ended, and none was begun beside it"
+    answers.set()
+    assert found["accelerators"]["joules"] is None
+    assert warning == "no energy figure of the accelerators: a counter did not answer within 0.05 s"
+
+
+def test_a_run_that_ends_before_its_clock_starts_leaves_no_thread(tmp_path):
+    """SIGTERM comes while the ranks wait for each other to start."""
+
+    class Waiting(Solo):
+        def barrier(self):
+            if "energy" in [thread.name for thread in threading.enumerate()]:
+                raise Terminated("SIGTERM", 143)
+
+    world = Waiting()
+    counters = counters_of_node(False, powercap(tmp_path / "sys", SERVER))
+    with (
+        pytest.raises(Terminated),
+        RunLog(tmp_path, world, Meter(world, counters)) as log,
+        log.span("run", sync=True),
+    ):
+        pass
+    assert "energy" not in [thread.name for thread in threading.enumerate()]
