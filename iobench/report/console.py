@@ -63,8 +63,9 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
         resident = max(result["resident_before_epochs"], default=0.0)
         if "object_store" in result:
             lines.append(
-                f"read: {asked} asked in {reading['calls']} GET requests after {count(reading['opens'], 'HEAD request')}; "
-                "what the store's devices and caches did is not known here"
+                f"read: {asked} asked in {reading['calls']} GET requests after "
+                f"{count(reading['opens'], 'HEAD request')}; what the store's devices and caches did is not known "
+                "here"
             )
         else:
             lines.append(
