@@ -6,6 +6,7 @@ Credentials are looked up as the client library does (for S3: AWS_ACCESS_KEY_ID,
 All requests of a process go through the one event loop of fsspec.
 """
 
+import inspect
 import json
 import os
 import tempfile
@@ -257,10 +258,14 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
     elif endpoint or region:
         raise UserError(f"storage.endpoints and storage.region are for s3://, not for {protocol}://")
     # Neither listings nor instances are kept: another rank may have written meanwhile.
+    options |= {"skip_instance_cache": True, "use_listings_cache": False}
     try:
-        filesystem = kind(skip_instance_cache=True, use_listings_cache=False, **options)
+        inspect.signature(kind.__init__).bind(None, **options)  # before there is half a client
     except TypeError as error:
-        raise UserError(f"{protocol}:// cannot be used: a URL does not suffice ({error}); use s3://") from None
+        raise UserError(
+            f"{protocol}:// cannot be used: a URL does not suffice ({error}); use s3://"
+        ) from None
+    filesystem = kind(**options)
     if hasattr(filesystem, "retries"):
         filesystem.retries = 1  # botocore's attempts are inside each
     return filesystem

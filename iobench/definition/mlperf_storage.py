@@ -59,7 +59,7 @@ _OFFICIAL = (
 )
 _TABLES = ("dataset", "reader", "train", "evaluation", "checkpoint", "metric")
 _FREE = {
-    # What the closed division may change: see core_config_keys.yaml. Folders and [storage] are not in these tables.
+    # What the closed division may change: see core_config_keys.yaml. Folders and storage are not in these tables.
     "dataset.files", "dataset.total_bytes", "reader.threads", "reader.preprocess_threads", "reader.prefetch",
     "reader.transfer_bytes", "reader.direct",
     # What changes nothing that is measured: no round evaluates, and the contents are random.

@@ -92,8 +92,8 @@ NO_PASSWORDS = "credentials in a URL would be recorded; give them as AWS_ACCESS_
 
 
 def has_password(url: str) -> bool:
-    """Whether the server's name in ``url`` has a password before it (``user:secret@``), or, where that has no other
-    meaning, a user. Results record URLs, and messages repeat them."""
+    """Whether the server's name in ``url`` has a password before it (``user:secret@``), or, where that has no
+    other meaning, a user. Results record URLs, and messages repeat them."""
     protocol, named, rest = url.partition("://")
     server = (rest if named else url).partition("/")[0]
     if protocol in ("s3", "s3a"):  # a secret key may have slashes; an ARN has colons

@@ -248,7 +248,9 @@ def _build(tree: Path, name: str, fields: dict[str, Any], sets: Sequence[ResultS
 def _scored(results: ResultSet) -> str:
     """The set in one line, with its score or the reason why it has none."""
     kept, left = len(results.log_paths), len(results.pruned_paths)
-    head = f"{results.benchmark} {results.metric}: {count(kept, 'result')}" + (f", {left} pruned" if left else "")
+    head = f"{results.benchmark} {results.metric}: {count(kept, 'result')}" + (
+        f", {left} pruned" if left else ""
+    )
     own = ", to its own target: not an MLPerf result" * has_own_target(results)
     score = score_set(results)
     if score.minutes is None:

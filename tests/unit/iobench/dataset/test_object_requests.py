@@ -118,7 +118,9 @@ def test_passwords_in_urls_are_refused_and_not_repeated(url):
     for work in (
         lambda: root_of(url, Storage(), 0),
         lambda: load.load("mlperf_unet3d", [f"storage.url='{url}'"]),
-        lambda: load.load("mlperf_unet3d", ["storage.endpoints='http://a:1, https://user:hunter2@host:9000'"]),
+        lambda: load.load(
+            "mlperf_unet3d", ["storage.endpoints='http://a:1, https://user:hunter2@host:9000'"]
+        ),
         lambda: ObjectStore("s3://bucket/x", "https://user:hunter2@host:9000"),
         lambda: ObjectStore("s3://bucket/x", "user:hunter2@host:9000"),
     ):
