@@ -69,6 +69,7 @@ def test_all_threads_read_at_once():
             reply(handler, 404, b"")
 
     with answering(answer) as store, ThreadPoolExecutor(24) as pool:
+        assert store._client().s3  # one client, before the threads begin
         assert list(pool.map(lambda _: store.read_range(0, 4), range(24))) == [b"data"] * 24
 
 
