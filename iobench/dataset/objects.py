@@ -6,7 +6,9 @@ Credentials are looked up as the client library does (for S3: AWS_ACCESS_KEY_ID,
 All requests of a process go through the one event loop of fsspec.
 """
 
+import inspect
 import json
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,21 +21,26 @@ import numpy as np
 from mlhpc.common.files.untrusted import clean, printable
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.places import RECORD
+from mlhpc.iobench.definition.schema import NO_PASSWORDS, has_password
 from mlhpc.iobench.formats.access import Bytes, CountedFile, ReadStatistics, clock
 
 T = TypeVar("T")
 CONNECT_S = 10
 """Seconds after which a server that does not answer counts as gone."""
 READ_S = 60
+CONNECTIONS = 1024
+"""Of a rank at once; opened when they are needed. More than any rank has reader threads."""
+S3 = ("s3", "s3a")
+CUT_OFF = ("ClientPayloadError", "IncompleteReadError", "IncompleteRead")
+"""Errors of a response that ended early: the client library's attempts are over once its headers are there."""
 LARGEST_RECORD = 1 << 20
 
 
 @dataclass(frozen=True)
 class ObjectStore:
     """A prefix in an object store; a ``Place``. ``endpoint``: URL of the server, empty for the provider's own
-    or that
-    of AWS_ENDPOINT_URL. ``path_style``: the bucket is named in the path of a request, not in the host; None:
-    where an endpoint is given. ``attempts``: of a request, with pauses between them that double."""
+    or that of AWS_ENDPOINT_URL. ``path_style``: the bucket is named in the path of a request, not in the host;
+    None: where an endpoint is given. ``attempts``: of a request, with pauses between them that double."""
 
     url: str
     endpoint: str = ""
@@ -42,6 +49,8 @@ class ObjectStore:
     attempts: int = 5
 
     def __post_init__(self) -> None:
+        if has_password(self.url) or has_password(self.endpoint):
+            raise UserError(f"the URL of the data: {NO_PASSWORDS}")
         protocol, _, path = self.url.partition("://")
         if not protocol or not path.strip("/"):
             raise UserError(f"{self.url}: names no bucket; give a URL such as s3://bucket/prefix")
@@ -66,8 +75,17 @@ class ObjectStore:
             "data": self.url,
             "filesystem": self.protocol,
             "data_in_ram": False,
-            "object_store": self.endpoint or "the provider's endpoint",
+            "object_store": self._server(),
         }
+
+    def _server(self) -> str:
+        """The server that requests go to: the client library also looks in the environment and its files."""
+        if self.endpoint or self.protocol not in S3:
+            return self.endpoint or "the provider's endpoint"
+        return str(self._client().s3.meta.endpoint_url)
+
+    def _client(self) -> Any:
+        return _filesystem(self.protocol, self.endpoint, self.region, self.path_style, self.attempts)
 
     def record(self) -> dict[str, Any] | None:
         path = self / RECORD
@@ -170,9 +188,15 @@ class ObjectStore:
     def _call(self, what: str, work: Callable[[Any, str], T]) -> T:
         """``work(file system, path)`` of this URL. Raises FileNotFoundError where there is no such object or
         bucket, UserError for everything else."""
-        filesystem = _filesystem(self.protocol, self.endpoint, self.region, self.path_style, self.attempts)
+        filesystem = self._client()
         try:
-            return work(filesystem, filesystem._strip_protocol(self.url))
+            path = filesystem._strip_protocol(self.url)
+            try:
+                return work(filesystem, path)
+            except Exception as error:
+                if type(error).__name__ not in CUT_OFF:
+                    raise
+                return work(filesystem, path)
         except FileNotFoundError:
             raise
         except Exception as error:
@@ -215,7 +239,10 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
     except (ImportError, ValueError) as error:
         raise UserError(f"{protocol}:// cannot be used: {error}; install mlhpc[s3] for s3://") from None
     options: dict[str, Any] = {}
-    if protocol in ("s3", "s3a"):
+    if protocol in S3:
+        for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+            if has_password(os.environ.get(name, "")):
+                raise UserError(f"{name}: {NO_PASSWORDS}")
         by_path = bool(endpoint) if path_style is None else path_style
         options = {
             "endpoint_url": endpoint or None,
@@ -223,6 +250,7 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
             "config_kwargs": {
                 "connect_timeout": CONNECT_S,
                 "read_timeout": READ_S,
+                "max_pool_connections": CONNECTIONS,
                 "retries": {"mode": "standard", "total_max_attempts": attempts},
                 "s3": {"addressing_style": "path" if by_path else "auto"},
             },
@@ -230,7 +258,14 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
     elif endpoint or region:
         raise UserError(f"storage.endpoints and storage.region are for s3://, not for {protocol}://")
     # Neither listings nor instances are kept: another rank may have written meanwhile.
-    filesystem = kind(skip_instance_cache=True, use_listings_cache=False, **options)
+    options |= {"skip_instance_cache": True, "use_listings_cache": False}
+    try:
+        inspect.signature(kind.__init__).bind(None, **options)  # before there is half a client
+    except TypeError as error:
+        raise UserError(
+            f"{protocol}:// cannot be used: a URL does not suffice ({error}); use s3://"
+        ) from None
+    filesystem = kind(**options)
     if hasattr(filesystem, "retries"):
-        filesystem.retries = 2  # where a body ends early; botocore's attempts are inside
+        filesystem.retries = 1  # botocore's attempts are inside each
     return filesystem

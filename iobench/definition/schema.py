@@ -88,6 +88,20 @@ class Extent(FrozenModel):
     transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: all at once")
 
 
+NO_PASSWORDS = "credentials in a URL would be recorded; give them as AWS_ACCESS_KEY_ID and so on"
+
+
+def has_password(url: str) -> bool:
+    """Whether the server's name in ``url`` has a password before it (``user:secret@``), or, where that has no
+    other meaning, a user. Results record URLs, and messages repeat them."""
+    protocol, named, rest = url.partition("://")
+    server = (rest if named else url).partition("/")[0]
+    if protocol in ("s3", "s3a"):  # a secret key may have slashes; an ARN has colons
+        return "@" in server or (":" in server and not server.startswith("arn:"))
+    user, at, _ = server.rpartition("@")
+    return bool(at) and (":" in user or protocol in ("http", "https"))
+
+
 class Storage(FrozenModel):
     """An object store that the data is in, and how it is reached. Credentials are looked up by its client library,
     and never part of a workload."""
@@ -102,6 +116,12 @@ class Storage(FrozenModel):
         None, description="the bucket in the path of a request; none: where endpoints are given"
     )
     attempts: PositiveInt = Field(5, description="of a request before the server counts as gone")
+
+    @model_validator(mode="after")
+    def _no_passwords(self) -> Self:
+        if any(map(has_password, (self.url, *self.endpoints))):
+            raise ValueError(NO_PASSWORDS)
+        return self
 
 
 class Reader(FrozenModel):

@@ -63,8 +63,9 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
         resident = max(result["resident_before_epochs"], default=0.0)
         if "object_store" in result:
             lines.append(
-                f"read: {asked} asked in {reading['calls']} GET requests, of {count(reading['opens'], 'object')}; "
-                "what the store's devices and caches did is not known here"
+                f"read: {asked} asked in {reading['calls']} GET requests after "
+                f"{count(reading['opens'], 'HEAD request')}; what the store's devices and caches did is not known "
+                "here"
             )
         else:
             lines.append(
@@ -155,7 +156,8 @@ def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], con
         say(
             console,
             f"the two ranks hardly competed: {low:.0%} to {high:.0%} of a read may exclude other readers, so more "
-            "ranks are a guess; repeat the run on two ranks with --set train.computation=0 --set reader.threads=4",
+            "ranks are a guess; repeat the run on two ranks with --set train.computation=0 --set reader.threads=4 "
+            "--set reader.prefetch=8",
         )
     say(
         console,

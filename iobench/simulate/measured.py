@@ -62,6 +62,12 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
             )
         ran[ranks] = Workload.model_validate(result["workload"])
     one, two = by_ranks[1], by_ranks[2]
+    for key in ("data", "filesystem", "object_store"):
+        if one.get(key) != two.get(key):
+            raise UserError(
+                f"the runs read from different places: {key} is {one.get(key)} on one rank and {two.get(key)} on "
+                "two; give runs on the same data"
+            )
     try:
         service, call_s = _services(one)
         system = System(cores=one["rank_results"][0]["cores"], ranks_per_node=2)
@@ -99,7 +105,7 @@ def _reads(stated: Mapping[str, Any]) -> object:
     reader = {
         key: value for key, value in stated.get("reader", {}).items() if key not in ("threads", "prefetch")
     }
-    return stated.get("dataset"), reader
+    return stated.get("dataset"), stated.get("storage"), reader
 
 
 def _services(one: Mapping[str, Any]) -> tuple[Service, float]:

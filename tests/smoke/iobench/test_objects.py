@@ -94,7 +94,7 @@ def test_null_storage_tells_the_store_from_the_rest(served, tmp_path):
     done = mlhpc("run", workload, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert (
-        "GET requests, of 24 objects; what the store's devices and caches did is not known here"
+        "GET requests after 24 HEAD requests; what the store's devices and caches did is not known here"
         in " ".join(done.stdout.split())
     )
     assert "with the data in memory" in done.stdout

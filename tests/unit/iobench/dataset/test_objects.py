@@ -9,6 +9,7 @@ from helpers.thread_world import on_ranks
 
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
+from mlhpc.iobench.dataset import objects
 from mlhpc.iobench.dataset.content import Content
 from mlhpc.iobench.dataset.generate import generate, require_data
 from mlhpc.iobench.dataset.layout import Layout, root_of
@@ -78,8 +79,6 @@ def test_ranks_share_the_work_and_a_restart_writes_what_is_missing(store, server
 
 
 def filesystem_of(store: ObjectStore):
-    from mlhpc.iobench.dataset import objects
-
     return objects._filesystem(store.protocol, store.endpoint, store.region, store.path_style, store.attempts)
 
 
@@ -195,3 +194,11 @@ def test_another_store_of_fsspec_works_too():
     generate(SMALL, store, Solo(), 1)
     require_data(SMALL, store)
     assert generate(SMALL, store, Solo(), 1).made == 0
+
+
+def test_the_recorded_endpoint_is_the_one_that_is_used(server, monkeypatch):
+    assert ObjectStore("s3://bucket/x", server.endpoint).facts()["object_store"] == server.endpoint
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    assert ObjectStore("s3://bucket/x", attempts=7).facts()["object_store"] == server.endpoint
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    assert "amazonaws.com" in ObjectStore("s3://bucket/x", attempts=8).facts()["object_store"]

@@ -92,6 +92,22 @@ def test_retinanet_is_the_rounds_own_and_held_to_its_rules(tmp_path):
         ("mlperf_retinanet", ["train.computation=0.1"], "steps of 24 samples in 0.1 s are of no accelerator of "
          "retinanet: B200 (24 in 0.04755 s, v3.0), MI355 (32 in 0.0634 s, v3.0)"),
         ("mlperf_unet3d", ["metric.au_percent=50", "train.epochs=4"], "4 epochs, 5 whole ones are required"),
+        ("mlperf_unet3d", ["reader.load_all=true"], "reader.load_all is true, false in unet3d of v2.0"),
+        ("mlperf_unet3d", ["train.barrier=false"], "train.barrier is false, true in unet3d of v2.0"),
+        ("mlperf_unet3d", ["reader.partition=false"], "reader.partition is false, true in unet3d of v2.0"),
+        ("mlperf_unet3d", ["dataset.compressibility=4"],
+         "dataset.compressibility is 4.0, 1.0 in unet3d of v2.0"),
+        ("mlperf_unet3d", ["dataset.sample_bytes_stdev=0"],
+         "dataset.sample_bytes_stdev is 0, 68341808 in unet3d of v2.0"),
+        ("mlperf_unet3d", ["metric.exclude_start_steps=9"],
+         "metric.exclude_start_steps is 9, 1 in unet3d of v2.0"),
+        ("mlperf_cosmoflow", ["dataset.compression=gzip"],
+         'dataset.compression is "gzip", "none" in cosmoflow of v2.0'),
+        ("mlperf_cosmoflow", ["reader.file_order=sequential"],
+         'reader.file_order is "sequential", "shuffled" in cosmoflow of v2.0'),
+        ("mlperf_cosmoflow", ["dataset.format=npz"], 'dataset.format is "npz", "tfrecord" in cosmoflow of v2.0'),
+        ("mlperf_cosmoflow", ["checkpoint.total_bytes=1", "checkpoint.every_epochs=1"],
+         "checkpoint.every_epochs is 1, 0 in cosmoflow of v2.0"),
         ("cosmoflow", [], "the workload cosmoflow is none of MLPerf Storage's: mlperf_cosmoflow, mlperf_resnet50, "
          "mlperf_retinanet, mlperf_unet3d"),
     ],
@@ -111,3 +127,59 @@ def test_the_round_is_that_of_the_accelerator(computation, round):
 def test_a_workload_without_data_has_no_size():
     with pytest.raises(UserError, match="reads no data"):
         mlperf_storage.required(load.load("l2hmc"), 10**9, 8)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "dataset.files=600000", "reader.threads=16", "reader.preprocess_threads=1", "reader.prefetch=9",
+        "reader.transfer_bytes=0", "reader.direct=true", "storage.url=s3://bucket/x",
+        "train.computation=0.00551", "dataset.seed=1",
+    ],
+)  # fmt: skip
+def test_what_the_rules_leave_free_is_no_finding(setting):
+    """mlcommons/storage, Submission guidelines, Table 2: the parameters that the closed division may alter."""
+    workload = load.load("mlperf_cosmoflow", [setting])
+    assert mlperf_storage.findings(workload, 10**9, 1, 1) == []
+
+
+COSMOFLOW_H100 = """\
+model: {name: cosmoflow}
+framework: tensorflow
+workflow: {generate_data: False, train: True}
+dataset: {data_folder: data/cosmoflow, num_files_train: 524288, num_samples_per_file: 1,
+  record_length_bytes: 2828486, record_length_bytes_stdev: 71311, format: tfrecord}
+reader: {data_loader: tensorflow, read_threads: 4, batch_size: 1, file_shuffle: seed, sample_shuffle: seed,
+  shuffle_size: 2}
+train: {epochs: 5, computation_time: 0.00350}
+metric: {au: 0.70}
+"""
+RESNET50_H100 = """\
+model: {name: resnet50, type: cnn}
+framework: tensorflow
+workflow: {generate_data: False, train: True}
+dataset: {num_files_train: 1024, num_samples_per_file: 1251, record_length_bytes: 114660.07,
+  record_length_bytes_resize: 150528, data_folder: data/resnet50, format: tfrecord}
+train: {computation_time: 0.224, epochs: 5}
+reader: {data_loader: tensorflow, read_threads: 8, computation_threads: 8, batch_size: 400}
+metric: {au: 0.90}
+"""
+UNET3D_B200 = """\
+model: {name: unet3d, type: cnn, model_size: 499153191}
+framework: pytorch
+workflow: {generate_data: False, train: True, checkpoint: False}
+dataset: {data_folder: data/unet3d/, format: npz, num_files_train: 7200, num_samples_per_file: 1,
+  record_length_bytes: 146600628, record_length_bytes_stdev: 68341808, record_length_bytes_resize: 2097152}
+reader: {data_loader: pytorch, batch_size: 7, read_threads: 4, file_shuffle: seed, sample_shuffle: seed}
+train: {epochs: 5, computation_time: 0.162}
+checkpoint: {checkpoint_folder: checkpoints/unet3d, checkpoint_after_epoch: 5, epochs_between_checkpoints: 2}
+metric: {au: 0.90}
+"""
+
+
+@pytest.mark.parametrize("text", [COSMOFLOW_H100, RESNET50_H100, UNET3D_B200, RETINANET_MI355])
+def test_the_rounds_own_files_are_no_finding(tmp_path, text):
+    """mlcommons/storage, configs/dlio/workload: cosmoflow_h100, resnet50_h100, unet3d_b200, retinanet_mi355."""
+    path = tmp_path / "published.yaml"
+    path.write_text(text)
+    assert mlperf_storage.findings(load.load(str(path)), 10**9, 1, 1) == []

@@ -117,6 +117,16 @@ def test_runs_that_say_nothing_are_refused():
     for results, reason in (
         ([one, one], "one rank and on two"),
         ([one, {**two, "workload": {}}], "reads other data"),
+        (
+            [one, {**two, "workload": two["workload"] | {"storage": {"url": "s3://bucket/x"}}}],
+            "reads other data",
+        ),
+        (
+            [one, {**two, "data": "s3://bucket/x"}],
+            "different places: data is None on one rank and s3://bucket/x",
+        ),
+        ([one, {**two, "filesystem": "s3"}], "different places: filesystem"),
+        ([{**one, "object_store": "http://a"}, {**two, "object_store": "http://b"}], "places: object_store"),
     ):
         with pytest.raises(UserError, match=reason):
             fit(known, results)

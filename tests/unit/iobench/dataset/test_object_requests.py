@@ -1,0 +1,157 @@
+"""Requests to an object store that does not answer as it should, and URLs that are not sent."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from mlhpc.errors import UserError
+from mlhpc.iobench.dataset import objects
+from mlhpc.iobench.dataset.generate import require_data
+from mlhpc.iobench.dataset.layout import root_of
+from mlhpc.iobench.dataset.objects import ObjectStore
+from mlhpc.iobench.definition import load
+from mlhpc.iobench.definition.schema import Dataset, Storage, has_password
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@contextmanager
+def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[ObjectStore]:
+    """A store on a server whose GET requests are answered by ``answer``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield ObjectStore("s3://bucket/x", f"http://127.0.0.1:{server.server_port}", attempts=2)
+        finally:
+            server.shutdown()
+
+
+def reply(handler: BaseHTTPRequestHandler, status: int, body: bytes, sent: int | None = None) -> None:
+    """``sent``: bytes after which the connection is closed."""
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body[:sent])
+    handler.close_connection = sent is not None
+
+
+def test_all_threads_read_at_once():
+    together = threading.Barrier(24)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        try:
+            together.wait(timeout=10)
+            reply(handler, 206, b"data")
+        except threading.BrokenBarrierError:
+            reply(handler, 404, b"")
+
+    with answering(answer) as store, ThreadPoolExecutor(24) as pool:
+        assert store._client().s3  # one client, before the threads begin
+        assert list(pool.map(lambda _: store.read_range(0, 4), range(24))) == [b"data"] * 24
+
+
+def test_a_silent_server_is_asked_as_often_as_stated(monkeypatch):
+    monkeypatch.setattr(objects, "READ_S", 0.3)
+    asked: list[str] = []
+    over = threading.Event()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        over.wait(30)
+
+    with answering(answer) as store:
+        with pytest.raises(UserError, match=r"cannot be read: .*; check the server and the network"):
+            store.read_range(0, 4)
+        over.set()
+    assert len(asked) == store.attempts == 2
+
+
+@pytest.mark.parametrize(("cut", "answers"), [(1, 2), (2, 2)])
+def test_a_response_that_is_cut_off_is_asked_for_once_more(cut, answers):
+    asked: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        reply(handler, 206, b"data", 2 if len(asked) <= cut else None)
+
+    with answering(answer) as store:
+        if cut < answers:
+            assert store.read_range(0, 4) == b"data"
+        else:
+            with pytest.raises(UserError, match="check the server and the network"):
+                store.read_range(0, 4)
+    assert len(asked) == answers
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://user:hunter2@bucket/x",
+        "s3://user:hunt/er2@bucket/x",
+        "s3://hunter2@bucket",
+        "ftp://user:hunter2@host/x",
+    ],
+)
+def test_passwords_in_urls_are_refused_and_not_repeated(url):
+    for work in (
+        lambda: root_of(url, Storage(), 0),
+        lambda: load.load("mlperf_unet3d", [f"storage.url='{url}'"]),
+        lambda: load.load(
+            "mlperf_unet3d", ["storage.endpoints='http://a:1, https://user:hunter2@host:9000'"]
+        ),
+        lambda: ObjectStore("s3://bucket/x", "https://user:hunter2@host:9000"),
+        lambda: ObjectStore("s3://bucket/x", "user:hunter2@host:9000"),
+    ):
+        with pytest.raises(UserError, match="credentials in a URL would be recorded") as caught:
+            work()
+        assert "hunt" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_password_in_the_environments_endpoint_is_refused(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://user:hunter2@host:9000")
+    with pytest.raises(UserError, match="AWS_ENDPOINT_URL: credentials in a URL") as caught:
+        ObjectStore("s3://bucket/x", attempts=9).record()
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/me@home/x:y", "http://host:9000", "memory://bucket/x", "sftp://user@host/x",
+        # Hadoop's URLs of Azure name the container so.
+        "abfs://container@account.dfs.core.windows.net/x",
+        # The AWS CLI's URLs of access points.
+        "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/mine/x",
+    ],
+)  # fmt: skip
+def test_urls_without_passwords_are_taken(url):
+    assert not has_password(url)
+
+
+def test_a_store_for_which_a_url_does_not_suffice_is_a_line():
+    with pytest.raises(UserError, match=r"ftp:// cannot be used: a URL does not suffice .*host") as caught:
+        require_data(Dataset(format="npz", files=1, sample_bytes=100), root_of("ftp://host/x", Storage(), 0))
+    assert "\n" not in str(caught.value)
