@@ -15,7 +15,7 @@ at the same time, so on a node with more ranks than cores a longer part would de
 HOLD_S = 2e-5
 """Before the deadline the interpreter lock is kept: giving it away may cost more than what is left."""
 READER_NICENESS = 4
-"""The most that leaves a thread its I/O priority, which Linux derives from niceness in steps of five (ioprio_set(2))."""
+"""The most that leaves a thread its I/O priority, which Linux derives from niceness in fives (ioprio_set(2))."""
 _PR_SET_TIMERSLACK = 29  # linux/prctl.h
 
 clock = time.perf_counter
