@@ -67,8 +67,10 @@ def _check_node(
     node: Node, rank_info: RankInfo, benchmark: str | None, framework: Framework
 ) -> Iterator[CheckResult]:
     version = tuple(int(part) for part in node["python"].split(".")[:2])
-    supported = (3, 11) <= version <= (3, 12)
-    remedy = "" if supported else "use Python 3.11 or 3.12"
+    horovod = framework == "horovod" and rank_info.size > 1
+    newest = (3, 12) if horovod else (3, 13)
+    supported = (3, 11) <= version <= newest
+    remedy = "" if supported else f"use Python 3.11 to 3.{newest[1]}" + ", for Horovod" * horovod
     yield CheckResult("pass" if supported else "fail", "Python", node["python"], remedy)
     yield from _cores(node)
     if unbound := node.get("unbound"):

@@ -60,7 +60,10 @@ def torch_of(cuda, driver, usable):
     ("what", "status", "changes", "options"),
     [
         ("Python", "fail", {"python": "3.10.4"}, {}),
-        ("Python", "fail", {"python": "3.13.0"}, {}),
+        ("Python", "fail", {"python": "3.14.0"}, {}),
+        ("Python", "fail", {"python": "3.13.0"}, {"rank_info": SRUN}),  # of Horovod
+        ("Python", "pass", {"python": "3.13.0"}, {}),
+        ("Python", "pass", {"python": "3.13.0"}, {"rank_info": SRUN, "backend": "torch", "benchmark": "deepcam"}),
         ("TensorFlow", "fail", {"tensorflow": None}, {}),
         ("TensorFlow", "warn", {"tensorflow": None}, {"backend": "none", "benchmark": None}),
         ("TensorFlow", None, {"tensorflow": None}, {"backend": "torch", "benchmark": "deepcam"}),
