@@ -29,7 +29,7 @@ def test_a_score_is_printed_with_the_verdict_of_its_check(tmp_path: Path) -> Non
 def test_no_run_is_in_a_score_that_there_is_not(tmp_path: Path) -> None:
     make_set(tmp_path / "few", "deepcam", [10.0, 11, 12])
     _, text = printed(tmp_path / "few", print_score)
-    rows = [line for line in text.splitlines() if line.startswith("result_")]
+    rows = [line for line in text.splitlines() if line.strip().startswith("result_")]
     assert len(rows) == 3 and all(row.split()[-2:] == ["no", "score"] for row in rows)
 
 
@@ -37,7 +37,7 @@ def test_as_many_findings_are_counted_as_are_shown(tmp_path: Path) -> None:
     """What five logs lack in the same way is one finding of the table, and of the last line."""
     make_set(tmp_path / "bad", "deepcam", edit=lambda number, made: says("opt_name", "sgd")(made))
     _, text = printed(tmp_path / "bad", print_check)
-    errors = sum(line.startswith("error ") for line in text.splitlines())
+    errors = sum(line.strip().startswith("error ") for line in text.splitlines())
     counted = re.search(r"does not pass: (\d+) error", text)
     assert counted and errors and int(counted[1]) == errors
 
