@@ -20,8 +20,8 @@ def rapl(root: Path = Path("/")) -> Counters:
     which contains the packages; intel-rapl-mmio, the same packages read in another way.
 
     AMD's processors have one counter per package. Linux 6.10 and 6.11 list it once per die there, as
-    ``package-0-die-1``, each the energy of the whole package (mended in 6.12: "Fix the energy-pkg event for AMD
-    CPUs"), so that one zone of each package counts.
+    ``package-0-die-1``, each the energy of the whole package (fixed in 6.12, "Fix the energy-pkg event for AMD
+    CPUs"), so only one zone of each package is counted.
     """
     zones, doubled = _zones(root / "sys/class/powercap", one_per_package=_is_amd(root))
     if doubled:

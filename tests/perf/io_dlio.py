@@ -20,6 +20,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TURNS, EPOCHS = 5, 4
@@ -35,11 +36,11 @@ DLIO_NEEDS = (
 and DALI are missing, so that what is measured of its installation is a lower bound."""
 
 
-def run(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **options)  # type: ignore[call-overload]
+def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **options)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, words))}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
-    return done  # type: ignore[no-any-return]
+    return done
 
 
 def workload_file(folder: Path, name: str, files: int, size: int, batch: int, threads: int) -> Path:
@@ -167,6 +168,8 @@ def first(folder: Path, python: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     place, dlio_python = Path(sys.argv[1]).absolute(), sys.argv[2]
     place.mkdir(parents=True, exist_ok=True)
     for measure in (samples, installed, first):

@@ -8,6 +8,18 @@ from mlhpc.perf.machines import machine, parse
 from mlhpc.perf.movement import GIB, MIB, costs, gap, required_bandwidth, tier_of
 
 CORI = machine("cori-gpu")
+WORKSTATION = """title = "a workstation"
+nodes = 1
+
+[accelerator]
+model = "X"
+family = "V100"
+per_node = 1
+float32 = { value = "15.7 TFLOP/s", source = "x" }
+memory = { value = "16 GB", source = "x" }
+bandwidth = { value = "900 GB/s", source = "x" }
+
+"""
 
 
 @pytest.mark.parametrize(("bandwidth", "expected"), [(3.2e9 / 8, 2250), (16e9, 56.25), (12.5e9, 72)])
@@ -62,22 +74,11 @@ def test_samples_of_figure_4_have_their_two_ends():
 
 
 def test_a_data_set_larger_than_every_tier_is_refused_with_the_line():
-    text = """title = "a workstation"
-nodes = 1
-
-[accelerator]
-model = "X"
-family = "V100"
-per_node = 1
-float32 = { value = "15.7 TFLOP/s", source = "x" }
-memory = { value = "16 GB", source = "x" }
-bandwidth = { value = "900 GB/s", source = "x" }
-
-[host]
-memory = { value = "64 GB", source = "x" }
+    text = f"""{WORKSTATION}[host]
+memory = {{ value = "64 GB", source = "x" }}
 
 [storage]
-local = { value = "1 TB", source = "x" }
+local = {{ value = "1 TB", source = "x" }}
 """
     small = parse(text, "mine.toml", "mine")
     assert tier_of(small, 900e9, 1).name == "node-local storage"
@@ -86,19 +87,8 @@ local = { value = "1 TB", source = "x" }
 
 
 def test_a_machine_without_any_tier_is_refused_with_a_line():
-    text = """title = "a workstation"
-nodes = 1
-
-[accelerator]
-model = "X"
-family = "V100"
-per_node = 1
-float32 = { value = "15.7 TFLOP/s", source = "x" }
-memory = { value = "16 GB", source = "x" }
-bandwidth = { value = "900 GB/s", source = "x" }
-
-[links]
-host = { value = "16 GB/s", source = "x" }
+    text = f"""{WORKSTATION}[links]
+host = {{ value = "16 GB/s", source = "x" }}
 """
     with pytest.raises(UserError, match=r"mine.toml, line 13: nowhere to keep the data set"):
         tier_of(parse(text, "mine.toml", "mine"), 1e9, 1)
