@@ -14,6 +14,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
+# Containers often set it: each of the many processes of the tests would then compile the suite anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-slow lint docs clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -34,7 +37,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test lint
 	@echo '== tests'
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow'
 
 test-slow: $(VENV)/.test
 	@echo '== slow tests'
@@ -87,7 +90,7 @@ $(VENV)/.test: $(VENV)/.demo
 	@$(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] TensorFlow' && $(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] Gloo' \
 	|| { echo 'Horovod was built without TensorFlow or Gloo: make clean, then again'; exit 1; }
 	@echo '== environment: test tools, and PyTorch to compare with (about a minute)'
-	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,io,s3,mlflow,test]'
+	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,io,parquet,s3,mlflow,test]'
 	@$(BIN)/python -m pip check
 	@touch $@
 

@@ -29,7 +29,8 @@ def data_not_in_memory(context: RunContext) -> Iterator[Finding]:
 
 def staging_is_timed(context: RunContext) -> Iterator[Finding]:
     """Up to ruleset 2.0.0 data starts on a shared file system, and copying it to the nodes is timed. How it is
-    copied is free, and so is which node reads it (`staging.read_once`).
+    copied is free, and so is which node reads it (`staging.read_once`) and whether nodes exchange their shards
+    between epochs (`staging.exchange`), inside the clock.
 
     Source: HPC rules of rounds 0.7 to 2.0, "Data State at Start of Run"; lifted in 3.0.
     """

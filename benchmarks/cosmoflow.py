@@ -189,6 +189,7 @@ class Loading(schema.Loading):
 
 class CosmoFlow(schema.Run):
     reads_while_staging: ClassVar[bool] = True
+    exchanges_shards: ClassVar[bool] = True
 
     data: Data
     network: Network

@@ -1,7 +1,7 @@
 """The settings of a DeepCAM run; ``deepcam.toml`` gives the values."""
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -161,6 +161,8 @@ class Loading(schema.Loading):
 
 
 class DeepCam(schema.Run):
+    exchanges_shards: ClassVar[bool] = True
+
     data: Data
     network: Network
     hyperparameters: Hyperparameters
@@ -207,6 +209,11 @@ class DeepCam(schema.Run):
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         super().require_startable(ranks, staged=staged)
+        if self.staging.exchange and self.loading.cache:
+            raise UserError(
+                "loading.cache keeps the samples of one shard in memory, and with staging.exchange every epoch "
+                "has another; set one of them to false"
+            )
         group = self.hyperparameters.batchnorm_group_size
         if ranks % group:
             raise UserError(

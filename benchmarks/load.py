@@ -12,7 +12,18 @@ from pydantic import BaseModel, ValidationError
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run, Target
+from mlhpc.benchmarks.toml_lines import toml_lines
 from mlhpc.errors import UserError, did_you_mean
+
+
+class BadSetting(UserError):
+    """A setting that is unknown or has no valid value. ``key``: its dotted name; empty where several together are
+    at fault."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
 
 RUNS_OF_A_SCORE = 5
 """Runs per score of a benchmark whose TOML does not give ``closed_results.runs``."""
@@ -48,20 +59,28 @@ def load_file(
     """The run that a ``config.toml`` describes, such as that of an earlier run, with ``tables`` of settings over
     it and ``settings`` on top.
 
-    Raises UserError when the file cannot be read, is not a run's configuration, or is of another benchmark.
+    Raises UserError when the file cannot be read, is not a run's configuration, or is of another benchmark: with
+    the line of a setting that stands in the file.
     """
+    settings = list(settings)
     try:
-        own = tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        own = tomllib.loads(text)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; --config takes the config.toml of a run") from None
     except ValueError as error:
         raise UserError(f"{path}: invalid TOML ({error}); --config takes the config.toml of a run") from None
     if own.get("benchmark") != benchmark:
-        raise UserError(f"{path}: describes a run of {own.get('benchmark')!r}, not of {benchmark}")
+        where = _at(path, text, "benchmark")
+        raise UserError(f"{where}: describes a run of {own.get('benchmark')!r}, not of {benchmark}")
     try:
         return _validated(_over(own, dict(tables or {})), settings)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    except BadSetting as error:
+        above = [key for key, _ in dotted(dict(tables or {}))]
+        above += [setting.partition("=")[0].strip() for setting in settings]
+        if any(f"{key}.".startswith(f"{error.key}.") or key in _with_parents(error.key) for key in above):
+            raise  # of what was set over the file, or of both together
+        raise UserError(f"{_at(path, text, error.key)}: {error}") from None
 
 
 def dumps(run: Run) -> str:
@@ -84,7 +103,9 @@ def loads(text: str) -> Run:
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
-        raise ValueError(f"{key}: {problem['msg']} (written by another version of mlhpc?)") from None
+        line = toml_lines(text).get(key)
+        where = f"line {line}: {key}" if line else key
+        raise ValueError(f"{where}: {problem['msg']} (written by another version of mlhpc?)") from None
 
 
 def definition_of(benchmark: str) -> dict[str, Any]:
@@ -132,6 +153,20 @@ def toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
+def _at(path: Path, text: str, key: str) -> str:
+    """Where ``key`` stands in the file ``path`` with ``text``, or else the table that it belongs to."""
+    lines = toml_lines(text)
+    line = next((lines[name] for name in _with_parents(key) if name in lines), None)
+    return f"{path}, line {line}" if line else str(path)
+
+
+def _with_parents(key: str) -> Iterator[str]:
+    """``a.b.c``, ``a.b``, ``a``; nothing of an empty key."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
+
+
 def _validated(tables: dict[str, Any], settings: Iterable[str]) -> Run:
     for setting in settings:
         tables = _over(tables, _parse(setting))
@@ -139,7 +174,7 @@ def _validated(tables: dict[str, Any], settings: Iterable[str]) -> Run:
     try:
         return chosen(**_with_framework(tables))
     except ValidationError as error:
-        raise UserError(_first_problem(error, chosen)) from None
+        raise _first_problem(error, chosen) from None
 
 
 def run_class(benchmark: str) -> type[Run]:
@@ -151,10 +186,14 @@ def run_class(benchmark: str) -> type[Run]:
 def _with_framework(tables: dict[str, Any]) -> dict[str, Any]:
     """``tables`` with the benchmark's first framework if none is chosen, as in files of earlier versions."""
     benchmark = registry.find(str(tables["benchmark"]))
-    chosen = tables.get("training", {}).get("framework") or benchmark.default_framework
-    if chosen not in benchmark.frameworks:
+    training = tables.get("training", {})
+    if not isinstance(training, dict):
+        return tables  # refused as any value of another type
+    chosen = training.get("framework") or benchmark.default_framework
+    if not isinstance(chosen, str) or chosen not in benchmark.frameworks:
         options = did_you_mean(str(chosen), benchmark.frameworks)
-        raise UserError(f"{benchmark.name} has no training.framework {chosen!r}; {options}")
+        key = "training.framework"
+        raise BadSetting(f"{benchmark.name} has no {key} {chosen!r}; {options}", key)
     return _over(tables, {"training": {"framework": chosen}})
 
 
@@ -181,15 +220,17 @@ def _parse(setting: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _first_problem(error: ValidationError, model: type[Run]) -> str:
-    problem = error.errors()[0]
+def _first_problem(error: ValidationError, model: type[Run]) -> BadSetting:
+    problems = error.errors()
+    # A key that is unknown before one that is missing: it may be that one, misspelt.
+    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {place!r}; {did_you_mean(place, _keys(model))}"
+        return BadSetting(f"unknown key {place!r}; {did_you_mean(place, _keys(model))}", place)
     message = problem["msg"].removeprefix("Value error, ")
     got = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
     # A message about several tables has no place, and names its keys itself.
-    return f"{place}: {message}{got}" if place else message
+    return BadSetting(f"{place}: {message}{got}" if place else message, place)
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -67,6 +67,7 @@ UNITS = {
     "lr_warmup_steps": "updates",
     "scheduler_lr_warmup_steps": "updates",
     "warmup_steps": "steps",
+    "earlier_epochs": "epochs",
     "steps": "steps",
     "prefetch": "batches",
     "workers": "threads or processes",

@@ -89,8 +89,9 @@ class Benchmark:
     of its runs (:class:`mlhpc.benchmarks.schema.Run`, narrowed). ``frameworks``: by name, the default first.
     ``make_data(data, out, world, workers, **options)`` writes a data set. ``mlperf_name``: its name in MLPerf's
     rules, None where MLPerf has no such benchmark. ``training_ruleset``: the last ruleset of MLPerf Training
-    that has it, None for a benchmark of MLPerf HPC. ``show(sample, out)`` draws a sample. ``servers_study``:
-    the module that ``mlhpc study --vary parameter_servers`` starts; empty for none.
+    that has it, None for a benchmark of MLPerf HPC. ``published_codec``: what ``mlhpc study --vary codec`` calls
+    the format that the data set is published in. ``show(sample, out)`` draws a sample. ``servers_study``: the
+    module that ``mlhpc study --vary parameter_servers`` starts; empty for none.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Benchmark:
     mlperf_name: str | None = None
     training_ruleset: str | None = None
     convert: DataTool | None = None
+    published_codec: str = "published"
     show: str | None = None
     loader_bench: LoaderBench | None = None
     servers_study: str = ""
@@ -159,6 +161,7 @@ COSMOFLOW = Benchmark(
         codecs=("gzip", "plain", "lut", "lut-small", "pco", "zstd", "blosc2"),
         archives=True,
     ),
+    published_codec="gzip",
     show="mlhpc.cosmoflow.synthetic.show:show",
     loader_bench=LoaderBench(
         "mlhpc.cosmoflow.data.bench",
@@ -212,6 +215,7 @@ DEEPCAM = Benchmark(
         ),
         archives=True,
     ),
+    published_codec="hdf5",
     show="mlhpc.deepcam.synthetic.show:show",
     loader_bench=LoaderBench(
         "mlhpc.deepcam.data.bench",
@@ -246,6 +250,7 @@ RESNET50 = Benchmark(
         codecs=("tfrecord", "lmdb", "raw"),
         default_codec=False,
     ),
+    published_codec="jpeg",
     show="mlhpc.resnet50.synthetic.show:show",
     loader_bench=LoaderBench(
         "mlhpc.resnet50.data.bench",

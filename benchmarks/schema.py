@@ -208,6 +208,26 @@ class Staging(FrozenModel):
         "first epoch it waits for the rest",
     )
 
+    exchange: bool = Field(
+        False,
+        description="shard: between epochs nodes exchange training files over the network, so that in every epoch "
+        "each node has a new random share of all of them",
+    )
+
+    @model_validator(mode="after")
+    def _exchange(self) -> Self:
+        if self.exchange and self.mode != "shard":
+            raise ValueError(
+                "exchange=true exchanges shards, and with mode=replicate every node has everything; set "
+                "staging.mode=shard or staging.exchange=false"
+            )
+        if self.exchange and self.overlap:
+            raise ValueError(
+                "overlap=true reads what is not staged yet, and exchange=true needs whole shards; set "
+                "staging.overlap or staging.exchange to false"
+            )
+        return self
+
     @model_validator(mode="after")
     def _overlap(self) -> Self:
         if self.overlap and self.read_once:
@@ -239,10 +259,14 @@ class Study(FrozenModel):
 
     warmup_steps: NonNegativeInt = Field(0, description="steps before the measured ones")
     steps: NonNegativeInt = Field(0, description="steps to measure; 0: train to the target")
+    earlier_epochs: NonNegativeInt = Field(
+        0,
+        description="epochs that are read before the steps, and not computed: memory then holds what it can",
+    )
 
     def cut(self, steps: int) -> int:
         """The training steps to take of an epoch of ``steps``. Raises UserError when it has too few, since reading
-        a sample twice would measure the page cache."""
+        a sample twice within them would measure the page cache."""
         requested = self.warmup_steps + self.steps
         if not self.steps:
             return steps
@@ -297,6 +321,9 @@ class Run(FrozenModel):
     reads_while_staging: ClassVar[bool] = False
     """Whether training can begin before its files are staged: it looks for each file when it reads it, in the
     source or staged, and the files have checksums of their own."""
+    exchanges_shards: ClassVar[bool] = False
+    """Whether nodes can exchange their training files: each has as many samples as another, as files or in
+    archives."""
 
     benchmark: str
     preset: str
@@ -330,8 +357,15 @@ class Run(FrozenModel):
                 f"{accumulated}; use a multiple of {ranks * passes} as hyperparameters.global_batch_size, or "
                 "another number of ranks"
             )
+        if self.study.earlier_epochs and not self.study.steps:
+            raise UserError(
+                "study.earlier_epochs is for mlhpc study, whose runs measure steps: a run to the target reads the "
+                "data set on its clock; leave it out"
+            )
         if self.staging.overlap:
             self._require_overlap(staged)
+        if self.staging.exchange:
+            self._require_exchange(staged)
 
     def _require_overlap(self, staged: bool) -> None:
         """Raise UserError unless training can read while staging goes on, and nothing takes its steps for steps
@@ -345,6 +379,14 @@ class Run(FrozenModel):
             raise UserError(
                 f"a study measures steps, and with staging.overlap also the copying beside them; {remedy}"
             )
+
+    def _require_exchange(self, staged: bool) -> None:
+        """Raise UserError unless nodes have training files of their own that they can exchange."""
+        remedy = "set staging.exchange=false"
+        if not self.exchanges_shards:
+            raise UserError(f"staging.exchange is not for {self.benchmark}; {remedy}")
+        if not staged:
+            raise UserError(f"staging.exchange needs staged data; give --stage, or {remedy}")
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from mlhpc.common.timing.runlog import RunLog, Status
 from mlhpc.common.training.dataset import format_of
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
-from mlhpc.common.training.staging import staging
+from mlhpc.common.training.staging import exchanging, staging
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.data.dataset import open_data, open_loader
 from mlhpc.deepcam.data.loader import zeros_batch
@@ -101,13 +101,16 @@ def train(
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset, statistics = open_data(run, data, world)
             beside.enter_context(staging(dataset, staged, run.staging, world, log))
-        log.data_format(**format_of(dataset, staged, run.staging.mode, world))
+        log.data_format(**format_of(dataset, staged, run.staging, world))
         loader = open_loader(run, dataset, statistics, staged, local_batch_size, seed, world, device.type)
         updates = loader.steps // accumulate
 
         record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
+        epochs = range(last_epoch + 1, training.max_epochs + 1)
+        own_share = exchanging(dataset, staged, run.staging, run.data.train_samples, epochs, seed, world, log)
         status: Status = "failed"
-        for epoch in range(last_epoch + 1, training.max_epochs + 1):
+        for epoch in epochs:
+            loader.samples = own_share(epoch, loader.samples)
             before, bytes_read, losses = (epoch - 1) * updates, 0, []
             with (
                 log.span("epoch", epoch=epoch, step=before) as span,

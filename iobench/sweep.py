@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.data import manifest
 from mlhpc.common.files import atomic
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
@@ -21,6 +22,9 @@ from mlhpc.iobench.definition.schema import Workload
 
 OF_A_RUN = {"reader.threads": "loading.workers", "reader.prefetch": "loading.prefetch"}
 """Settings of a workload, and those of ``mlhpc run`` that mean the same."""
+COMPRESSION = "dataset.compression"
+CODECS = {"cosmoflow": {"gzip": "gzip", "none": "plain"}}
+"""``dataset.compression`` of a workload, and what ``mlhpc data convert`` calls it."""
 
 
 @dataclass
@@ -128,16 +132,36 @@ def advise(sweep: Sweep) -> tuple[list[Point], Comparison | None]:
     return points, again
 
 
+def require_counterparts(sweep: Sweep, data: Path) -> None:
+    """Raise UserError where ``in_a_run`` could not apply what the sweep may recommend to the data set ``data``."""
+    workload = sweep.workload()
+    if workload.suite != "mlhpc":
+        raise UserError(f"mlhpc run has no counterpart of the workload {workload.name}; leave out --confirm")
+    codecs = CODECS.get(workload.name, {})
+    for key, values in sweep.axes.items():
+        if key not in OF_A_RUN and not (key == COMPRESSION and codecs.keys() >= set(values)):
+            raise UserError(f"mlhpc run has no counterpart of {key}={','.join(values)}; leave out --confirm")
+    if COMPRESSION in sweep.axes and workload.dataset:
+        compressed = workload.dataset.compression != "none"
+        if manifest.load(data).facts.get("gzip") is not compressed:
+            kind = "GZIP" if compressed else "plain"
+            raise UserError(
+                f"{data}: its files are not {kind} TFRecord, as those of the workload are; convert it "
+                "(mlhpc data convert), or leave out --confirm"
+            )
+
+
 def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> Comparison:
     """``mlhpc run`` of the workload's benchmark on its data set ``data``, with its own loading settings and with
-    those recommended: one epoch, steps of the workload's length, caches dropped. Raises UserError when a setting
-    has no counterpart there."""
-    workload = sweep.workload()
-    pairs = [setting.partition("=") for setting in settings]
-    foreign = [key for key, _, _ in pairs if key not in OF_A_RUN]
-    if workload.suite != "mlhpc" or foreign:
-        which = foreign[0] if foreign else f"the workload {workload.name}"
-        raise UserError(f"mlhpc run has no counterpart of {which}; leave out --confirm")
+    those recommended, on files converted to the recommended compression: one epoch, steps of the workload's
+    length, caches dropped. Raises UserError when a setting has no counterpart there."""
+    require_counterparts(sweep, data)
+    workload, chosen = sweep.workload(), dict(setting.split("=", 1) for setting in settings)
+    converted = data
+    if compression := chosen.pop(COMPRESSION, None):
+        converted = sweep.folder / "data-real"
+        codec = CODECS[workload.name][compression]
+        _mlhpc("data", "convert", workload.name, str(data), str(converted), "--codec", codec)
     own = Point(
         (
             f"loading.workers={max(1, workload.reader.threads)}",
@@ -145,15 +169,15 @@ def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> 
         ),
         data,
     )
-    other = Point((*own.settings, *(f"{OF_A_RUN[key]}={value}" for key, _, value in pairs)), data)
+    other = Point((*own.settings, *(f"{OF_A_RUN[key]}={value}" for key, value in chosen.items())), converted)
     for number in range(sweep.repeats):
         for name, point in (("own", own), ("recommended", other)):
             out = sweep.folder / f"real-{name}-{number}"
             words = [
                 word for setting in (*point.settings, "training.max_epochs=1") for word in ("--set", setting)
             ]
-            _mlhpc("run", workload.name, "--preset", preset, "--data", str(data), "--evict", "--out", str(out),
-                   "--compute", str(workload.train.computation.expected), *words)  # fmt: skip
+            _mlhpc("run", workload.name, "--preset", preset, "--data", str(point.data), "--evict",
+                   "--out", str(out), "--compute", str(workload.train.computation.expected), *words)  # fmt: skip
             (epoch,) = json.loads((out / "result.json").read_text())["epochs"]
             point.rates.append(epoch["samples_per_s"])
     return Comparison(own, other)

@@ -13,7 +13,8 @@ class UserError(Exception):
 
 
 class AlreadyReported(UserError):
-    """A ``UserError`` that all ranks raise, on a rank that leaves printing it to rank 0."""
+    """A ``UserError`` on a rank that leaves printing it to another: to rank 0 when all ranks raise it, else to the
+    one that reports this rank as lost."""
 
 
 class Terminated(BaseException):

@@ -317,6 +317,7 @@ def _log_facts(
     cut = getattr(run.training, "spatial", ())
     weights = getattr(run.training, "weights", "")
     coarse = getattr(run.training, "coarse_epochs", ())
+    used = 0 if _on_cpus(run) else min(on_rank0(world, lambda: len(accelerators())), world.local_size)
     log.hyperparameters(
         {
             "cache_clear": evicted,
@@ -326,7 +327,7 @@ def _log_facts(
             "submission_status": submission.status,
             "submission_platform": submission.platform,
             "number_of_nodes": world.nodes,
-            "accelerators_per_node": 0 if _on_cpus(run) else min(len(accelerators()), world.local_size),
+            "accelerators_per_node": used,
             "seed": seed,
             # Not keys of the logging rules: the suite's own check reads them.
             **({"resumed": True} if resume else {}),

@@ -35,8 +35,8 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
 
     Rank 0 raises :class:`Terminated` or KeyboardInterrupt, so that everything is closed properly; later signals
     are ignored, since a launcher may send several, and Ctrl-C also reaches the parent of local ranks, which
-    then ends them. The other ranks have nothing to close: they report it and exit, from a thread, because the
-    signal may have arrived in the middle of a message to rank 0.
+    then ends them. The other ranks have nothing to close: they report it, unless rank 0 does, and exit, from a
+    thread, because the signal may have arrived in the middle of a message to rank 0.
     """
     received: list[int] = []
     # A process started with Ctrl-C ignored, as in the background of a script, keeps ignoring it.
@@ -45,7 +45,8 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
 
     def leave(number: int) -> None:
         world.fail(reason(number))
-        os.write(2, f"mlhpc: {reason(number)}\n".encode())
+        if not world.reported_elsewhere():
+            os.write(2, f"mlhpc: {reason(number)}\n".encode())
         os._exit(128 + number)
 
     def handle(number: int, frame: object) -> None:

@@ -20,9 +20,10 @@ from mlhpc.common.data.sharding import divide_batch
 from mlhpc.emulated_step import refuse
 from mlhpc.errors import UserError, count, did_you_mean
 from mlhpc.run_processes import in_slurm
-from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, Value, flat
+from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, Value, family, flat
 
 STORAGE = ("shared", "staged")
+"""What ``--vary storage`` takes besides folders to stage to."""
 KINDS_OF_UPDATES = ("synchronous", "asynchronous")
 NO_SETTINGS = (*PLACES, SERVERS, UPDATES)
 """What ``--vary`` takes besides the settings of a run."""
@@ -133,8 +134,9 @@ def _check_options(sweep: Sweep) -> None:
         raise UserError(f"--vary batch and {GLOBAL_BATCH}: each determines the other; vary one of them")
     _check_servers(sweep)
     for storage in sweep.axes.get("storage", ()):
-        if storage not in STORAGE:
-            raise UserError(f"--vary storage={storage}: {did_you_mean(str(storage), STORAGE)}")
+        if storage not in STORAGE and os.sep not in str(storage):
+            folders = "or a folder to stage to, such as /dev/shm/stage"
+            raise UserError(f"--vary storage={storage}: {did_you_mean(str(storage), STORAGE)}; {folders}")
 
 
 def _check_servers(sweep: Sweep) -> None:
@@ -150,7 +152,7 @@ def _check_servers(sweep: Sweep) -> None:
     if numbers and not registry.find(sweep.benchmark).servers_study:
         able = " and ".join(b.name for b in registry.benchmarks().values() if b.servers_study)
         raise UserError(f"--vary {SERVERS}: {sweep.benchmark} has no such study; it is for {able}")
-    if numbers and (sweep.stage or "staged" in sweep.axes.get("storage", ())):
+    if numbers and (sweep.stage or set(sweep.axes.get("storage", ())) - {"shared"}):
         raise UserError(f"--vary {SERVERS}: reads the data set in place; leave --stage and storage out")
     if numbers and in_slurm(os.environ):
         raise UserError(f"--vary {SERVERS}: runs on one machine; start it outside of a Slurm job")
@@ -168,20 +170,26 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
         settings.append(f"hyperparameters.global_batch_size={int(chosen['batch']) * ranks}")
     run = load.load(sweep.benchmark, sweep.preset, settings)
     refuse(run, "a study")
+    if SERVERS in chosen and run.study.earlier_epochs:
+        raise UserError(f"study.earlier_epochs: is for studies without {SERVERS}; leave it out")
     if not run.study.steps:
         raise UserError("study.steps=0 means a run to the target; give 1 or more")
     batch = divide_batch(run.hyperparameters.global_batch_size, ranks)
     run.study.cut(run.data.train_samples // run.hyperparameters.global_batch_size)
-    staged = chosen.get("storage", "staged" if sweep.stage else "shared") == "staged"
-    if staged and sweep.stage is None:
+    storage = str(chosen.get("storage", "staged" if sweep.stage else "shared"))
+    if storage == "staged" and sweep.stage is None:
         raise UserError("--vary storage=staged needs a node-local folder to stage to; give --stage")
+    folder = {"shared": None, "staged": sweep.stage}.get(storage, storage)
+    stage = os.path.abspath(folder) if folder else None
     data = Path(os.path.abspath(str(chosen["data"]) if "data" in chosen else sweep.data))
-    stage = os.path.abspath(sweep.stage) if sweep.stage and staged else None
+    if codec := str(chosen.get("codec", "")):
+        data = _encoded(data, codec, registry.find(sweep.benchmark))
     places: dict[str, Value] = {
+        **({"codec": codec} if codec else {}),
         "batch": batch,
         "ranks": ranks,
-        "data": data.name,
-        "storage": "staged" if staged else "shared",
+        "data": Path(family(str(data), codec)).name,
+        "storage": "staged" if stage else "shared",
     }
     if in_slurm(os.environ):  # the same ranks on more nodes are another cell
         places["ranks_per_node"] = _ranks_per_node(ranks, os.environ)
@@ -203,6 +211,34 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
         arguments += ["--workers", str(ranks), "--servers", str(facts[SERVERS])]
         arguments += ["--asynchronous"] if facts[UPDATES] == "asynchronous" else []
     return PlannedCell(run, tuple(arguments), data, stage, ranks, facts, name)
+
+
+def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
+    """The data set of the origin of ``data`` that is in ``codec``: DIR or DIR-CODEC, where ``data`` is DIR or
+    itself DIR-ANOTHER. Raises UserError when there is none, or it is in another codec."""
+    known = (benchmark.published_codec, *(benchmark.convert.codecs if benchmark.convert else ()))
+    if codec not in known:
+        raise UserError(did_you_mean(codec, known))
+    origin = Path(family(str(data), _codec_of(data, benchmark)))
+    other = origin.with_name(f"{origin.name}-{codec}")
+    for path in (data, origin, other):
+        if path.is_dir() and _codec_of(path, benchmark) == codec:
+            return path
+    if other.is_dir():
+        raise UserError(
+            f"{other}: is in {_codec_of(other, benchmark)}; move it away, and convert {data} again"
+        )
+    if codec == benchmark.published_codec and codec not in known[1:]:
+        raise UserError(f"{origin}: is not in {codec}; give the data set that it was made from as --data")
+    make = f"mlhpc data convert {benchmark.name} {data} {other} --codec {codec}"
+    raise UserError(f"{other}: no such data set; make it with {make}")
+
+
+def _codec_of(data: Path, benchmark: registry.Benchmark) -> str:
+    """What the manifest of a data set calls its format; without, that of the published data set."""
+    facts = _dataset_facts(data)
+    plain = facts.get("gzip") is False  # CosmoFlow as the suite makes it names no codec
+    return str(facts.get("codec", facts.get("format", "plain" if plain else benchmark.published_codec)))
 
 
 def _scalar(word: str) -> Value:

@@ -21,7 +21,7 @@ from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
 from mlhpc.perf.collectives import all_reduce
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.networks.layer import Network, Precision
+from mlhpc.perf.networks.layer import Layer, Network, Precision
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.published import Published, machine_of, published
 
@@ -35,7 +35,8 @@ _LAUNCHES = [0.0, *(1e-5 * 1.25**n for n in range(20))]
 Group = tuple[str, str, str]
 """Accelerator family, framework generation and kind of layer."""
 Kind = str
-"""Layer kind that the efficiency is of: ``3-D convolution`` or ``2-D convolution``."""
+"""Layer kind that the efficiency is of, one of ``CALIBRATED``."""
+CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")
 
 
 @dataclass(frozen=True)
@@ -88,20 +89,35 @@ class Calibration:
             return Efficiency(groups[family, best][0], (family, best), *groups[family, best][1:],
                               exact=generation in (None, best))  # fmt: skip
         newest = max(_year(g) for _, g in groups)
-        found = sorted(e for (_, g), e in groups.items() if _year(g) == newest)
-        value, _, precision = found[len(found) // 2]
-        return Efficiency(value, ("all families", f"{newest}"), len(found), precision, exact=False)
+        found = [e for (_, g), e in groups.items() if _year(g) == newest]
+        value = statistics.median(share for share, _, _ in found)
+        precision = statistics.mode(precision for _, _, precision in found)
+        sets = sum(count for _, count, _ in found)
+        return Efficiency(value, ("all families", f"{newest}"), sets, precision, exact=False)
 
 
 def kind_of(network: Network) -> Kind:
-    """The kind that takes most of the roofline's FLOPs: convolutions with that many spatial axes."""
+    """The kind that takes most of the roofline's FLOPs: convolutions with that many spatial axes. Raises UserError
+    where published sets have none of it, with the largest layer of it."""
     flops: dict[str, int] = {}
+    largest: dict[str, Layer] = {}
     for layer in network:
         if layer.training_flops:
             axes = len(layer.output) - 1
             kind = f"{axes}-D convolution" if "convolution" in layer.kind else layer.kind
             flops[kind] = flops.get(kind, 0) + layer.training_flops
-    return max(flops, key=lambda kind: flops[kind])
+            largest[kind] = max(largest.get(kind, layer), layer, key=lambda one: one.training_flops)
+    if not flops:
+        raise UserError(
+            f"network {network.name}: no layer is a matrix product or a convolution, so it has no model"
+        )
+    found = max(flops, key=lambda kind: flops[kind])
+    if found not in CALIBRATED:
+        raise UserError(
+            f"network {network.name}, layer {largest[found].name!r}: most of the work is in layers of the kind "
+            f"{found!r}, whose efficiency no published set gives; it is known of {' and '.join(CALIBRATED)}s"
+        )
+    return found
 
 
 def roofline(network: Network, machine: Machine, precision: Precision) -> float:

@@ -111,7 +111,9 @@ def epochs_to_target(benchmark: str, preset: str, batch: int) -> Estimate:
     low, high = middle.value * min(1.0, down), middle.value * max(1.0, up)
     if not points[0].size <= batch <= points[-1].size:
         low, high = min(low, middle.low), max(high, middle.high)
-    return Estimate(middle.value, low, high, f"{middle.how}; interval from {scatter.sets} published sets")
+    own = any(row.benchmark == benchmark for row in published())
+    whose = "published sets" if own else "published sets of other benchmarks"
+    return Estimate(middle.value, low, high, f"{middle.how}; interval from {scatter.sets} {whose}")
 
 
 @cache

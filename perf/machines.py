@@ -4,7 +4,6 @@ Every figure stands with its source: ``bandwidth = { value = "900 GB/s", source 
 What is not known is left out. Bandwidths are of one direction. docs/performance_models.md describes the fields.
 """
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlhpc.benchmarks.toml_lines import END, toml_lines
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.perf.units import quantity, written
 
@@ -184,7 +184,7 @@ def parse(text: str, where: str, name: str) -> Machine:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{where}: invalid TOML ({error})") from None
-    lines = _lines(text)
+    lines = toml_lines(text)
     facts: dict[str, Any] = {}
     figures: dict[str, float] = {}
     sources: dict[str, str] = {}
@@ -267,22 +267,5 @@ def _consistent(found: Machine, wrong: Any) -> None:
 
 
 def _at(where: str, lines: Mapping[str, int], key: str) -> str:
-    line = lines.get(key) or lines.get(key.partition(".")[0]) or lines.get(_END)
+    line = lines.get(key) or lines.get(key.partition(".")[0]) or lines.get(END)
     return f"{where}, line {line}" if line else where
-
-
-_END = ""
-"""Stands for the file's last line."""
-
-
-def _lines(text: str) -> dict[str, int]:
-    """The line of each table and key, and of the end."""
-    rows = text.splitlines()
-    lines, table = {_END: max(1, len(rows))}, ""
-    for number, line in enumerate(rows, 1):
-        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
-            table = header[1]
-            lines[table] = number
-        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
-            lines[f"{table}.{key[1]}" if table else key[1]] = number
-    return lines

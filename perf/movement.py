@@ -1,4 +1,4 @@
-"""Where bytes move and what that costs: paper 000, section V-C and figure 4.
+"""Where bytes lie and move, and what that costs: paper 000, section V-C and figure 4.
 
 The gap of a byte is the reciprocal of the bandwidth that limits it, relative to that of the accelerator's own
 memory. The cost of a sample is the sum of bytes times gap over model and activations, the sample itself, and the
@@ -7,8 +7,10 @@ overlaps, and memory runs at its peak.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from mlhpc.benchmarks.schema import Staging
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.parts import parts
@@ -18,14 +20,52 @@ from mlhpc.perf.units import written
 
 GIB, MIB = 2.0**30, 2.0**20
 
+FILE_SYSTEM = "shared file system"
+
+Scope = Literal["sample", "node"]
+"""What an epoch is shuffled among: the whole data set, of which a node reads another part in every epoch, or the
+samples of each node, the same for the whole run (docs/data.md, "Shuffle scope")."""
+
 
 @dataclass(frozen=True)
 class Tier:
-    """Where a node's part of the data set lies. ``read``: bytes/s of one node, None where unknown."""
+    """Where a node's part of the data set lies. ``read``: bytes/s of one node, None where unknown. ``cached``:
+    share of the bytes that the node's memory holds from earlier epochs, so that they are not read again."""
 
     name: str
     read: float | None
     key: str
+    cached: float = 0.0
+
+
+@dataclass(frozen=True)
+class StagedBytes:
+    """What a staging moves, as ``mlhpc data plan`` counts it. ``held``: bytes that each node writes; ``source``:
+    read from the shared file system, and ``sent``: from node to node, by all nodes together."""
+
+    held: float
+    source: float
+    sent: float
+
+
+def staged_bytes(staging: Staging, size: float, nodes: int, copies: float = 1.0) -> StagedBytes:
+    """Of a data set of ``size`` bytes, training and evaluation, in files that every mode divides evenly.
+    ``copies``: nodes that read the same sample."""
+    if staging.mode == "shard":
+        return StagedBytes(size * copies / nodes, size * copies, 0.0)
+    if staging.read_once:
+        return StagedBytes(size, size, (nodes - 1) * size)
+    return StagedBytes(size, nodes * size, 0.0)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the training data lies, what staging moves for that (None: nothing is staged), and what is to be said
+    of it."""
+
+    tier: Tier
+    moved: StagedBytes | None
+    notes: tuple[str, ...] = ()
 
 
 def gap(machine: Machine, bandwidth: float) -> float:
@@ -48,47 +88,186 @@ def tiers(machine: Machine, nodes: int) -> list[tuple[Tier, float]]:
     rate = min((r for r in rates if r), default=None)
     if machine.nodes != 1 or share is not None:
         capacity = machine.get("storage.shared") or float("inf")
-        found.append((Tier("shared file system", rate, "storage.shared_read"), capacity * nodes))
+        found.append((Tier(FILE_SYSTEM, rate, "storage.shared_read"), capacity / nodes))
     return found
 
 
-def tier_of(machine: Machine, size: float, nodes: int, *, staged: bool = True) -> Tier:
-    """The fastest tier that holds ``size`` bytes of training data, divided over ``nodes``: file system, then
-    node-local storage, then memory, as nodes are added (paper 000, section VI). ``staged`` False: data that does
-    not fit memory is read from the shared file system.
+def cached_share(size: float, memory: float, nodes: float = 1) -> float:
+    """Share of what a node reads that its cache of ``memory`` bytes still holds from earlier epochs, if it drops
+    what was used longest ago; 1 where all fits. ``size``: bytes that ``nodes`` nodes read once an epoch,
+    reshuffled over all of them every epoch; 1 node for a shard that only one node reads.
+
+    Where the share u of an epoch is done, the node has read u / nodes of the data in this epoch, which nobody
+    reads again in it. Of the share m = memory / size that it holds, the rest is of earlier epochs, and any other
+    sample is as likely to be the next: it is held with the probability (m - u / nodes) / (1 - u / nodes). The mean
+    over u is nodes · (w + (1 - m)·ln(1 - w)) with w the smaller of m and 1 / nodes: for half of the data 15% on
+    one node, and never more than m on many.
+    """
+    if size <= memory:
+        return 1.0
+    held = memory / size
+    read = min(held, 1 / nodes)
+    return nodes * (read + (1 - held) * math.log1p(-read))
+
+
+def tier_of(
+    machine: Machine,
+    size: float,
+    nodes: int,
+    *,
+    together: int = 1,
+    staged: bool = True,
+    scope: Scope = "node",
+) -> Tier:
+    """The fastest tier that holds ``size`` bytes of data: file system, then node-local storage, then memory, as
+    nodes are added (paper 000, section VI). ``together``: accelerators that read a sample. ``scope`` "node": each
+    node has its share, the same in every epoch; "sample": each may read all of it. ``staged`` False: data that
+    does not fit memory is read from the shared file system. Either way the host's memory caches what it can hold.
 
     Raises UserError where no tier is large enough.
     """
-    part = size / nodes
+    copies = spanned(machine, together)
+    share = size * copies / nodes
+    part, readers = (share, 1.0) if scope == "node" else (size, max(1.0, nodes / copies))
     options = tiers(machine, nodes)
+    memory = machine.get("host.memory")
     for tier, capacity in options:
-        if part <= capacity and (staged or tier.name != "node-local storage"):
-            return tier
+        needed = share if tier.name == FILE_SYSTEM else part
+        if needed <= capacity and (staged or tier.name != "node-local storage"):
+            if memory is None or tier.key == "host.memory":
+                return tier
+            return replace(tier, cached=cached_share(part, memory, readers))
     if not options:
         raise UserError(
             f"{machine.at('storage')}: nowhere to keep the data set; give host.memory, storage.local or "
             "storage.shared_read"
         )
-    largest = max(options, key=lambda option: option[1])
+    largest, capacity = max(options, key=lambda option: option[1])
+    shared = largest.name == FILE_SYSTEM
+    part = share if shared else part
+    where = machine.at("storage.shared" if shared else largest.key)
+    smaller = shared or scope == "sample" or machine.nodes == 1
     raise UserError(
-        f"{machine.at(largest[0].key)}: the data set, {written(part, 'bytes')} a node on {nodes} nodes, is larger "
-        f"than every tier of {machine.name} (largest: {largest[0].name}, {written(largest[1], 'bytes')}); "
-        "take more nodes"
+        f"{where}: the data set, {written(part, 'bytes')} a node on {nodes} nodes, is larger than every tier of "
+        f"{machine.name} (largest: {largest.name}, {written(capacity, 'bytes')} a node); "
+        f"{'take a smaller data set' if smaller else 'take more nodes'}"
     )
 
 
-def staging_seconds(machine: Machine, size: float, nodes: int, tier: Tier) -> Triple:
-    """In which each of ``nodes`` copies ``size`` bytes from the shared file system to ``tier``: at what published
-    sets reached per node, within what the machine's figures allow."""
+def unstaged(machine: Machine, train: float, nodes: int, together: int, scope: Scope = "sample") -> Placement:
+    """``train`` bytes of training data on the shared file system."""
+    return Placement(tier_of(machine, train, nodes, together=together, staged=False, scope=scope), None)
+
+
+def place(
+    machine: Machine, staging: Staging, train: float, whole: float, nodes: int, together: int
+) -> Placement:
+    """Staged data, of ``train`` bytes to train on and ``whole`` with those of the evaluation. With
+    ``staging.mode=replicate`` every node holds the whole set; where no node has room for it, nothing is staged.
+
+    Raises UserError where no tier is large enough.
+    """
+    copies = spanned(machine, together)
+    if staging.mode == "shard":
+        tier = tier_of(machine, train, nodes, together=together)
+    else:
+        tier = tier_of(machine, whole, nodes, together=together, scope="sample")
+    if tier.name != FILE_SYSTEM:
+        if lies_there(machine):
+            return Placement(tier, None)
+        return Placement(tier, staged_bytes(staging, whole, nodes, copies), _notes(staging, nodes))
+    if staging.mode == "shard":
+        why = (
+            "the data set fits neither memory nor node-local storage: every epoch reads what memory does not hold "
+            "from the shared file system"
+        )
+        return Placement(tier, None, (why, _rate_of_file_system(tier)))
+    space = room(machine)
+    needed = math.ceil(train * copies / space) if space else math.inf
+    shards = f"staging.mode=shard fits on {needed} nodes or more"
+    if not space or needed > (machine.nodes or math.inf):
+        shards = "staging.mode=shard does not fit either, on any number of its nodes"
+    why = (
+        f"the whole data set, {written(whole, 'bytes')}, fits neither the memory nor the local storage of a node, "
+        f"as staging.mode=replicate needs, and is read from the shared file system; {shards}"
+    )
+    return replace(unstaged(machine, train, nodes, together), notes=(why, _rate_of_file_system(tier)))
+
+
+def _rate_of_file_system(tier: Tier) -> str:
+    """What a prediction rests on that reads from the shared file system, ``tier``, though it was to be staged."""
+    if tier.read is None:
+        return (
+            "reading from the shared file system takes no time here: the machine file has no bandwidth of it"
+        )
+    middle, slow, fast = (written(rate, "bytes/s") for rate in parts().staging_rate)
+    return (
+        "the shared file system is read at what the machine file gives, as a rule its peak; nodes of published "
+        f"sets copied {middle} each out of theirs ({slow} to {fast})"
+    )
+
+
+def _notes(staging: Staging, nodes: int) -> tuple[str, ...]:
+    notes = []
+    if staging.read_once and staging.mode == "replicate" and nodes > 1:
+        notes.append(
+            "nodes pass on what one of them has read (staging.read_once): counted at the full bandwidth of one "
+            "network card, a lower bound"
+        )
+    if staging.overlap:
+        notes.append("staging.overlap hides a part of T_staging behind the first epoch; all of it is counted")
+    return tuple(notes)
+
+
+def spanned(machine: Machine, together: int) -> float:
+    """Nodes that read the same sample where ``together`` accelerators share it: one where they fit in it."""
+    return max(1.0, together / machine.per_node)
+
+
+def room(machine: Machine) -> float:
+    """Bytes that the largest of a node's own tiers holds."""
+    return max((size for tier, size in tiers(machine, 1) if tier.name != FILE_SYSTEM), default=0.0)
+
+
+def lies_there(machine: Machine) -> bool:
+    """Whether the data set is on the machine already: one node, and no shared file system."""
+    return machine.nodes == 1 and machine.get("storage.shared_read") is None
+
+
+def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, received: float = 0.0) -> Triple:
+    """In which each of ``nodes`` gets ``held`` bytes into ``tier``: ``received`` of them from other nodes, the
+    rest from the shared file system, at what published sets reached per node, within what the machine's figures
+    allow. Nodes pass on at the bandwidth of one network card, as in :func:`exchange_seconds`, while they read and
+    write: the slowest of the three counts. At best the host's memory holds at the end what it can, and node-local
+    storage has written the rest: a bound, Linux keeps 20% of it dirty (vm.dirty_ratio). Raises UserError where
+    nodes pass on without a figure of the network."""
+    if lies_there(machine):
+        return 0.0, 0.0, 0.0
     shared = machine.get("storage.shared_read")
-    if shared is None and machine.nodes == 1:
-        return 0.0, 0.0, 0.0  # the data set lies there already
-    limits = [machine.get("storage.shared_read_node"), shared and shared / nodes]
+    rates = [machine.get("storage.shared_read_node"), shared and shared / nodes]
+    read = min((rate for rate in rates if rate), default=math.inf)
+    write = math.inf
     if tier.name == "node-local storage":
-        limits.append(machine.get("storage.local_write"))
-    limit = min((rate for rate in limits if rate), default=math.inf)
+        write = machine.get("storage.local_write") or math.inf
+    passed = 0.0
+    if received:
+        passed = received / machine.need("network.bandwidth", "staging.read_once on several nodes")
+
+    def seconds(rate: float, unwritten: float = 0.0) -> float:
+        return max((held - received) / min(rate, read), (held - unwritten) / write, passed)
+
     middle, slow, fast = parts().staging_rate
-    return size / min(middle, limit), size / min(fast, limit), size / min(slow, limit)
+    return seconds(middle), seconds(fast, machine.get("host.memory") or 0.0), seconds(slow)
+
+
+def exchange_seconds(machine: Machine, size: float, tier: Tier) -> float:
+    """In which a node sends ``size`` bytes of its shard to other nodes, and writes as many of theirs to ``tier``:
+    a lower bound, from the machine's figures. All connections of a node go to one address, so to one of its
+    network cards, however many it has (``links.listening``). Raises UserError without a figure of the network."""
+    rates: list[float | None] = [machine.need("network.bandwidth", "an exchange of shards between nodes")]
+    if tier.name == "node-local storage":
+        rates += [machine.get("storage.local_write"), machine.get("storage.local_read")]
+    return size / min(rate for rate in rates if rate)
 
 
 @dataclass(frozen=True)
@@ -140,7 +319,7 @@ def input_seconds(
     samples = local * machine.per_node
     times = {}
     if tier.read:
-        times[f"read from {tier.name}"] = samples * size.stored / tier.read
+        times[f"read from {tier.name}"] = samples * size.stored * (1 - tier.cached) / tier.read
     if link := machine.get("links.host"):
         times["moved to the accelerator"] = local * size.received / link
     if rate := machine.get(f"preparation.{benchmark}"):

@@ -5,29 +5,31 @@ batch (figure 4), roofline and memory, and the figures that all of it is made fr
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages.bars import Bar, stacked_bars
 from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
-from mlhpc.perf.accelerator.memory import Memory, memory_of
+from mlhpc.errors import count
+from mlhpc.perf.accelerator.memory import Memory, memory_of, power_of_two
 from mlhpc.perf.accelerator.paper000 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
 from mlhpc.perf.accelerator.roofline import Ceilings, points
 from mlhpc.perf.accelerator.update import update_of
 from mlhpc.perf.calibration import calibration
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.movement import GIB, MIB, costs, required_bandwidth
+from mlhpc.perf.movement import GIB, MIB, costs, lies_there, required_bandwidth
 from mlhpc.perf.networks.layer import Network
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.prediction import Model, Prediction, over_nodes, predict, weak, with_batch
 from mlhpc.perf.published import SOURCE, Published, machine_of, published
 from mlhpc.perf.samples import sample_bytes
-from mlhpc.perf.tables import configuration, facts_of, heading, seconds_text, terms_table
-from mlhpc.perf.units import written
+from mlhpc.perf.tables import configuration, facts_of, heading, rate_text, seconds_text, terms_table
+from mlhpc.perf.units import binary, written
 
 _BARS = 12
 _PAPER_UNSTAGED = "paper 000: not staged"
@@ -44,14 +46,15 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     sections = [
         _terms(chosen),
         _time(found),
-        _scaling(machine, run, chosen, found),
+        _scaling(machine, run, chosen),
         _cost(machine, run),
-        *_accelerator(machine, run),
+        *accelerator(machine, run, Model(machine, run).largest(1)),
         _figures(machine),
     ]
     total = chosen.total_s
     rate, low, high = chosen.samples_per_s
-    hero = [("Training throughput", f"{rate:.3g}", f"samples/s an accelerator; {low:.3g} to {high:.3g}", "")]
+    also = f"samples/s an accelerator; {rate_text(low)} to {rate_text(high)}"
+    hero = [("Training throughput", rate_text(rate), also, "")]
     if total and chosen.epochs:
         also = f"{seconds_text(total[1])} to {seconds_text(total[2])}"
         hero.insert(0, ("Time to train", seconds_text(total[0]), also, ""))
@@ -78,7 +81,7 @@ def _seconds(p: Prediction) -> float:
 
 def _terms(p: Prediction) -> Section:
     facts = "; ".join(f"{key}: {value}" for key, value in facts_of(p).items() if not key.startswith("note"))
-    return Section(f"{p.nodes} nodes", f"{facts}.", (terms_table(p),))
+    return Section(count(p.nodes, "node"), f"{facts}.", (terms_table(p),))
 
 
 def _time(found: Sequence[Prediction]) -> Section | None:
@@ -86,32 +89,28 @@ def _time(found: Sequence[Prediction]) -> Section | None:
     timed = [p for p in found if p.total_s and p.epochs]
     if not timed:
         return None
-    rows = [row for p in timed[-_BARS:] for row in _bars(p)]
-    says = "; ".join(f"{p.nodes} nodes: {seconds_text(_seconds(p))}" for p in timed)
-    bars = plots.stacked_bars(
-        rows,
-        f"Predicted time to train: {says}",
-        parts={key: name for key, name in _PARTS.items() if any(row["key"] == key for row in rows)},
+    bars = [_bar(p) for p in timed[-_BARS:]]
+    chart = stacked_bars(
+        bars,
+        "Predicted time to train",
+        parts={key: name for key, name in _PARTS.items() if any(bar.sizes[key] for bar in bars)},
         value_title="minutes",
-        tooltip=[("name", "configuration"), ("part", "part"), ("time", "time")],
+        write=seconds_text,
+        unit=60.0,
         title="Time to train by part",
     )
-    return Section("Time to train against nodes", "", (bars, _against_published(timed)))
+    return Section("Time to train against nodes", "", (chart, _against_published(timed)))
 
 
-def _bars(p: Prediction) -> list[dict[str, Any]]:
+def _bar(p: Prediction) -> Bar:
     assert p.epochs is not None
     waits = p.step.wait / p.step.seconds
     trained = p.train_s[0] * p.epochs.value
     seconds = {"staging": p.staging_s[0], "data_wait": trained * waits, "step": trained * (1 - waits),
                "evaluation": p.eval_s[0] * p.epochs.value, "rest": p.extra_s[0]}  # fmt: skip
     each = f"1/{p.parts}" if p.parts > 1 else str(p.local_batch_size)
-    name = f"{p.nodes} nodes, {p.accelerators} accelerators, local batch {each}"
-    return [
-        {"bar": f"{p.nodes:07}", "name": name, "key": key, "part": _PARTS[key], "value": value / 60, "label": "",
-         "time": seconds_text(value)}
-        for key, value in seconds.items() if value > 0
-    ]  # fmt: skip
+    configured = f"{count(p.nodes, 'node')}, {count(p.accelerators, 'accelerator')}, local batch {each}"
+    return Bar(f"{configured}, {seconds_text(_seconds(p))}", seconds)
 
 
 def _against_published(timed: Sequence[Prediction]) -> Figure:
@@ -140,11 +139,21 @@ def _like(p: Prediction) -> list[Published]:
     return [r for r in sets if machine_of(r).family == p.machine.family]
 
 
-def _scaling(machine: Machine, run: Run, chosen: Prediction, found: Sequence[Prediction]) -> Section:
+def _staged_as(run: Run, mode: Literal["replicate", "shard"]) -> Run:
+    staging = run.staging.model_copy(update={"mode": mode, "exchange": False})
+    return run.model_copy(update={"staging": staging})
+
+
+def _scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
     strong = [
-        _point(series, p.nodes, f"{p.nodes} nodes, data in {p.tier.name}", 1e3 / p.samples_per_s[0])
-        for series, staged in (("staged", True), ("not staged", False))
-        for p in (found if staged else over_nodes(machine, run, staged=False))
+        _point(series, p.nodes, f"{count(p.nodes, 'node')}, data in {p.tier.name}", 1e3 / p.samples_per_s[0])
+        for series, one, staged in (
+            ("staged, replicated", _staged_as(run, "replicate"), True),
+            ("staged in shards", _staged_as(run, "shard"), True),
+            ("not staged", run, False),
+        )
+        for p in over_nodes(machine, one, staged=staged)
+        if not staged or p.moved or lies_there(machine)
     ]
     figures = []
     if strong:
@@ -163,7 +172,9 @@ def _scaling(machine: Machine, run: Run, chosen: Prediction, found: Sequence[Pre
     figures.append(_curves(rows, "accelerators", "samples/s an accelerator", title))
     figures += [] if (paper := _paper_scaling(machine, run)) is None else [paper]
     about = (
-        "Where a node's part of the data set fits memory, staging stops to matter and scaling is superlinear."
+        "Staged in shards, a node reads only its own: where that fits memory, scaling is superlinear. Replicated "
+        "or not staged, it reads any sample, and its memory serves all of them only if the whole data set fits. "
+        "Staged data is drawn where nodes have room for it."
     )
     return Section("Scaling", about, (Grid(tuple(figures)),))
 
@@ -178,15 +189,18 @@ def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
     data = run.data.model_copy(update={"train_samples": paper.samples, **plain})
     rows = []
     for nodes in (1, 2, 4, 8):
-        small = with_batch(
-            run.model_copy(update={"data": data}), machine.per_node * nodes * run.backward_passes
-        )
+        small = _staged_as(run.model_copy(update={"data": data}), "shard")
+        small = with_batch(small, machine.per_node * nodes * run.backward_passes)
         for series, staged in (("staged", True), ("not staged", False)):
-            p = Model(machine, small, staged=staged).at(nodes)
+            p = Model(machine, small, staged=staged, scope="node").at(nodes)  # its nodes have fixed shares
             ms = 1e3 / p.samples_per_s[0]
-            rows.append(_point(series, nodes, f"{nodes} nodes, data in {p.tier.name}", ms))
+            rows.append(_point(series, nodes, f"{count(nodes, 'node')}, data in {p.tier.name}", ms))
+            if not staged:
+                first = ms * (1 + p.staging_s[0] / p.train_s[0])
+                what = f"{count(nodes, 'node')}, nothing in memory yet"
+                rows.append(_point("not staged, first epoch", nodes, what, first))
             if staged and (ratio := paper.unstaged.get(nodes)):
-                what = f"{nodes} nodes, {ratio:g} times as long as staged"
+                what = f"{count(nodes, 'node')}, {ratio:g} times as long as staged"
                 rows.append(_point(_PAPER_UNSTAGED, nodes, what, ratio * ms))
     title = f"Strong scaling of {paper.samples} samples, as in paper 000, figures 8 and 9"
     return _curves(rows, "nodes", "ms of an accelerator a sample", title)
@@ -244,7 +258,8 @@ def _cost_row(batch: int, series: str, value: float) -> dict[str, Any]:
     return _point(series, batch, f"batch {batch}", value / 1e9)
 
 
-def _accelerator(machine: Machine, run: Run) -> list[Section]:
+def accelerator(machine: Machine, run: Run, largest: int) -> list[Section]:
+    """Its roofline, and its memory against batch; ``largest``: samples that fit at once."""
     network, precision = network_of(run), run.training.precision
     peak, _ = machine.peak(precision)
     figures = machine.figures
@@ -257,8 +272,8 @@ def _accelerator(machine: Machine, run: Run) -> list[Section]:
         by_batch.append(memory_of(run, batch))
         if by_batch[-1].peak > 2 * capacity:
             break
-    fits = next((m.batch for m in reversed(by_batch) if m.peak <= capacity), 0)
-    limit = (f"{ceilings.name}, {written(capacity, 'bytes')}", capacity)
+    fits = power_of_two(largest) if largest else 0
+    limit = (f"{ceilings.name}, {binary(capacity)}", capacity)
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     return [
         roofline_section(
@@ -301,6 +316,7 @@ def _figures(machine: Machine) -> Section:
         last = key.partition(".")[2]
         dimension = "FLOP/s" if last in peaks else dimensions.get(last, "bytes/s")
         dimension = "a share" if key.startswith("efficiency.") else dimension
-        rows.append((Cell(key), Cell(written(value, dimension), value=value), Cell(machine.sources[key])))
+        shown = binary(value) if key == "accelerator.memory" else written(value, dimension)
+        rows.append((Cell(key), Cell(shown, value=value), Cell(machine.sources[key])))
     table = Table("machine", ("figure", "value", "source"), tuple(rows), prose=(2,))
     return Section("The machine's figures", f"{machine.title}, file {machine.where}.", (table,))

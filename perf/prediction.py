@@ -2,11 +2,11 @@
 
 Each term has a value and the ends of its interval; deviations add in quadrature. A step is the roofline over the
 calibrated efficiency, launches, and the all-reduce; where the input path is slower than that, the step waits for
-it. Each node keeps its share of the training set, in the fastest tier that holds it.
+it. Staged, each node keeps the whole data set or its share (``staging.mode``), in the fastest tier that
+holds it; not staged, a node reads any sample from the shared file system, or from memory what that holds.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from functools import cache
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
-from mlhpc.perf.accelerator.memory import memory_of
+from mlhpc.perf.accelerator.memory import RESERVED, largest_batch, memory_of
 from mlhpc.perf.calibration import (
     Calibration,
     Efficiency,
@@ -25,14 +25,26 @@ from mlhpc.perf.calibration import (
 from mlhpc.perf.collectives import AllReduce, all_reduce
 from mlhpc.perf.epochs import epochs_to_target
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.movement import Tier, input_seconds, staging_seconds, tier_of
+from mlhpc.perf.movement import (
+    FILE_SYSTEM,
+    Placement,
+    Scope,
+    StagedBytes,
+    Tier,
+    exchange_seconds,
+    input_seconds,
+    place,
+    staging_seconds,
+    tiers,
+    unstaged,
+)
 from mlhpc.perf.networks.layer import Network
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.parts import parts
 from mlhpc.perf.samples import SampleBytes, sample_bytes
 from mlhpc.perf.scaling import Estimate, Triple, added, multiplied, scaled
 from mlhpc.perf.spatial import Spatial, divide, halo_seconds, slab_plan, spatial_of
-from mlhpc.perf.units import written
+from mlhpc.perf.units import binary, written
 
 
 @dataclass(frozen=True)
@@ -81,8 +93,11 @@ class Prediction:
     """One run of ``run`` on ``nodes`` of ``machine``. Times in seconds; each estimate is a value with its ends.
 
     ``parts``: accelerators on one sample; ``local_batch_size``: samples of such a group in a step, in all its
-    backward passes. ``epochs`` and
-    all that needs them is None where no convergence is published. ``notes``: what the figures rest on.
+    backward passes. ``staging_s``: of data that is not staged, what the first epoch takes longer; ``moved``: the
+    bytes of staging, None where nothing is staged. ``epochs`` and all that needs them is None where no convergence
+    is published. ``notes``: what the figures rest on. ``memory``: peak bytes of a step on an accelerator;
+    ``largest_batch``: samples of the largest backward pass that fits the memory of the ``parts`` accelerators of a
+    sample.
     """
 
     machine: Machine
@@ -95,6 +110,7 @@ class Prediction:
     step_s: Estimate
     efficiency: Efficiency
     tier: Tier
+    moved: StagedBytes | None
     staging_s: Triple
     train_s: Triple
     eval_s: Triple
@@ -102,6 +118,8 @@ class Prediction:
     extra_s: Triple
     input_rate: float | None
     notes: tuple[str, ...]
+    memory: float
+    largest_batch: int
 
     @property
     def batch(self) -> int:
@@ -149,15 +167,18 @@ class Prediction:
 
 
 def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
-    """``run`` staged to ``nodes`` of ``machine``. Raises UserError where it cannot be there: too many nodes, a
-    batch that cannot be divided or does not fit, a data set larger than every tier, a figure that the file lacks.
+    """``run`` on ``nodes`` of ``machine``, staged where the data set fits. Raises UserError where it cannot be
+    there: too many nodes, a batch that cannot be divided or does not fit, a data set larger than every tier, a
+    figure that the file lacks.
     """
     return Model(machine, run).at(nodes)
 
 
 class Model:
-    """What predictions of one run on one machine share. ``staged`` False: training data that memory does not hold
-    is read from the shared file system in every epoch. ``generation``: of the framework, the newest if None."""
+    """What predictions of one run on one machine share. ``staged`` False: training data is read from
+    the shared file system, in every epoch what memory does not hold from those before; ``scope``: what an epoch of
+    such data is shuffled among (of staged data ``staging.mode`` says it). ``generation``: of the framework, the
+    newest if None."""
 
     def __init__(
         self,
@@ -165,6 +186,7 @@ class Model:
         run: Run,
         *,
         staged: bool = True,
+        scope: Scope = "sample",
         generation: str | None = None,
         calibrated: Calibration | None = None,
     ) -> None:
@@ -175,8 +197,12 @@ class Model:
             )
         calibrated = calibrated or calibration()
         self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
+        self.scope: Scope = scope
         self.network: Network = network_of(run)
         self.bytes: SampleBytes = sample_bytes(run)
+        train, evaluation = run.data.train_samples, run.data.eval_samples
+        self.data_bytes = self.bytes.stored * train, self.bytes.stored * (train + evaluation)
+        """Bytes of the training samples, and of the whole data set."""
         self.plan = slab_plan(run)
         self.kind = kind_of(self.network)
         self.efficiency = self.own_efficiency() or calibrated.efficiency(
@@ -186,6 +212,7 @@ class Model:
         self.published_roofline = roofline(self.network, machine, self.efficiency.precision)
         self.epochs = _epochs(run)
         self._memory = cache(lambda local: memory_of(run, local))
+        self.largest = cache(self._largest)
 
     def own_efficiency(self) -> Efficiency | None:
         """What the machine file says of this kind of layer, in the run's precision."""
@@ -205,10 +232,11 @@ class Model:
         accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
         together, local = divide(batch, accelerators, self.plan)
         self.require_fits(self.of_a_pass(local), together)
-        size = self.bytes.stored * run.data.train_samples
-        tier = tier_of(machine, size * together, nodes, staged=self.staged)
+        placed = self.placed(nodes, together)
+        tier, moved = placed.tier, placed.moved
         step = self.step(nodes, together, local, tier)
         step_s, notes = self.interval(step)
+        notes += placed.notes
         if together > 1 and self.plan is None:
             notes.append(
                 "several accelerators on one sample: what they do not divide is Fugaku's share of a step; the "
@@ -219,13 +247,32 @@ class Model:
         spent = parts()
         per_eval = run.data.eval_samples / run.data.train_samples
         eval_s = scaled(multiplied(train_s, spent.evaluation), per_eval)
-        staging_s = self.staging(nodes, together, tier, notes)
+        if moved is None:
+            staging_s = first = self.first_epoch(nodes, together, local, step)
+        else:
+            received = moved.sent / nodes
+            staging_s, first = staging_seconds(machine, moved.held, nodes, tier, received), (0.0, 0.0, 0.0)
         trained = multiplied(added(train_s, eval_s), self.epochs.ends if self.epochs else (1.0, 1.0, 1.0))
-        extra = multiplied(trained, spent.rest)
+        rest = multiplied(trained, spent.rest)  # a longer first epoch is in what published runs spend
+        extra = max(0.0, rest[0] - first[0]), max(0.0, rest[1] - first[0]), max(0.0, rest[2] - first[0])
+        if moved and staging_s[0] > trained[0] and self.epochs:
+            middle, slow, fast = (written(rate, "bytes/s") for rate in spent.staging_rate)
+            notes.append(
+                f"most of the time to train is staging, at the {middle} a node that published sets reached "
+                f"({slow} to {fast}), whatever the machine"
+            )
+            if run.staging.mode == "replicate" and moved.sent == 0 and nodes > 1:
+                notes.append(
+                    "every node reads all of the data set off the shared file system; with staging.read_once one "
+                    "node does, and with staging.mode=shard each reads its part"
+                )
+        if moved and (exchange_s := self.exchange(nodes, tier, notes)):
+            extra = added(extra, exchange_s)
         rate = None if step.input == 0 else batch / step.input
         return Prediction(machine, run, nodes, accelerators, together, local, step, step_s, self.efficiency, tier,
-                          staging_s, train_s, eval_s, self.epochs, extra, rate,
-                          tuple(notes))  # fmt: skip
+                          moved, staging_s, train_s, eval_s, self.epochs, extra, rate,
+                          tuple(notes), self.memory(self.of_a_pass(local), together),
+                          self.largest(together))  # fmt: skip
 
     def of_a_pass(self, local: int) -> int:
         """Samples of one of the backward passes whose gradients an update adds up. Raises UserError where
@@ -256,16 +303,38 @@ class Model:
             input_seconds(machine, self.run.benchmark, self.bytes, local, tier),
         )
 
-    def staging(self, nodes: int, together: int, tier: Tier, notes: list[str]) -> Triple:
-        if tier.name == "shared file system" or not self.staged:
-            if self.staged:
-                notes.append(
-                    "the data set fits neither memory nor node-local storage: every epoch reads it again"
-                )
+    def placed(self, nodes: int, together: int) -> Placement:
+        if self.staged:
+            return place(self.machine, self.run.staging, *self.data_bytes, nodes, together)
+        train, _ = self.data_bytes
+        return unstaged(self.machine, train, nodes, together, self.scope)
+
+    def first_epoch(self, nodes: int, together: int, local: int, step: Step) -> Triple:
+        """Seconds that the first epoch of data that is not staged takes longer than the others, because all of it
+        comes from the file system and none from memory: staging without a name of its own. The interval is that of
+        the step, which hides more of the reading the longer it takes."""
+        shared = next((tier for tier, _ in tiers(self.machine, nodes) if tier.name == FILE_SYSTEM), None)
+        if shared is None:
             return 0.0, 0.0, 0.0
-        run = self.run
-        size = self.bytes.stored * (run.data.train_samples + run.data.eval_samples) * together / nodes
-        return staging_seconds(self.machine, size, nodes, tier)
+        steps = max(1, self.run.data.train_samples // self.run.hyperparameters.global_batch_size)
+        cold, _ = self.interval(self.step(nodes, together, local, shared))
+        warm, _ = self.interval(step)
+        excess = [steps * (slow - fast) for slow, fast in zip(cold.ends, warm.ends, strict=True)]
+        return excess[0], min(excess), max(excess)
+
+    def exchange(self, nodes: int, tier: Tier, notes: list[str]) -> Triple | None:
+        """Seconds in which nodes exchange their shards of the training data, before every epoch but the first;
+        None where they do not."""
+        if not self.run.staging.exchange or nodes == 1 or self.epochs is None:
+            return None
+        sent = self.data_bytes[0] * (nodes - 1) / nodes
+        once = exchange_seconds(self.machine, sent / nodes, tier)
+        value, low, high = (once * max(0.0, epochs - 1) for epochs in self.epochs.ends)
+        notes.append(
+            f"nodes exchange their shards: {written(sent, 'bytes')} before an epoch, {value:.3g} s in all, "
+            "within T_extra"
+        )
+        return value, low, high
 
     def interval(self, step: Step) -> tuple[Estimate, list[str]]:
         """From how far the published sets lie from each other: nine of ten are within it."""
@@ -273,8 +342,13 @@ class Model:
         notes: list[str] = []
         if not self.efficiency.exact:
             half = half**2
-            notes.append(f"no published set on {self.machine.family}: the efficiency is that of all families, and "
-                         "the interval is wider")  # fmt: skip
+            family = self.machine.family
+            why = (
+                f"the published sets of {self.kind}s on {family} are of another framework or year"
+                if self.efficiency.group[0] == family
+                else f"no published set of {self.kind}s on {family}: the efficiency is that of all families"
+            )
+            notes.append(f"{why}, and the interval is wider")
         low, high = max(step.busy / half, self.roofline_step(step)), step.busy * half
         change = self.published_roofline / self.roofline
         if abs(change - 1) > 0.05:
@@ -294,12 +368,12 @@ class Model:
         return step.compute * self.efficiency.value
 
     def require_fits(self, local: int, together: int) -> None:
-        """Raises UserError where a backward pass of ``local`` samples needs more than the accelerator's memory."""
+        """Raises UserError where a backward pass of ``local`` samples needs more than the accelerator's memory
+        without what libraries take."""
         capacity = self.machine.figures["accelerator.memory"]
-        if self.memory(local, together) <= capacity:
+        if self.memory(local, together) <= capacity - RESERVED:
             return
-        needs = range(1, local)  # a larger batch never needs less, so the first that is too large is bisected
-        fits = bisect_right(needs, capacity, key=lambda n: self.memory(n, together))
+        fits = self.largest(together)
         largest = f"the largest that fits is {fits}" if fits else "not even one sample fits"
         passes = self.run.backward_passes
         each = (
@@ -309,9 +383,17 @@ class Model:
         )
         raise UserError(
             f"{self.machine.at('accelerator.memory')}: {each} needs "
-            f"{written(self.memory(local, together), 'bytes')} of the accelerator's {written(capacity, 'bytes')}; "
+            f"{binary(self.memory(local, together))} of the accelerator's {binary(capacity)}, "
+            f"{binary(RESERVED)} of which libraries take; "
             f"{largest}; use more nodes or a smaller batch"
         )
+
+    def _largest(self, together: int) -> int:
+        """Samples of the largest backward pass that fits, 0 where not even one does."""
+        capacity = self.machine.figures["accelerator.memory"] - RESERVED
+        if self.memory(1, together) > capacity:
+            return 0
+        return largest_batch(lambda samples: self.memory(samples, together), capacity)
 
     def memory(self, local: int, together: int) -> float:
         """Peak bytes of a step. Accelerators that share a sample share all but weights and optimizer state."""

@@ -13,11 +13,12 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Cell, Table, number, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
+from mlhpc.perf.accelerator.memory import RESERVED
 from mlhpc.perf.against import Compared, Summary, summary
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.prediction import Prediction
 from mlhpc.perf.scaling import Triple
-from mlhpc.perf.units import written
+from mlhpc.perf.units import binary, written
 
 PREDICTED = "Predicted, not measured"
 _SHORT = {
@@ -73,13 +74,15 @@ def configuration(p: Prediction) -> str:
 
 
 def facts_of(p: Prediction) -> dict[str, str]:
-    value, low, high = p.samples_per_s
-    whole = whole_number(value * p.accelerators)
+    value, low, high = (rate_text(rate) for rate in p.samples_per_s)
+    whole = whole_number(p.samples_per_s[0] * p.accelerators)
     unknown = "" if p.tier.read else ", whose bandwidth the machine file leaves out"
     facts = {
-        "throughput": f"{value:.3g} samples/s an accelerator ({low:.3g} to {high:.3g}), {whole} in all",
+        "throughput": f"{value} samples/s an accelerator ({low} to {high}), {whole} in all",
         "binding": p.binding,
+        "memory": f"{binary(p.memory)}; {fits(p)}",
         "training data": f"in {p.tier.name}{unknown}",
+        "staging": moved_text(p),
         "all-reduce": f"{p.step.reduce.algorithm}, bound by {p.step.reduce.bound}",
         "efficiency": f"{p.efficiency.value:.3g} of the roofline, {p.efficiency.how}",
         "epochs": p.epochs.how if p.epochs else "none published for this preset, so no time to train",
@@ -88,11 +91,28 @@ def facts_of(p: Prediction) -> dict[str, str]:
         facts["halos"] = (
             f"{written(p.spatial.halo_bytes, 'bytes')} sent by all ranks in an epoch and its evaluation"
         )
-        kept = written(p.spatial.saved_bytes, "bytes")
+        kept = binary(p.spatial.saved_bytes)
         facts["activations"] = (
             f"{kept} kept by a rank for the backward pass of {count(p.local_batch_size, 'sample')}"
         )
     return facts | {f"note {n}": note for n, note in enumerate(p.notes, 1)}
+
+
+def moved_text(p: Prediction) -> str:
+    """What staging moves, in words."""
+    if p.moved is None:
+        return "none"
+    held, source, sent = (written(size, "bytes") for size in (p.moved.held, p.moved.source, p.moved.sent))
+    passed = f", {sent} from node to node" if p.moved.sent else ""
+    return f"{p.run.staging.mode}: {held} to each node, {source} off the shared file system{passed}"
+
+
+def fits(p: Prediction) -> str:
+    """The largest batch that an accelerator, or those that share a sample, can hold."""
+    capacity = binary(p.machine.figures["accelerator.memory"])
+    whose = f"{p.parts} accelerators of {capacity} each" if p.parts > 1 else f"an accelerator's {capacity}"
+    once = " in a backward pass" if p.run.backward_passes > 1 else ""
+    return f"the largest batch that fits {whose} is {p.largest_batch}{once}, with {binary(RESERVED)} for libraries"
 
 
 def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: Prediction | None) -> None:
@@ -109,6 +129,7 @@ def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: P
         "batch: samples of an accelerator in a step; time: to train, with its interval; data: where it is "
         "read from",
     )
+    say(console, f"memory: {fits(next((p for p in found if p.parts == 1), found[0]))}")
     if shortest and shortest.total_s:
         where = f"batch {shortest.batch} on {shortest.nodes} nodes"
         took = seconds_text(shortest.total_s[0])
@@ -201,6 +222,7 @@ def record(p: Prediction) -> dict[str, Any]:
         "step_parts_s": p.step.named,
         "samples_per_s_per_accelerator": list(p.samples_per_s),
         "staging_s": list(p.staging_s),
+        "staged_bytes": asdict(p.moved) if p.moved else None,
         "train_s": list(p.train_s),
         "eval_s": list(p.eval_s),
         "epoch_s": list(p.epoch_s),
@@ -208,6 +230,8 @@ def record(p: Prediction) -> dict[str, Any]:
         "extra_s": list(p.extra_s),
         "time_to_train_s": list(p.total_s) if p.total_s else None,
         "spatial": asdict(p.spatial) if p.spatial else None,
+        "memory_bytes": p.memory,
+        "largest_batch_that_fits": p.largest_batch,
         "tier": p.tier.name,
         "binding": p.binding,
         "efficiency": p.efficiency.value,
@@ -244,6 +268,11 @@ def heading(machine: Machine, run: Run) -> str:
 
 def whole_number(value: float) -> str:
     return f"{value:,.0f}".replace(",", " ")
+
+
+def rate_text(value: float) -> str:
+    """``3.62``, ``361``, ``3 617``: three digits, never a power of ten."""
+    return whole_number(value) if value >= 100 else f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:

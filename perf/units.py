@@ -47,6 +47,16 @@ def quantity(text: str, dimension: str) -> float:
     return value
 
 
+def binary(size: float) -> str:
+    """``size`` bytes of memory as three digits and a binary unit, ``39.6 GiB``: what drivers and frameworks report
+    it in."""
+    for prefix, factor in reversed(_BINARY.items()):
+        if size >= factor * 0.9995:
+            shown = size / factor
+            return f"{shown:.3g} {prefix}B" if shown < 999.5 else f"{shown:.0f} {prefix}B"
+    return f"{size:.0f} B"
+
+
 def written(value: float, dimension: str) -> str:
     """Three digits and the unit that suits: the inverse of :func:`quantity` for people."""
     if dimension == "s":

@@ -85,7 +85,7 @@ def train(
             elif staged:
                 how = run.staging
                 report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
-        log.data_format(**format_of(dataset, staged, run.staging.mode, world))
+        log.data_format(**format_of(dataset, staged, run.staging, world))
         if staged:
             log.note("staging", **asdict(report), packed=run.staging.pack)
         loader = open_loader(run, dataset, staged, local_batch_size, seed, world, device.type)

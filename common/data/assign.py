@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlhpc.common.data import archives
 from mlhpc.common.data.arriving import Arriving
-from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.data.manifest import File, Manifest
 from mlhpc.common.data.partition import Mode, files_of_node
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.formats.archive import Sample
@@ -58,12 +58,9 @@ def assign_samples(
     here = files_of_node(dataset.files, world.node, world.nodes, mode)
 
     def samples_in(folder: str, needed: int) -> Sequence[Sample]:
-        if packed:
-            return archives.members(dataset, folder, here, root, needed)
-        _require_samples(dataset, folder, needed, mode, is_sample)
-        paths = [root / file.path for file in here if file.path.startswith(f"{folder}/")]
-        archives.require_none(dataset.root, paths)
-        files = [path for path in paths if is_sample(path)]
+        if not packed:
+            _require_samples(dataset, folder, needed, mode, is_sample)
+        files = samples_of(dataset, folder, here, root, needed, is_sample)
         return files[:needed] if mode == "replicate" else files
 
     train_files, eval_files = samples_in("train", train_samples), samples_in("validation", eval_samples)
@@ -78,6 +75,29 @@ def assign_samples(
         Pool(len(eval_files), mesh.data_size, number),
         mesh.data_rank,
     )
+
+
+def samples_of(
+    dataset: Manifest,
+    folder: str,
+    files: Sequence[File],
+    root: Path,
+    needed: int,
+    is_sample: Callable[[Path], bool] = lambda path: True,
+) -> Sequence[Sample]:
+    """The samples of ``folder`` in ``files``, some of the data set's, which are under ``root``. In order.
+    ``needed``: of the whole folder. Raises UserError when archives are not those of the manifest."""
+    if archives.samples_per_archive(dataset) is not None:
+        return archives.members(dataset, folder, files, root, needed)
+    paths = [root / file.path for file in files if file.path.startswith(f"{folder}/")]
+    archives.require_none(dataset.root, paths)
+    return [path for path in paths if is_sample(path)]
+
+
+def exchangeable(dataset: Manifest) -> int:
+    """How many of the training files nodes can exchange: all, but the last archive, which may have fewer samples
+    than the others."""
+    return len(dataset.folder("train")) - (archives.samples_per_archive(dataset) is not None)
 
 
 def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]:

@@ -3,21 +3,26 @@
 import json
 import multiprocessing
 import os
+import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mlhpc.common.data import manifest
+from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.files import atomic
+from mlhpc.common.formats import archive
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 
+_LOOKS = 8  # at files, at once: each waits for the file system
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -109,13 +114,25 @@ def write_manifest_of_converted(
 
 
 def missing(out: Path, names: Sequence[str]) -> list[str]:
-    """The files among ``names`` (``folder/file``) that ``out`` lacks; creates the folders."""
+    """The files among ``names`` (``folder/file``) that ``out`` lacks, or has without their ends; creates the
+    folders."""
     folders = {os.path.dirname(name) for name in names}
     for folder in folders:
         (out / folder).mkdir(parents=True, exist_ok=True)
     atomic.sweep(out / folder for folder in folders)
     present = {f"{folder}/{name}" for folder in folders for name in os.listdir(out / folder)}
-    return [name for name in names if name not in present]
+    found = [name for name in names if name in present]
+    whole = manifest.in_threads(lambda name: is_whole(out / name), found, _LOOKS)
+    kept = {name for name, is_kept in zip(found, whole, strict=True) if is_kept}
+    return [name for name in names if name not in kept]
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file that has its name is complete, as far as its size and its ends tell: a power cut may leave a
+    file that was never synced empty or cut short. Raises OSError."""
+    if path.suffix == ".mlc":
+        return frame.is_whole(path)
+    return path.stat().st_size > 0 and (path.suffix != archive.SUFFIX or zipfile.is_zipfile(path))
 
 
 def in_processes(
@@ -167,18 +184,23 @@ def in_threads(work: Callable[[Task], object], tasks: Sequence[Task], workers: i
             raise
 
 
-def write_on_all_ranks(world: World, out: Path | str, work: Callable[[], Any]) -> None:
+def write_on_all_ranks(world: World, out: Path | str, work: Callable[[], object]) -> None:
     """``on_all_ranks`` for ``work`` that writes below ``out``: an error of the file system becomes a UserError
     with path and remedy, the same on all ranks."""
+    on_all_ranks(world, partial(_write, out, work))
 
-    def write() -> None:
-        try:
-            work()
-        except OSError as error:
-            # Failed writes and h5py's errors have no file name: the folder then tells which disk.
-            raise UserError(
-                f"{error.filename or out}: cannot be written: {error.strerror or error}; check free space and "
-                "permissions"
-            ) from error
 
-    on_all_ranks(world, write)
+def write_on_rank0(world: World, out: Path | str, work: Callable[[], object]) -> None:
+    """``on_rank0`` for ``work`` that writes below ``out``; errors as of ``write_on_all_ranks``."""
+    on_rank0(world, partial(_write, out, work))
+
+
+def _write(out: Path | str, work: Callable[[], object]) -> None:
+    try:
+        work()
+    except OSError as error:
+        # Failed writes and h5py's errors have no file name: the folder then tells which disk.
+        raise UserError(
+            f"{error.filename or out}: cannot be written: {error.strerror or error}; check free space and "
+            "permissions"
+        ) from error

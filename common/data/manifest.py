@@ -137,7 +137,7 @@ def listing(root: Path, world: World, workers: int = 8) -> Manifest:
     """
     names = _names(root, world)[world.rank :: world.size]
     parts = on_all_ranks(
-        world, lambda: _in_threads(lambda name: File(name, _size(root / name)), names, workers)
+        world, lambda: in_threads(lambda name: File(name, (root / name).stat().st_size), names, workers)
     )
     return Manifest(root, tuple(sorted(chain.from_iterable(parts))))
 
@@ -189,7 +189,7 @@ def index(
         return File(name, size, crc)
 
     names = _names(root, world)[world.rank :: world.size]
-    parts = on_all_ranks(world, lambda: _in_threads(entry, names, workers))
+    parts = on_all_ranks(world, lambda: in_threads(entry, names, workers))
     manifest = Manifest(root, tuple(sorted(chain.from_iterable(parts))), facts)
 
     def write() -> None:
@@ -217,75 +217,6 @@ def save(manifest: Manifest) -> None:
     head = json.dumps({"version": _VERSION, "facts": manifest.facts}, indent=1, sort_keys=True)
     text = head.removesuffix("\n}") + ',\n "files": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
     atomic.write_bytes(manifest.root / NAME, text.encode())
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A file that differs from its entry in the manifest, and how."""
-
-    path: Path
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.what}"
-
-
-def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda size: None) -> list[Problem]:
-    """Check every file under ``root`` against its manifest: missing, extra, wrong size, wrong checksum.
-
-    Reads all bytes, ``workers`` files at a time; ``progress`` as for ``index``. The list is sorted by path
-    and empty when there is no problem. Raises UserError when there is no manifest.
-    """
-    manifest = load(root)
-
-    def check(file: File) -> Problem | None:
-        path = root / file.path
-        try:
-            size = path.stat().st_size
-            if size != file.size:
-                return Problem(path, f"{count(size, 'byte')}, expected {file.size}")
-            _, crc = checksum(path)
-            if file.crc32 is not None and crc != file.crc32:
-                return Problem(path, f"checksum {crc:08x}, expected {file.crc32:08x}")
-        except FileNotFoundError:
-            return Problem(path, "missing")
-        except OSError as error:
-            return Problem(path, f"cannot be read: {error.strerror}")
-        finally:
-            progress(file.size)
-        return None
-
-    problems = [problem for problem in _in_threads(check, manifest.files, workers) if problem]
-    extra = set(_walk(root)) - {file.path for file in manifest.files}
-    return sorted(
-        problems + [Problem(root / name, "not in the manifest") for name in extra], key=lambda p: p.path
-    )
-
-
-def require(root: Path, world: World, workers: int, of: Callable[[str], bool]) -> None:
-    """If ``root`` has a manifest, require that every file listed in it for which ``of(path)`` is true exists with
-    its size. No content is read; the look-ups are divided among the ranks, with ``workers`` threads in each.
-
-    Called by all ranks. Raises UserError, the same on all ranks, naming the first file that differs.
-    """
-    if not on_rank0(world, lambda: (root / NAME).exists()):
-        return
-    files = [file for file in on_rank0(world, lambda: load(root)).files if of(file.path)]
-
-    def look(file: File) -> str | None:
-        path = root / file.path
-        try:
-            size = _size(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return f"{path}: listed in the manifest but missing"
-        except OSError as error:
-            return f"{path}: cannot be read: {error.strerror}"
-        return None if size == file.size else f"{path}: {count(size, 'byte')}, expected {file.size}"
-
-    parts = on_all_ranks(world, lambda: _in_threads(look, files[world.rank :: world.size], workers))
-    problem = min((problem for part in parts for problem in part if problem), default=None)
-    if problem:
-        raise UserError(f"{problem}; see: mlhpc data verify {root}")
 
 
 def take(manifest: Manifest, **samples: int) -> Manifest:
@@ -316,16 +247,17 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
 
 
 def _names(root: Path, world: World) -> list[str]:
-    def walk() -> list[str]:
-        names = sorted(_walk(root))
+    def found() -> list[str]:
+        names = sorted(walk(root))
         if not names:
             raise UserError(f"{root}: contains no files; expected folders such as train/ and validation/")
         return names
 
-    return on_rank0(world, walk)
+    return on_rank0(world, found)
 
 
-def _walk(root: Path) -> Iterable[str]:
+def walk(root: Path) -> Iterable[str]:
+    """The paths of the files below ``root`` that a manifest lists, in no order. Raises UserError."""
     require_folder(root)
     stack = [""]
     while stack:
@@ -340,11 +272,8 @@ def _walk(root: Path) -> Iterable[str]:
                     yield below + entry.name
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size
-
-
-def _in_threads(work: Callable[[Any], T], items: Sequence[Any], workers: int) -> list[T]:
+def in_threads(work: Callable[[Any], T], items: Sequence[Any], workers: int) -> list[T]:
+    """``work`` of each item, in their order, by ``workers`` threads."""
     with ThreadPoolExecutor(max(1, workers)) as pool:
         # One future per batch: half a million futures would cost more than the work.
         batches = [items[i : i + 256] for i in range(0, len(items), 256)]

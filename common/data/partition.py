@@ -10,14 +10,20 @@ import numpy.typing as npt
 from mlhpc.common.data.manifest import File
 
 Mode = Literal["replicate", "shard"]
-ShuffleScope = Literal["sample", "node"]
+ShuffleScope = Literal["sample", "node", "global"]
+Indices = npt.NDArray[np.int64]
+_EXCHANGE = 0x65786368
+"""Keeps this stream of random numbers apart from that of ``sharding`` for the same seed and epoch."""
 
 
-def shuffle_scope(mode: Mode, nodes: int) -> ShuffleScope:
+def shuffle_scope(mode: Mode, nodes: int, exchange: bool = False) -> ShuffleScope:
     """What the samples of an epoch are shuffled among: "sample", the whole data set, sample by sample; "node", the
-    samples of each node, which stay there for the whole run. The rules of MLPerf Training ("Training Data Order")
-    allow any sharding while the order is random overall and each datum appears once."""
-    return "node" if mode == "shard" and nodes > 1 else "sample"
+    samples of each node, which stay there for the whole run; "global", those of each node too, but nodes
+    ``exchange`` them between epochs. The rules of MLPerf Training ("Training Data Order") allow any sharding while
+    the order is random overall and each datum appears once."""
+    if mode == "replicate" or nodes == 1:
+        return "sample"
+    return "global" if exchange else "node"
 
 
 def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
@@ -66,6 +72,34 @@ def files_of_ring(
     bin_of = balance([file.size for file in files], rings * nodes)
     chosen = np.flatnonzero(bin_of // nodes == ring)
     return [files[i] for i in chosen], bin_of[chosen] % nodes
+
+
+class Shards:
+    """Which node holds each file in each epoch, where nodes exchange them; the same on all ranks.
+
+    ``at_first``: the node of each file after staging, which is epoch 0. Files lie in slots, of which a node has as
+    many as files at first. Each later epoch is a random permutation of its own, by the run's ``seed``: it does not
+    depend on the epochs before it, and a node's share is a random draw from all files.
+    """
+
+    def __init__(self, at_first: Indices, seed: int) -> None:
+        self._seed = seed
+        self._node_of_slot = np.sort(at_first)
+        self._first_slots = np.argsort(np.argsort(at_first, kind="stable"), kind="stable")
+
+    def nodes(self, epoch: int) -> Indices:
+        """The node of each file in ``epoch``, from 0."""
+        node_of: Indices = self._node_of_slot[self._slots(epoch)]
+        return node_of
+
+    def moves(self, before: int, after: int) -> Indices:
+        """The numbers of the files that change nodes from epoch ``before`` to ``after``."""
+        return np.flatnonzero(self.nodes(before) != self.nodes(after))
+
+    def _slots(self, epoch: int) -> Indices:
+        if epoch == 0:
+            return self._first_slots
+        return np.random.default_rng([self._seed, epoch, 0, _EXCHANGE]).permutation(len(self._first_slots))
 
 
 def files_of_rank(files: list[File], index: int, size: int) -> list[File]:

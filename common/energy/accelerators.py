@@ -23,13 +23,18 @@ _Found = tuple[dict[str, Read], tuple[str, ...]]
 def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -> Counters:
     """The counters of this node's accelerators, which are of ``vendor`` (default: found out by its tools)."""
     if vendor is None:
-        there = accelerators.found()
-        vendor = there[0].vendor if there else None
+        vendor = vendor_here()
     if vendor == "nvidia":
         return _library("NVML", "pynvml", "pip install 'mlhpc[nvidia]'", _nvidia)
     if vendor == "amd":
         return _without_second_dies(_library("amdsmi", "amdsmi", "pip install /opt/rocm/share/amd_smi", _amd))
     return _intel(root) if vendor == "intel" else _NONE
+
+
+def vendor_here() -> Vendor | None:
+    """Of this node's accelerators, by the vendors' tools, some of which take a second."""
+    there = accelerators.found()
+    return there[0].vendor if there else None
 
 
 def _library(source: str, module: str, install: str, found_by: Callable[[Any], _Found]) -> Counters:

@@ -59,6 +59,11 @@ class Spent:
     host: str
 
 
+def stood_still(measured: str, joules: float, seconds: float) -> bool:
+    """Whether ``joules`` counted in ``seconds`` are those of a broken counter, as virtual machines show them."""
+    return measured != "accelerators" and seconds >= STILL_S and joules == 0
+
+
 def reading(read: Read) -> Reading:
     """A counter that cannot be read ends no run."""
     try:
@@ -107,11 +112,11 @@ class Sum:
         self._used: dict[str, float] = {}
         self._lost: dict[str, str] = {}  # counters whose sum is not known, and why
         self._failed: dict[str, str] = {}  # those that could not be read the last time
-        self._started = 0.0
+        self._started = self._read_at = 0.0
 
     def start(self) -> None:
         """Read the counters for the first time."""
-        self._started = self._clock()
+        self._started = self._read_at = self._clock()
         for name, read in self.counters.reads.items():
             self._last[name], self._at[name], self._used[name] = reading(read), self._clock(), 0.0
             if isinstance(first := self._last[name], str):
@@ -122,8 +127,15 @@ class Sum:
         """Those between ``start`` and the last reading; None without counters, and where one could not be read."""
         return None if self._lost or self._failed or not self._used else sum(self._used.values())
 
+    @property
+    def still(self) -> list[str]:
+        """The counters that have not moved between ``start`` and the last reading, and should have."""
+        seconds, measured = self._read_at - self._started, self.counters.measured
+        return [name for name, used in self._used.items() if stood_still(measured, used, seconds)]
+
     def read(self) -> None:
         """Read the counters again."""
+        self._read_at = self._clock()
         for name, read in self.counters.reads.items():
             early, now, late = self._last[name], self._clock(), reading(read)
             if isinstance(early, str):
@@ -153,10 +165,8 @@ class Sum:
             name: f"{name} could not be read during the run ({why})" for name, why in self._failed.items()
         }
         lost |= self._lost
-        seconds = self._clock() - self._started
-        if self.counters.measured != "accelerators" and seconds >= STILL_S:
-            still = [name for name, used in self._used.items() if used == 0 and name not in lost]
-            lost |= {name: f"{name} stood still for {seconds:.0f} s" for name in still}
+        seconds = self._read_at - self._started
+        lost |= {name: f"{name} stood still for {seconds:.0f} s" for name in self.still if name not in lost}
         used = [joules for name, joules in self._used.items() if name not in lost]
         problems = [*self.counters.problems, *(lost[name] for name in self._used if name in lost)]
         kind, source = self.counters.measured, self.counters.source

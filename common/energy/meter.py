@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlhpc.common.energy.accelerators import accelerator_counters
+from mlhpc.common.energy.accelerators import accelerator_counters, vendor_here
 from mlhpc.common.energy.counters import Counters, Measured, Spent, Sum, named_once
 from mlhpc.common.energy.slurm import SlurmNodes, counts_nodes, plugin
 from mlhpc.common.energy.sysfs import cray, rapl
+from mlhpc.common.host.accelerators import Vendor
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import count
 
@@ -20,6 +21,8 @@ EVERY_S = 10.0
 reading takes less than a millisecond."""
 HALT_S = 5.0
 """Seconds that the end of a run waits for a reading in progress: a driver may block for ever."""
+Record = Callable[[str, float, bool], None]
+"""What is measured, joules, and whether the counters of the node are all among them."""
 NAMES: dict[Measured, str] = {
     "accelerators": "accelerators",
     "processors": "processors",
@@ -27,11 +30,14 @@ NAMES: dict[Measured, str] = {
 }
 
 
-def counters_of_node(accelerators: bool, root: Path = Path("/")) -> list[Counters]:
-    """Each kind of counter that this node has, or should have. ``accelerators``: whether to look for theirs."""
+def counters_of_node(
+    accelerators: bool, root: Path = Path("/"), vendor: Vendor | None = None
+) -> list[Counters]:
+    """Each kind of counter that this node has, or should have. ``accelerators``: whether to look for theirs, of
+    ``vendor`` (default: found out by its tools)."""
     found = []
     if accelerators:
-        own = accelerator_counters(root=root)
+        own = accelerator_counters(vendor, root)
         found.append(_either(own, cray("accelerators", root)) if own.problems else own)
     found += [_either(rapl(root), cray("processors", root)), cray("node", root)]
     return [counters for counters in found if counters.reads or counters.problems]
@@ -44,11 +50,16 @@ def _either(first: Counters, second: Counters) -> Counters:
 def meter_of(world: World, accelerators: bool, root: Path = Path("/")) -> "Meter":
     """What measures the run of ``world``. Called by all ranks: the first rank of each machine reads its counters,
     whatever the launcher counts as a node."""
-    found = counters_of_node(accelerators, root)
+    # A node of eight ranks that all started the vendor's tool at once would wait for seconds.
+    vendor = vendor_here() if accelerators and world.local_rank == 0 else None
+    told = world.gather((_machine(root), vendor))
+    machine = told[world.rank][0]
+    found = counters_of_node(
+        accelerators, root, next((v for where, v in told if v and where == machine), None)
+    )
     own = next((each.devices for each in found if each.measured == "accelerators"), ())
-    ranks = world.gather((_machine(root), own))
+    ranks = world.gather((machine, own))
     machines = [machine for machine, _ in ranks]
-    machine = machines[world.rank]
     reads = machines.index(machine) == world.rank
     if reads:
         on_machine = {device for where, devices in ranks if where == machine for device in devices}
@@ -97,18 +108,19 @@ class Meter:
         halt_s: float = HALT_S,
         nodes: int = 1,
     ) -> None:
-        self._world, self._slurm, self._nodes = world, slurm, nodes
+        self._world, self._slurm, self.nodes = world, slurm, nodes
         self._every_s, self._halt_s = every_s, halt_s
         self._sums = [Sum(each) for each in counters]
-        self._record: Callable[[str, float], None] = lambda measured, joules: None
+        self._record: Record = lambda measured, joules, whole: None
         self._halted = threading.Event()
         self._thread: threading.Thread | None = None
         self._blocked = False
 
-    def start(self, record: Callable[[str, float], None]) -> None:
-        """Read the counters, and from now on every ten seconds, from a thread. ``record(measured, joules)`` gets
-        what this rank's counters of a kind have counted since. Called by all ranks, which read their counters when
-        Slurm has answered: on many nodes that takes seconds, in which none has started."""
+    def start(self, record: Record) -> None:
+        """Read the counters, and from now on every ten seconds, from a thread. ``record`` gets what this rank's
+        counters of a kind have counted since, and whether they are all that there should be. Called by all ranks,
+        which read their counters when Slurm has answered: on many nodes that takes seconds, in which none has
+        started."""
         self._record = record
         if self._slurm:
             self._slurm.start()
@@ -133,7 +145,7 @@ class Meter:
         """What all nodes have used since ``start``, by what was measured (``result.json``, docs/architecture.md),
         and a line on each figure that is missing or incomplete. Called by all ranks."""
         self.halt()
-        host = socket.gethostname() if self._nodes > 1 else ""
+        host = socket.gethostname() if self.nodes > 1 else ""
         if self._blocked:
             problem = f"a counter did not answer within {self._halt_s:g} s"
             spent = [
@@ -145,7 +157,7 @@ class Meter:
             for each in self._sums:
                 self._tell(each)
         spent += [self._slurm.spent()] if self._slurm else []
-        found = figures([one for of_rank in self._world.gather(spent) for one in of_rank], self._nodes)
+        found = figures([one for of_rank in self._world.gather(spent) for one in of_rank], self.nodes)
         return found, [line for line in map(_warning, found, found.values()) if line]
 
     def _run(self) -> None:
@@ -156,7 +168,8 @@ class Meter:
 
     def _tell(self, counted: Sum) -> None:
         if counted.joules is not None:
-            self._record(counted.counters.measured, counted.joules)
+            whole = not counted.counters.problems and not counted.still
+            self._record(counted.counters.measured, counted.joules, whole)
 
 
 def figures(gathered: Sequence[Spent], nodes: int) -> dict[Measured, dict[str, Any]]:

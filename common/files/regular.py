@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 
-def open_regular(path: Path, flags: int = 0) -> int:
+def open_regular(path: Path | str, flags: int = 0) -> int:
     """A descriptor to read ``path``, which must be a regular file. Raises OSError."""
     # Without O_NONBLOCK the open of a FIFO waits for a writer; on a regular file it changes nothing.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)

@@ -1,18 +1,14 @@
-"""TFRecord files of tf.train.Example messages, read and written without TensorFlow.
+"""TFRecord files, read and written without TensorFlow. ``tf_example`` has the messages in them.
 
 Framing (tensorflow/core/lib/io/record_writer.h): for each record a little-endian uint64 length, the masked
 CRC-32C of those 8 bytes, the bytes, the masked CRC-32C of the bytes; mask(c) = (c rotated right by 15) +
 0xa282ead8. A compressed file is one gzip stream around the whole.
-
-The message (tensorflow/core/example/{example,feature}.proto), field numbers in parentheses: Example has
-features (1), Features is a map (1) of entries key (1), value (2); a Feature is one of bytes_list (1),
-float_list (2), int64_list (3); each list has the repeated field value (1).
 """
 
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -25,7 +21,6 @@ from mlhpc.common.files import atomic
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.formats import archive
 from mlhpc.common.formats.archive import Sample
-from mlhpc.common.formats.protobuf import field, fields, head, read_varint, varint
 from mlhpc.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -36,7 +31,7 @@ isal: level 2, about 25 times faster, files up to a third larger."""
 # Byte 9 of a gzip header (RFC 1952) as each writes it.
 _OS_OF_PACKER: dict[Packer, int] = {"zlib": 3, "isal": 255}
 _ISAL_ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub has an instance here
-_REMEDY = "copy or regenerate the file"
+REMEDY = "copy or regenerate the file"
 MAX_BYTES = 2 << 30
 """Default limit of the size that a gzip file may unpack to: twice the largest published sample, 512³ × 4 values of
 2 bytes."""
@@ -114,80 +109,28 @@ def read_records(
     while at < len(data):
         if len(data) - at < 12:
             if not number and not zipped:
-                raise UserError(f"{where}not a TFRecord file ({len(data)} bytes); {_REMEDY}")
+                raise UserError(f"{where}not a TFRecord file ({len(data)} bytes); {REMEDY}")
             raise UserError(
-                f"{where}truncated at byte {len(data)} in the header of record {number}; {_REMEDY}"
+                f"{where}truncated at byte {len(data)} in the header of record {number}; {REMEDY}"
             )
         header = bytes(data[at : at + 8])
         if _masked(google_crc32c.value(header)) != data[at + 8 : at + 12]:
             if not number:
-                raise UserError(f"{where}not a TFRecord (wrong checksum of the first length); {_REMEDY}")
-            raise UserError(f"{where}wrong checksum of the length of record {number} at byte {at}; {_REMEDY}")
+                raise UserError(f"{where}not a TFRecord (wrong checksum of the first length); {REMEDY}")
+            raise UserError(f"{where}wrong checksum of the length of record {number} at byte {at}; {REMEDY}")
         (length,) = struct.unpack("<Q", header)
         start = at + 12
         at = start + length + 4
         if at > len(data):
             raise UserError(
-                f"{where}truncated at byte {len(data)} in record {number}, which ends at byte {at}; {_REMEDY}"
+                f"{where}truncated at byte {len(data)} in record {number}, which ends at byte {at}; {REMEDY}"
             )
         record = data[start : at - 4]
         # Through numpy because google_crc32c rejects memoryviews; no copy is made.
         if _masked(google_crc32c.value(np.frombuffer(record, np.uint8))) != data[at - 4 : at]:
-            raise UserError(f"{where}wrong checksum of record {number} at byte {start}; {_REMEDY}")
+            raise UserError(f"{where}wrong checksum of record {number} at byte {start}; {REMEDY}")
         yield record
         number += 1
-
-
-def read_examples(
-    path: Sample, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
-) -> Iterator[tuple[memoryview, npt.NDArray[np.float32]]]:
-    """``x`` and ``y`` of every example of a file: ``decode_example`` over ``read_records``.
-
-    Raises UserError naming the file, as those two do.
-    """
-    for number, record in enumerate(read_records(path, max_bytes, raw)):
-        try:
-            yield decode_example(record)
-        except UserError as error:
-            raise UserError(f"{path}: record {number}: {error}") from error
-
-
-def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> bytes:
-    """A serialised tf.train.Example with the features ``x``, one bytes value holding the array in C order,
-    little-endian int16, and ``y``, a float list. Any shapes; the message does not store them."""
-    values = np.ascontiguousarray(x, dtype="<i2").tobytes()
-    floats = np.ascontiguousarray(y, dtype="<f4").tobytes()
-    features = [(b"x", field(1, field(1, values))), (b"y", field(2, field(1, floats)))]
-    return field(1, b"".join(field(1, field(1, key) + field(2, value)) for key, value in features))
-
-
-def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
-    """The bytes of ``x`` as a view of ``record``, and ``y`` as float32, of a serialised tf.train.Example.
-
-    Other features are skipped. Raises UserError when the message is malformed or a feature is missing.
-    """
-    values_of: dict[bytes, memoryview] = {}
-    try:
-        for number, features in fields(memoryview(record)):
-            if number == 1:
-                for _, entry in fields(features):
-                    parts = dict(fields(entry))
-                    values_of[bytes(parts[1])] = parts[2]
-        x = [
-            value for number, values in fields(values_of[b"x"]) if number == 1 for _, value in fields(values)
-        ]
-        # Writers may pack the floats into one run or give each its own field: the bytes are the same.
-        y = [bytes(v) for number, values in fields(values_of[b"y"]) if number == 2 for _, v in fields(values)]
-        if len(x) != 1 or not y:
-            raise ValueError("x must be one bytes value and y a list of floats")
-        return x[0], np.frombuffer(b"".join(y), "<f4").astype(np.float32, copy=False)
-    except KeyError as error:
-        has = ", ".join(sorted(name.decode("utf-8", "replace") for name in values_of)) or "none"
-        raise UserError(
-            f"not an example with the features x (bytes) and y (floats): missing {error}; it has {has}"
-        ) from error
-    except (ValueError, IndexError) as error:
-        raise UserError(f"not a readable tf.train.Example: {error}; {_REMEDY}") from error
 
 
 def record_extents(path: Path) -> npt.NDArray[np.int64]:
@@ -208,14 +151,14 @@ def record_extents(path: Path) -> npt.NDArray[np.int64]:
                     if extents
                     else "not a plain TFRecord file"
                 )
-                raise UserError(f"{path}: {problem}; {_REMEDY}")
+                raise UserError(f"{path}: {problem}; {REMEDY}")
             (length,) = struct.unpack("<Q", header[:8])
             extents.append((at + 12, length))
             at += length + RECORD_OVERHEAD
     if at > end:
         last = len(extents) - 1
         raise UserError(
-            f"{path}: truncated at byte {end} in record {last}, which ends at byte {at}; {_REMEDY}"
+            f"{path}: truncated at byte {end} in record {last}, which ends at byte {at}; {REMEDY}"
         )
     return np.array(extents, np.int64).reshape(-1, 2)
 
@@ -230,68 +173,10 @@ def read_record(path: Path, offset: int, length: int) -> memoryview:
     with _opened(path) as file:
         count = os.preadv(file.fileno(), [data.data], offset)
     if count < len(data):
-        raise UserError(f"{path}: truncated at byte {offset + count}, inside a record; {_REMEDY}")
+        raise UserError(f"{path}: truncated at byte {offset + count}, inside a record; {REMEDY}")
     if _masked(google_crc32c.value(data[:length])) != data[length:].tobytes():
-        raise UserError(f"{path}: wrong checksum of the record at byte {offset}; {_REMEDY}")
+        raise UserError(f"{path}: wrong checksum of the record at byte {offset}; {REMEDY}")
     return data[:length].data
-
-
-def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
-    """A serialised tf.train.Example of features that are one bytes value or a list of non-negative
-    integers; sorted by name, as in TensorFlow's deterministic serialisation."""
-    return b"".join(feature_pieces(features))
-
-
-def feature_pieces(
-    features: Mapping[str, bytes | memoryview | Sequence[int]],
-) -> list[bytes | memoryview]:
-    """``encode_features`` in pieces, which include the bytes values without a copy."""
-    pieces: list[bytes | memoryview] = []
-    for name, value in sorted(features.items()):
-        key = field(1, name.encode())
-        if isinstance(value, bytes | memoryview):
-            feature = head(1, len(value))
-            feature = head(1, len(feature) + len(value)) + feature
-            feature = head(2, len(feature) + len(value)) + feature
-            pieces += [head(1, len(key) + len(feature) + len(value)) + key + feature, value]
-        else:
-            numbers = b"".join(map(varint, value))
-            pieces.append(field(1, key + field(2, field(3, field(1, numbers)))))
-    return [head(1, sum(map(len, pieces))), *pieces]
-
-
-def decode_features(record: bytes | memoryview, names: Collection[str]) -> dict[str, memoryview | list[int]]:
-    """The features ``names`` of a serialised tf.train.Example that hold one bytes value or integers, by
-    name.
-
-    Reading stops when all are found. Raises UserError when the message is malformed before that.
-    """
-    values_of: dict[str, memoryview | list[int]] = {}
-    requested = {name.encode() for name in names}
-    try:
-        for number, features in fields(memoryview(record)):
-            for _, entry in fields(features) if number == 1 else ():
-                parts = dict(fields(entry))
-                if (key := bytes(parts[1])) not in requested:
-                    continue
-                for kind, values in fields(parts[2]):
-                    items = [value for number, value in fields(values) if number == 1]
-                    if kind == 1 and len(items) == 1:
-                        values_of[key.decode()] = items[0]
-                    elif kind == 3:
-                        values_of[key.decode()] = [n for item in items for n in _varints(item)]
-                if len(values_of) == len(requested):
-                    return values_of
-    except (KeyError, ValueError, IndexError) as error:
-        raise UserError(f"not a readable tf.train.Example: {error}; {_REMEDY}") from error
-    return values_of
-
-
-def _varints(data: memoryview) -> Iterator[int]:
-    at = 0
-    while at < len(data):
-        value, at = read_varint(data, at)
-        yield value
 
 
 def _read(path: Path) -> bytes:
@@ -331,11 +216,11 @@ def _inflate(raw: bytes | memoryview, path: Sample, max_bytes: int) -> bytes:
                 return data
         return b"".join(_members(raw, path, max_bytes))
     except EOFError as error:
-        raise UserError(f"{path}: truncated gzip file: it ends at byte {len(raw)}; {_REMEDY}") from error
+        raise UserError(f"{path}: truncated gzip file: it ends at byte {len(raw)}; {REMEDY}") from error
     except (_ISAL_ERROR, OSError) as error:
         if "incomplete" in str(error).lower():
-            raise UserError(f"{path}: truncated gzip file: it ends at byte {len(raw)}; {_REMEDY}") from error
-        raise UserError(f"{path}: corrupt gzip file: {error}; {_REMEDY}") from error
+            raise UserError(f"{path}: truncated gzip file: it ends at byte {len(raw)}; {REMEDY}") from error
+        raise UserError(f"{path}: corrupt gzip file: {error}; {REMEDY}") from error
 
 
 def _members(raw: bytes | memoryview, path: Sample, max_bytes: int) -> Iterator[bytes]:
@@ -346,7 +231,7 @@ def _members(raw: bytes | memoryview, path: Sample, max_bytes: int) -> Iterator[
         data: bytes = stream.decompress(raw, left + 1)  # 0 would mean no limit
         left -= len(data)
         if left < 0:
-            raise UserError(f"{path}: unpacks to more than {max_bytes} bytes, the most expected; {_REMEDY}")
+            raise UserError(f"{path}: unpacks to more than {max_bytes} bytes, the most expected; {REMEDY}")
         if not stream.eof:
             raise EOFError
         yield data

@@ -38,6 +38,7 @@ SERIES = (
 )
 PARTS = {
     "staging": ("#d02e0c", "#df861d"),
+    "exchange": ("#3d2414", "#c14610"),
     "first_epoch_excess": ("#dbc0f0", "#ca93f0"),
     "data_wait": ("#f1b009", "#f3d031"),
     "step": ("#0d4595", "#5066ea"),
@@ -50,6 +51,7 @@ _WHITE, _BLACK = ("#fefefe", "#fefefd"), ("#111417", "#111418")
 _WHITE_THEN_BLACK = ("#fdfdfd", "#111417")
 TEXT_ON = {
     "staging": _WHITE_THEN_BLACK,
+    "exchange": _WHITE,
     "first_epoch_excess": _BLACK,
     "data_wait": _BLACK,
     "step": _WHITE,
@@ -99,6 +101,10 @@ THEME = {
     "text": {"fontSize": 12, "color": INK[0]},
     "bar": {"color": ACCENT[0]},
 }
+
+
+Rows = Sequence[dict[str, Any]]
+Shown = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -151,9 +157,24 @@ def figure(
     return Figure(spec, printable(alt_text), title, note, static_width)
 
 
-def data(rows: Sequence[dict[str, Any]]) -> alt.InlineData:
+def data(rows: Rows) -> alt.InlineData:
     """Rows as the data of a chart."""
     return alt.InlineData(values=list(rows))
+
+
+def tooltips(shown: Shown) -> list[alt.Tooltip]:
+    """Tooltips for (field, title) pairs; fields are shown verbatim, so rows hold formatted text."""
+    return [alt.Tooltip(field=field, type="nominal", title=title) for field, title in shown]
+
+
+def picked_by(field: str) -> alt.Parameter:
+    """What the reader picks by clicking entries of the legend of ``field``; nothing picked is everything."""
+    return alt.selection_point(fields=[field], bind="legend", toggle="true")
+
+
+def faded_unless(picked: alt.Parameter, opacity: float = 0.12, full: float = 1) -> Any:
+    """The opacity of marks, by whether they are ``picked``."""
+    return alt.condition(picked, alt.value(full), alt.value(opacity))
 
 
 def series_scales(names: Sequence[str]) -> tuple[alt.Scale, alt.Scale, alt.Scale]:

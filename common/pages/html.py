@@ -1,7 +1,7 @@
 """Pages, rendered by Jinja2 templates that escape all text.
 
-A package that has something to show builds ``Section`` objects (``blocks.py``) and calls ``render``; one with
-chapters, or much text, writes a template that lays its sections out. The result is one self-contained file:
+A package that has something to show builds ``Section`` objects (``blocks.py``) and calls ``render``; one with much
+text writes a template that has it, with the order of its sections. The result is one self-contained file:
 styles, scripts (vega, vega-lite, vega-embed) and data inside, nothing fetched. Its content security policy allows
 only the two scripts written here, by their hashes.
 """
@@ -29,7 +29,7 @@ from mlhpc.errors import UserError
 def render(
     *,
     heading: str,
-    foot: str,
+    foot: str = "",
     blocks: Sequence[Section | None] = (),
     title: str = "",
     eyebrow: str = "",
@@ -47,8 +47,8 @@ def render(
     and ``meta``: beside it and below. ``pills``: (text, tone) of short facts. ``hero``: the headline numbers as
     (label, number, text below, style). ``blocks``: the sections; None entries are skipped.
 
-    ``template``: "package:name" of a template in ``templates/`` of that package that extends ``page.html`` and
-    lays out the sections itself, from ``data``.
+    ``template``: "package:name" of a template in ``templates/`` of that package that extends ``page.html``: it may
+    have the page's text, and lays out the sections itself, from ``data``.
     """
     package, _, name = template.partition(":")
     return (
@@ -140,8 +140,7 @@ def _style() -> str:
     """The style sheet, with the palette of the charts as its variables."""
     names = {"ink": charts.INK, "soft": charts.SOFT, "line": charts.LINE, "card": charts.CARD}
     names |= {"accent": charts.ACCENT, "bad": charts.BAD}
-    names |= {key: pair for key, pair in charts.PARTS.items()}
-    names |= {f"c{n}": pair for n, pair in enumerate(charts.SERIES)}
+    names |= charts.PARTS | {f"c{n}": pair for n, pair in enumerate(charts.SERIES)}
     light, dark = (" ".join(f"--{name}: {pair[n]};" for name, pair in names.items()) for n in (0, 1))
     return _resource("page.css").replace("/*LIGHT*/", light).replace("/*DARK*/", dark)
 

@@ -1,4 +1,4 @@
-"""The kinds of charts that several pages draw: stacked bars, columns over epochs, lines, points on log axes.
+"""Lines, and points on logarithmic axes.
 
 Rows are dictionaries with the fields named in each function; ``tooltip`` lists the (field, title) pairs
 that hovering shows.
@@ -22,133 +22,14 @@ from mlhpc.common.pages.charts import (
     SOFT,
     Figure,
     LogAxis,
+    Rows,
+    Shown,
     data,
+    faded_unless,
     figure,
+    picked_by,
+    tooltips,
 )
-
-Rows = Sequence[dict[str, Any]]
-Shown = Sequence[tuple[str, str]]
-
-
-def tooltips(shown: Shown) -> list[alt.Tooltip]:
-    """Tooltips for (field, title) pairs; fields are shown verbatim, so rows hold formatted text."""
-    return [alt.Tooltip(field=field, type="nominal", title=title) for field, title in shown]
-
-
-def picked_by(field: str) -> alt.Parameter:
-    """What the reader picks by clicking entries of the legend of ``field``; nothing picked is everything."""
-    return alt.selection_point(fields=[field], bind="legend", toggle="true")
-
-
-def faded_unless(picked: alt.Parameter, opacity: float = 0.12, full: float = 1) -> Any:
-    """The opacity of marks, by whether they are ``picked``."""
-    return alt.condition(picked, alt.value(full), alt.value(opacity))
-
-
-def _part_colour(parts: dict[str, str]) -> alt.Color:
-    """The colours of the parts of a run (key to label), by their labels."""
-    scale = alt.Scale(domain=list(parts.values()), range=[PARTS[key][0] for key in parts])
-    return alt.Color("part:N", scale=scale, legend=alt.Legend(symbolType="square"))
-
-
-def stacked_bars(
-    rows: Rows,
-    alt_text: str,
-    *,
-    parts: dict[str, str],
-    value_title: str,
-    tooltip: Shown,
-    relative: bool = False,
-    bar_height: int = 26,
-    **caption: Any,
-) -> Figure:
-    """Horizontal bars of stacked parts, each under its name. Rows: ``bar`` (drawn in the order of the rows) and
-    ``name`` of the bar, ``key`` and ``part`` (label of the key in ``parts``), ``value``, ``label`` (written on
-    the part). ``relative``: all bars span 100%."""
-    bars = {row["bar"]: row["name"] for row in rows}
-    named = any(bars.values())
-    picked = picked_by("part")
-    order = {key: n for n, key in enumerate(parts)}
-    drawn = [{**row, "order": order[row["key"]], "on": charts.TEXT_ON[row["key"]][0]} for row in rows]
-    stack: Literal["normalize", "zero"] = "normalize" if relative else "zero"
-    y = alt.Y("bar:N", sort=None, axis=None)
-    offset = 10 if named else 0
-    axis = (
-        alt.Axis(format="%", grid=True)
-        if relative
-        else alt.Axis(labelExpr=NUMBER_LABEL, tickCount=10, grid=True)
-    )
-    base = alt.Chart(data(drawn)).encode(
-        x=alt.X("value:Q", title=value_title, stack=stack, axis=axis),
-        y=y,
-        order=alt.Order("order:Q"),
-        tooltip=tooltips(tooltip),
-    )
-    layers = [
-        base.mark_bar(height=bar_height, yOffset=offset)
-        .encode(color=_part_colour(parts), opacity=faded_unless(picked))
-        .add_params(picked),
-        base.mark_text(fontWeight="bold", fontSize=13, yOffset=offset).encode(
-            x=alt.X("value:Q", stack=stack, bandPosition=0.5),
-            text="label:N",
-            color=alt.Color("on:N", scale=None),
-            opacity=faded_unless(picked, 0),
-        ),
-    ]
-    if named:
-        names = alt.Chart(data([{"bar": bar, "name": name} for bar, name in bars.items()]))
-        text = names.mark_text(
-            align="left", yOffset=offset - bar_height / 2 - 9, limit=alt.ExprRef("width"), color=INK[0]
-        )
-        layers.append(text.encode(y=y, x=alt.value(0), text="name:N"))
-    height = len(bars) * (bar_height + 8 + 2 * offset)
-    return figure(alt.layer(*layers).resolve_scale(color="independent"), alt_text, height=height, **caption)
-
-
-def columns(
-    rows: Rows,
-    alt_text: str,
-    *,
-    x_title: str,
-    y_title: str,
-    tooltip: Shown,
-    parts: dict[str, str] | None = None,
-    y_max: float | None = None,
-    colours: Sequence[str] = (),
-    long_names: bool = False,
-    **caption: Any,
-) -> Figure:
-    """Vertical columns from zero. Rows: ``x`` (drawn in the order of the rows), ``value``; with ``parts`` (key
-    to label) also ``key`` and ``part``, stacked; with ``low`` and ``high`` a whisker; with ``top`` a text above
-    both. ``colours`` of the columns; with ``long_names`` a legend names them instead of the axis.
-    """
-    y_scale = alt.Scale(domain=[0, y_max]) if y_max else alt.Scale(zero=True)
-    base = alt.Chart(data(rows)).encode(
-        x=alt.X("x:N", sort=None, title=x_title, axis=alt.Axis(labelAngle=0, labels=not long_names)),
-        tooltip=tooltips(tooltip),
-    )
-    y = alt.Y("value:Q", title=y_title, scale=y_scale, axis=alt.Axis(labelExpr=NUMBER_LABEL, tickCount=5))
-    if parts:
-        picked = picked_by("part")
-        order = {key: n for n, key in enumerate(parts)}
-        base = base.properties(data=data([{**row, "order": order[row["key"]]} for row in rows]))
-        chart = base.mark_bar().encode(
-            y=y, color=_part_colour(parts), order=alt.Order("order:Q"), opacity=faded_unless(picked)
-        )
-        return figure(chart.add_params(picked), alt_text, **caption)
-    colour: Any = alt.value(ACCENT[0])
-    if colours:
-        scale = alt.Scale(domain=[row["x"] for row in rows], range=list(colours))
-        legend = alt.Legend(orient="bottom", columns=1, symbolType="square") if long_names else None
-        colour = alt.Color("x:N", scale=scale, legend=legend)
-    rows = [{**row, "above": row.get("high", row["value"])} if "top" in row else row for row in rows]
-    base = base.properties(data=data(rows))
-    layers = [base.mark_bar().encode(y=y, color=colour)]
-    if any("low" in row for row in rows):
-        layers.append(base.mark_rule(color=INK[0], strokeWidth=1.5).encode(y=alt.Y("low:Q"), y2="high:Q"))
-    if any("top" in row for row in rows):
-        layers.append(base.mark_text(dy=-7).encode(y=alt.Y("above:Q"), text="top:N"))
-    return figure(alt.layer(*layers), alt_text, **caption)
 
 
 def line(

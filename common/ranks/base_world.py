@@ -75,8 +75,8 @@ class BaseWorld(ABC):
     def before_exit(self, clean_up: Callable[[], object]) -> None:
         self.roll_call.before_exit(clean_up)
 
-    def same_failure_on_rank0(self) -> bool:
-        return self.roll_call.same_failure_on_rank0()
+    def reported_elsewhere(self) -> bool:
+        return self.roll_call.reported_elsewhere()
 
     def broadcast(self, obj: T) -> T:
         result: T = wire.decode(self._broadcast_bytes(wire.encode(obj) if self.rank == 0 else b""))

@@ -30,8 +30,9 @@ from mlhpc.common.ranks.rendezvous import LOOPBACK, Peer, Rendezvous
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.errors import UserError
 
-HOROVOD_ENDED = "Horovod has been shut down"
-"""Part of the error that Horovod raises on the survivors of a lost rank (horovod/common/common.h): a symptom."""
+SYMPTOMS = ("Horovod has been shut down", "HorovodAll", "HorovodBroadcast", "HorovodGrouped")
+"""Parts of the errors that Horovod raises on the survivors of a lost rank: that of an operation that had not begun
+(horovod/common/common.h), and the names of those that failed on the way (horovod/tensorflow/elastic.py)."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class HorovodWorld(BaseWorld):
         return [part.tobytes() for part in np.split(everything, np.cumsum(lengths)[:-1])]
 
     def fail(self, reason: str) -> None:
-        if HOROVOD_ENDED in reason:
+        if any(symptom in reason for symptom in SYMPTOMS):
             self.roll_call.wait_for_loss(SYMPTOM_S)
         self.roll_call.fail(reason)
 

@@ -55,7 +55,9 @@ def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s
         return HorovodWorld.start(info, roll_call, timeout_s)
     except BaseException as error:
         if roll_call:
-            roll_call.fail(f"{type(error).__name__}: {error}")
+            roll_call.fail(_reason(error))
+            if isinstance(error, UserError) and roll_call.reported_elsewhere():
+                raise AlreadyReported(str(error)) from error
         raise
 
 
@@ -63,21 +65,24 @@ def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s
 def joined(framework: Framework) -> Iterator[World]:
     """``connect``, and disconnect cleanly at the end; on an error, tell the other ranks the reason.
 
-    A ``UserError`` that rank 0 raises too is raised as ``AlreadyReported`` on the others, so that a run prints it
-    once.
+    A ``UserError`` that another rank prints, because rank 0 raises it too or because it reports this rank as lost,
+    is raised as ``AlreadyReported``, so that a run prints it once.
     """
     world = connect(framework)
     try:
         yield world
         world.close()
     except BaseException as error:
-        plain = isinstance(error, UserError | Terminated)
-        world.fail(str(error) if plain else f"{type(error).__name__}: {error}")
+        world.fail(_reason(error))
         if world.size > 1:
             end_with(_status(error))
-        if isinstance(error, UserError) and world.same_failure_on_rank0():
+        if isinstance(error, UserError) and world.reported_elsewhere():
             raise AlreadyReported(str(error)) from error
         raise
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, UserError | Terminated) else f"{type(error).__name__}: {error}"
 
 
 def _status(error: BaseException) -> int:

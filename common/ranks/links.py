@@ -4,10 +4,17 @@ For data that the framework's collectives do not carry. ``Connection`` carries s
 """
 
 import hmac
+import os
+import resource
+import secrets
 import socket
 import struct
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 
 _HELLO = struct.Struct("<32sI")  # the secret and the rank
@@ -16,6 +23,38 @@ CONNECT_S = 60.0
 
 Place = tuple[str, int]
 """Where a rank listens: address and port."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """Where ``rank`` listens for the others, ``places`` where each rank does, and the ``secret`` they share."""
+
+    rank: int
+    listener: socket.socket
+    places: Sequence[Place]
+    secret: bytes
+
+    def connect(self, rank: int) -> socket.socket:
+        """A connection to ``rank``, which accepts it. Raises UserError."""
+        return connect(self.places[rank], self.secret, self.rank)
+
+    def accept(self, ranks: list[int]) -> tuple[socket.socket, ...]:
+        """The connections of ``ranks``, in their order. Raises UserError."""
+        return accept(self.listener, self.secret, ranks)
+
+
+@contextmanager
+def listening(world: World) -> Iterator[Port]:
+    """A port of each rank, to connect to the others. Called by all ranks."""
+    secret = world.broadcast(secrets.token_hex(16)).encode()
+    homes = world.gather((world.node, world.address))
+    # Ranks on rank 0's node may know only its loopback address: then another rank of the node knows a better one.
+    address_of = dict(sorted(homes, key=lambda home: not home[1].startswith("127.")))
+    local = all(address.startswith("127.") for address in address_of.values())
+    with socket.create_server(("127.0.0.1" if local else "", 0), backlog=max(128, world.nodes)) as listener:
+        yield Port(
+            world.rank, listener, world.gather((address_of[world.node], listener.getsockname()[1])), secret
+        )
 
 
 def connect(place: Place, secret: bytes, rank: int) -> socket.socket:
@@ -52,6 +91,10 @@ def accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[so
             raise UserError(
                 f"ranks {lost} did not connect within {CONNECT_S:.0f} s; see their output"
             ) from None
+        except OSError as error:
+            raise UserError(
+                f"connections of other ranks cannot be accepted: {error.strerror}; see: ulimit -n"
+            ) from error
         try:
             connection.settimeout(3.0)
             token, rank = _HELLO.unpack(receive_exactly(connection, _HELLO.size))
@@ -64,6 +107,21 @@ def accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[so
         _settle(connection)
         found[rank] = connection
     return tuple(found[rank] for rank in ranks)
+
+
+def require_descriptors(count: int) -> None:
+    """Let this process open ``count`` more files and connections, by its hard limit. Raises UserError where
+    that is too low."""
+    needed = len(os.listdir("/proc/self/fd")) + count
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UserError(
+            f"each rank needs {needed} open files and connections, and its limit is {hard}; raise it with "
+            f"ulimit -n {needed} on all nodes"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _settle(connection: socket.socket) -> None:

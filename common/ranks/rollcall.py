@@ -5,7 +5,7 @@ for. So the ranks keep their own connections in addition to the framework's. Ove
 start, report which phase they are in, and notice at once when one of them is gone.
 
 The messages: ``phase``, ``beat``, ``fail`` (this rank is about to end, and why), ``bye`` (it ends normally),
-and from rank 0 ``facts`` and ``loss``.
+from rank 0 ``facts``, and ``loss`` from the rank that has reported one, also to the rank it is about.
 """
 
 import os
@@ -38,6 +38,8 @@ GOODBYE_S = 10.0
 SAME_FAILURE_S = 0.5
 """How long a rank may take to fail after a neighbour did, for the same reason: an error that all ranks raise is
 not a loss."""
+ANSWER_S = 5.0
+"""How long a rank that failed waits to hear who reports why; it takes SAME_FAILURE_S, longer on a busy node."""
 GONE = "killed or crashed (connection closed)"
 
 
@@ -57,7 +59,8 @@ class RollCall:
         self._beating = False
         self._leaving = threading.Event()
         self._reasons: dict[int, str] = {}  # why ranks fail, by rank
-        self._rank0_failed = threading.Event()
+        self._printed: set[str] = set()  # reasons that other ranks print
+        self._answered = threading.Event()  # the rank that would report this one has said what it does
         self._facts: queue.Queue[dict[str, Any]] = queue.Queue()
         self._callback: Callable[[Loss], None] = lambda loss: None
         self._clean_up: Callable[[], object] = lambda: None
@@ -137,11 +140,13 @@ class RollCall:
             self._leaving.set()
             self._send_all(fail=reason)
 
-    def same_failure_on_rank0(self) -> bool:
-        """After ``fail``: whether rank 0 fails for the same reason, so that it reports for this rank too."""
-        if self.me.rank == 0 or not self._rank0_failed.wait(2 * SAME_FAILURE_S):
-            return False
-        return self._reasons[0] == self._reasons.get(self.me.rank)
+    def reported_elsewhere(self) -> bool:
+        """After ``fail``: whether another rank prints why, so that this one need not: rank 0 if it fails for the
+        same reason, otherwise the rank that reports this one as lost. Waits until that is known."""
+        self._answered.wait(ANSWER_S)
+        reason = self._reasons.get(self.me.rank)
+        # Rank 0 may add what to do.
+        return reason is not None and any(printed.startswith(reason) for printed in self._printed)
 
     def close(self) -> None:
         """Leave: after this no loss is reported here, and this rank does not count as lost.
@@ -186,6 +191,7 @@ class RollCall:
         except (EOFError, TimeoutError, ValueError):
             if self._leaving.is_set():
                 self._connections.pop(rank).close()
+                self._hear(rank)
             else:
                 self._lose(rank, GONE)
 
@@ -209,33 +215,41 @@ class RollCall:
             case {"fail": str(reason)}:
                 self._reasons[rank] = reason
                 if rank == 0:
-                    self._rank0_failed.set()
+                    self._printed.add(reason)
+                self._hear(rank)
                 # This rank may be about to fail for the same reason, which then is not a loss.
                 self._leaving.wait(SAME_FAILURE_S)
                 self._lose(rank, reason)
             case {"loss": dict(loss)} if not self._leaving.is_set():
                 self._end(Loss(**loss))
+            case {"loss": {"reason": str(reason)}}:
+                self._printed.add(reason)
+                self._hear(rank)
             case {"bye": _}:
                 self._missed.pop(rank, None)
                 self._connections.pop(rank).close()
+                self._hear(rank)
 
     def _lose(self, rank: int, reason: str) -> None:
         if self._leaving.is_set():
             return
         peer = self.roll[rank]
-        loss = Loss(rank, peer.hostname, self._phases[rank], reason, self._place(rank))
-        if self.me.rank == 0:
-            for other, connection in self._connections.items():
-                if other != rank:
-                    connection.send(loss=asdict(loss))
-        self._end(loss)
+        self._end(Loss(rank, peer.hostname, self._phases[rank], reason, self._place(rank)))
+
+    def _hear(self, rank: int) -> None:
+        """Of a failing rank: ``rank`` has said what it does, or is gone."""
+        if rank == _acting(self.me.rank):
+            self._answered.set()
 
     def _end(self, loss: Loss) -> NoReturn:
         """Report who was lost, let the acting rank record it, and end the process at once."""
-        acts = self.me.rank == (1 if loss.rank == 0 else 0)
+        acts = self.me.rank == _acting(loss.rank)
         # The whole node of rank 0 may be gone, rank 1 with it: then the other nodes report it too.
-        if acts or (loss.rank == 0 and self.me.local_rank == 0):
+        gone = loss.rank not in self._reasons
+        if acts or (gone and loss.rank == 0 and self.me.local_rank == 0):
             os.write(2, f"mlhpc: {loss}\n".encode())  # the main thread may hold the lock of sys.stderr
+        if acts:  # now that it is printed, the lost rank need not, if it is there
+            self._send_all(loss=asdict(loss))
         callback = threading.Thread(target=self._run_callback, args=(loss, acts), daemon=True)
         callback.start()
         callback.join(FINAL_CALLBACK_S)
@@ -251,3 +265,8 @@ class RollCall:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
+
+
+def _acting(lost: int) -> int:
+    """The rank that reports the loss of rank ``lost``, if all others are there."""
+    return 1 if lost == 0 else 0

@@ -77,8 +77,8 @@ class World(Protocol):
     def fail(self, reason: str) -> None:
         """Tell the other ranks why this one is about to end, so that they can report it."""
 
-    def same_failure_on_rank0(self) -> bool:
-        """After ``fail``: whether rank 0 fails for the same reason, and so reports it for this rank too."""
+    def reported_elsewhere(self) -> bool:
+        """After ``fail``: whether another rank prints why this one ends. May take some seconds."""
 
     def close(self) -> None:
         """Leave the world. After this the loss of another rank is not reported."""
@@ -121,7 +121,7 @@ class Solo:
     def fail(self, reason: str) -> None:
         pass
 
-    def same_failure_on_rank0(self) -> bool:
+    def reported_elsewhere(self) -> bool:
         return False
 
     def close(self) -> None:

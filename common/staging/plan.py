@@ -58,6 +58,12 @@ def plan(
     return StagingPlan(mode, read_once, held, read, opens, sent)
 
 
+def exchanged_bytes(files: Sequence[File], nodes: int) -> float:
+    """What all nodes are expected to send each other before an epoch with ``staging.exchange``: a file of
+    ``train/`` stays on its node with probability 1 / ``nodes``."""
+    return sum(file.size for file in files if file.folder == "train") * (nodes - 1) / nodes
+
+
 def _bytes_by_bin(files: Sequence[File], bins: int) -> npt.NDArray[np.int64]:
     sizes = np.array([file.size for file in files], dtype=np.int64)
     sums = np.zeros(bins, dtype=np.int64)

@@ -35,6 +35,10 @@ def prepare(manifest: Manifest, target: Path, files: list[File], group: StagingG
         raise UserError(
             f"{target}: holds another data set, staged earlier; remove it or choose another --stage"
         )
+    if in_use and record.get("exchanging"):
+        raise UserError(
+            f"{target}: another run exchanges the shards there between its epochs; choose another --stage"
+        )
     atomic.sweep({(target / file.path).parent for file in before.files})
     needed = {file.path for file in files}
     if in_use and needed != {file.path for file in before.files}:
@@ -62,6 +66,13 @@ def write_record(
         "made_folder": bool(before and before["made_folder"]) or group.made_folder,
     }
     manifests.save(replace(manifest, root=target, files=tuple(files), facts=facts))
+
+
+def mark_exchanging(target: Path) -> None:
+    """Record that what ``target`` holds will change while its run goes on, so that no other run uses it."""
+    held = manifests.load(target)
+    facts = held.facts | {"staged": {**(record_of(held) or {}), "exchanging": True}}
+    manifests.save(replace(held, facts=facts))
 
 
 def identity(manifest: Manifest) -> str:

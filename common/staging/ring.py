@@ -7,12 +7,9 @@ once, and crosses each link at most once: the ring algorithm for all-gather (Tha
 19(1), 2005, "Allgather"). TCP, over the network interface on which the ranks answered the roll call.
 """
 
-import mmap
 import os
 import queue
-import secrets
 import socket
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,21 +20,14 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from mlhpc.common.data.manifest import File
-from mlhpc.common.files.regular import open_regular
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_each_rank
-from mlhpc.common.ranks.links import Place, accept, connect, receive_exactly
+from mlhpc.common.ranks.links import listening
 from mlhpc.common.ranks.world import World
-from mlhpc.common.staging.copier import BLOCK, Copied, write_verified
-from mlhpc.common.staging.target import as_user_error, make_folders
-from mlhpc.errors import UserError
+from mlhpc.common.staging.copier import Copied
+from mlhpc.common.staging.target import make_folders
+from mlhpc.common.staging.transfer import LinkBroken, Receiver, cause_of, send_file
 
 T = TypeVar("T")
-_HEADER = struct.Struct("<Iq")  # the file's number in the ring's list, and its modification time in ns
-_REMEDY = "start the run again: complete files are kept"
-
-
-class LinkBroken(UserError):
-    """The neighbour in the ring is gone. A symptom: the cause is another rank's error, or its loss."""
 
 
 @dataclass(frozen=True)
@@ -89,21 +79,15 @@ def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
 
     Called by all ranks. Raises UserError, the same on all ranks, when neighbours cannot connect.
     """
-    secret = world.broadcast(secrets.token_hex(16)).encode()
-    homes = world.gather((world.node, world.address))
-    # Ranks on rank 0's node may know only its loopback address: then another rank of the node knows a better one.
-    address_of = dict(sorted(homes, key=lambda home: not home[1].startswith("127.")))
-    local = all(address.startswith("127.") for address in address_of.values())
-    with ExitStack() as connections, socket.create_server(("127.0.0.1" if local else "", 0)) as listener:
-        places: list[Place] = world.gather((address_of[world.node], listener.getsockname()[1]))
+    with ExitStack() as connections, listening(world) as port:
 
         def neighbours() -> Ring | None:
             if not ranks:
                 return None
             at = ranks.index(world.rank)
             before, after = ranks[at - 1], ranks[(at + 1) % len(ranks)]
-            successor = connections.enter_context(connect(places[after], secret, world.rank))
-            predecessor = connections.enter_context(accept(listener, secret, [before])[0])
+            successor = connections.enter_context(port.connect(after))
+            predecessor = connections.enter_context(port.accept([before])[0])
             return Ring(at, tuple(ranks), predecessor, successor)
 
         yield on_each_rank(world, neighbours)
@@ -170,62 +154,22 @@ class Exchange:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _send_all(self) -> None:
-        successor, after = self._ring.successor, (self._ring.position + 1) % self._ring.size
+        after = (self._ring.position + 1) % self._ring.size
         next_rank = f"rank {self._ring.after}, the next in the ring,"
         for _ in range(sum(reader != after for reader in self._readers)):
             number = self._to_send.get()
             if number is None:
                 return
-            file = self._files[number]
-            path = self._target / file.path
-            with as_user_error(path, "cannot be read", "choose another --stage"):
-                reader = os.fdopen(open_regular(path, os.O_NOFOLLOW), "rb", buffering=0)
-            with reader:
-                status = os.fstat(reader.fileno())
-                if status.st_size != file.size:
-                    raise UserError(f"{path}: changed while it was staged; {_REMEDY}")
-                with _neighbour(next_rank):
-                    successor.sendall(_HEADER.pack(number, status.st_mtime_ns))
-                    if file.size and successor.sendfile(reader, count=file.size) != file.size:
-                        raise EOFError
+            send_file(self._ring.successor, number, self._files[number], self._target, next_rank)
 
     def _receive_all(self, received: Callable[[File], None]) -> None:
-        block = memoryview(mmap.mmap(-1, BLOCK))
         before = f"rank {self._ring.before}, the one before in the ring,"
-        expected = {n for n, reader in enumerate(self._readers) if reader != self._ring.position}
+        receiver = Receiver(self._ring.predecessor, self._target, self._ring.before, before)
+        expected = {n: self._files[n] for n, r in enumerate(self._readers) if r != self._ring.position}
         while expected:
-            with _neighbour(before):
-                number, mtime_ns = _HEADER.unpack(receive_exactly(self._ring.predecessor, _HEADER.size))
-            if number not in expected:
-                raise LinkBroken(f"{self._target}: file {number} arrived unexpectedly; {_REMEDY}")
-            expected.remove(number)
-            file = self._files[number]
-            pieces = _pieces(self._ring.predecessor, file.size, block, before)
-            origin = f"{self._target / file.path} from rank {self._ring.before}"
-            write_verified(file, self._target, pieces, mtime_ns, origin, _REMEDY)
+            file = receiver.next(expected)
             received(file)
             self.send(file)
-
-
-def _pieces(connection: socket.socket, size: int, block: memoryview, sender: str) -> Iterator[memoryview]:
-    """``size`` bytes from ``connection`` to ``sender``, through ``block``."""
-    while size:
-        with _neighbour(sender):
-            count = connection.recv_into(block, min(size, len(block)))
-            if not count:
-                raise EOFError
-        yield block[:count]
-        size -= count
-
-
-@contextmanager
-def _neighbour(which: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, EOFError) as error:
-        raise LinkBroken(
-            f"staging: the connection to {which} broke ({str(error) or 'closed'}); {_REMEDY}"
-        ) from error
 
 
 def copy_and_pass_on(
@@ -268,10 +212,7 @@ def copy_and_pass_on(
             return report(copied, received)
 
         done, error = attempt(work)
-        # A broken link is a symptom where another rank knows the cause.
-        is_symptom = isinstance(error, LinkBroken)
-        known = any(world.gather(error is not None and not is_symptom))
-        return gather_or_raise(world, done, None if is_symptom and known else error)
+        return gather_or_raise(world, done, cause_of(world, error))
 
 
 def _lacking_somewhere(world: World, share: Share, todo: Todo) -> tuple[list[File], list[int]]:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
@@ -44,6 +44,7 @@ from mlhpc.common.staging.copier import Copied, copy_all
 from mlhpc.common.staging.record import prepare, record_of, write_record
 from mlhpc.common.staging.ring import Share, Todo, copy_and_pass_on
 from mlhpc.common.staging.target import (
+    FILE_OVERHEAD,
     Need,
     StagingGroup,
     check_room,
@@ -54,9 +55,6 @@ from mlhpc.common.staging.target import (
     unlink,
 )
 from mlhpc.errors import UserError
-
-# What a file may take beyond its size: up to a block of data and a directory entry and inode.
-_FILE_OVERHEAD = 4096
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_on
 
     def survey() -> Need:
         _survey([*share.alone, *share.passed], manifest.root, target, staged_before, todo)
-        size = sum(file.size + _FILE_OVERHEAD for file in todo.missing)
+        size = sum(file.size + FILE_OVERHEAD for file in todo.missing)
         return Need(size, group.members[0], target, filesystem_of(target) if group.leads else None)
 
     with exclusive(target, world, group) as in_use:
@@ -240,6 +238,10 @@ def remove(target: Path) -> None:
     if target.exists():
         require_own(target)
     locks.unregister(target)
+    # Read before waiting for the lock: its holder may remove the files, and the last to leave removes the folder.
+    if (staged := _staged_in(target)) is None:
+        return
+    made_folder = _record(staged)["made_folder"]
     try:
         while (fd := locks.try_lock(target)) is None:
             if locks.in_use(target):
@@ -247,22 +249,35 @@ def remove(target: Path) -> None:
             time.sleep(0.05)
     except FileNotFoundError:
         return  # another run was the last, and removed it
-    made_folder = False
     try:
-        if not locks.in_use(target) and (target / manifests.NAME).exists():
-            staged = manifests.load(target)
-            if (record := record_of(staged)) is None:
-                raise UserError(
-                    f"{target}: not put there by staging, so nothing was removed; remove it by hand"
-                )
+        if locks.in_use(target):
+            return
+        if (staged := _staged_in(target)) is not None:
+            made_folder = _record(staged)["made_folder"]
             unlink(target, (file.path for file in staged.files))
             (target / manifests.NAME).unlink()
-            made_folder = record["made_folder"]
     finally:
         locks.unlock(target, fd)
     if made_folder:
         with contextlib.suppress(OSError):  # it has other files of the user, or the next run's
             target.rmdir()
+
+
+def _staged_in(target: Path) -> manifests.Manifest | None:
+    """The manifest of ``target``; None without one, as when another run has just removed it."""
+    try:
+        return manifests.load(target)
+    except UserError:
+        if (target / manifests.NAME).exists():
+            raise
+        return None
+
+
+def _record(staged: manifests.Manifest) -> dict[str, Any]:
+    """What staging recorded in the manifest of a target. Raises UserError where it did not stage it."""
+    if (record := record_of(staged)) is None:
+        raise UserError(f"{staged.root}: not put there by staging, so nothing was removed; remove it by hand")
+    return record
 
 
 def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:

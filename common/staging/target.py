@@ -22,6 +22,9 @@ from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_rank
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 
+FILE_OVERHEAD = 4096
+"""What a file may take beyond its size: up to a block of data and a directory entry and inode."""
+
 
 @dataclass(frozen=True)
 class StagingGroup:
@@ -142,8 +145,9 @@ def check_room(needs: Sequence[Need]) -> None:
         filesystem, size = need.filesystem, sizes[need.leader]
         if filesystem is not None and size > filesystem.free_bytes:
             raise UserError(
-                f"{need.target}: staging needs {_gb(size)}, {filesystem.type} on {filesystem.mount_point} has "
-                f"{_gb(filesystem.free_bytes)} free{' (it is memory)' if filesystem.is_ram else ''}; "
+                f"{need.target}: staging needs {gigabytes(size)}, {filesystem.type} on "
+                f"{filesystem.mount_point} has {gigabytes(filesystem.free_bytes)} "
+                f"free{' (it is memory)' if filesystem.is_ram else ''}; "
                 "free some, choose another --stage, or use staging.mode=shard over more nodes"
             )
 
@@ -239,10 +243,11 @@ def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
         where = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             filesystem = filesystem_of(path)
-            free = _gb(filesystem.free_bytes)
+            free = gigabytes(filesystem.free_bytes)
             where = f" ({filesystem.type} on {filesystem.mount_point}, {free} free)"
         raise UserError(f"{path}: {what}: {error.strerror}{where}; {remedy}") from error
 
 
-def _gb(size: int) -> str:
+def gigabytes(size: int) -> str:
+    """``1.23 GB``, or below one ``456 MB``."""
     return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"

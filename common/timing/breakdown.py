@@ -9,6 +9,7 @@ Read from a rank's events. The parts of the interval run_start to run_stop are
 - first-epoch excess: by how much data wait, step and evaluation of the first epoch exceed the median of the later
   whole epochs, subtracted from those three. Data that is read in while training shows here: it was 10 to 43%
   of time to train in published logs that have no staging records;
+- exchange: the spans ``exchange``, in which nodes exchange their shards between epochs;
 - rest: everything else (checkpoints, the time between epochs).
 """
 
@@ -47,21 +48,23 @@ class Breakdown:
     data_wait: float
     step: float
     evaluation: float
+    exchange: float
     epochs: tuple[EpochTimes, ...]
 
     @property
     def rest(self) -> float:
         parts = self.staging + (self.first_epoch_excess or 0.0) + self.data_wait + self.step + self.evaluation
-        return self.total - parts
+        return self.total - parts - self.exchange
 
     @property
     def without_staging(self) -> float:
         return self.total - self.staging
 
     def parts(self) -> dict[str, float | None]:
-        """The parts in the order in which they are reported, in seconds."""
+        """The parts in the order in which they are reported, in seconds; ``exchange`` only where there was one."""
         return {
             "staging": self.staging,
+            **({"exchange": self.exchange} if self.exchange else {}),
             "first_epoch_excess": self.first_epoch_excess,
             "data_wait": self.data_wait,
             "step": self.step,
@@ -88,10 +91,13 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 def is_event(fields: dict[str, Any]) -> bool:
     """Whether a line of a rank's events has names and finite numbers where readers expect them."""
-    numbers = (fields.get(key, 0) for key in ("t", "seconds", "count", "epoch"))
-    return all(isinstance(fields.get(key), str) for key in ("event", "name")) and all(
-        type(number) in (int, float) and -1e300 < number < 1e300 for number in numbers
-    )
+    if not isinstance(fields.get("event"), str) or not isinstance(fields.get("name"), str):
+        return False
+    for key in ("t", "seconds", "count", "epoch"):
+        number = fields.get(key, 0)
+        if type(number) not in (int, float) or not -1e300 < number < 1e300:
+            return False
+    return True
 
 
 def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
@@ -117,6 +123,7 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
         data_wait=wait[0],
         step=step[0],
         evaluation=evaluated[0],
+        exchange=sum(_seconds(events, "exchange").values()),
         epochs=epochs,
     )
 

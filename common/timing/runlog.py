@@ -35,9 +35,11 @@ RANK_0_MAY_STILL_WRITE_S = 3.0
 
 
 class EnergyMeter(Protocol):
-    """What measures the energy of a run (``common/energy/meter.py``)."""
+    """What measures the energy of a run on ``nodes`` machines (``common/energy/meter.py``)."""
 
-    def start(self, record: Callable[[str, float], None]) -> None: ...
+    nodes: int
+
+    def start(self, record: Callable[[str, float, bool], None]) -> None: ...
     def halt(self) -> None: ...
     def stop(self) -> tuple[Mapping[Any, Any], Sequence[str]]: ...
 
@@ -151,12 +153,15 @@ class RunLog:
                     self._note_energy(meter)
                 self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
 
-    def _record_energy(self, measured: str, joules: float) -> None:
-        """From the meter's thread too: what this rank's counters have counted since the start of the run."""
+    def _record_energy(self, measured: str, joules: float, whole: bool) -> None:
+        """From the meter's thread too: what this rank's counters have counted since the start of the run, marked
+        where they are not the ``whole`` of what there should be, and on how many machines it runs."""
         with self._closing:
             if not self._events.closed:
                 with suppress(UserError):  # the next event of the training raises it
-                    self._event("energy", measured, joules=round(joules, 3))
+                    more = {"nodes": self._meter.nodes} if self._meter else {}
+                    mark = {} if whole else {"incomplete": True}
+                    self._event("energy", measured, joules=round(joules, 3), **more, **mark)
 
     def _note_energy(self, meter: EnergyMeter) -> None:
         figures, warnings = meter.stop()

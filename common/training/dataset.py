@@ -8,10 +8,11 @@ from typing import Any
 from mlhpc.common.data import archives
 from mlhpc.common.data.codecs import native
 from mlhpc.common.data.manifest import Manifest, describe
-from mlhpc.common.data.partition import Mode, shuffle_scope
+from mlhpc.common.data.partition import shuffle_scope
 from mlhpc.common.ranks.collectives import on_each_rank
 from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.world import World
+from mlhpc.common.training.staging import How
 from mlhpc.errors import UserError
 
 
@@ -48,16 +49,16 @@ def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> 
         )
 
 
-def format_of(dataset: Manifest, staged: Path | None, mode: Mode, world: World) -> dict[str, Any]:
+def format_of(dataset: Manifest, staged: Path | None, how: How, world: World) -> dict[str, Any]:
     """How a data set is stored and shuffled, for the log: by which codec, whether that is lossy and by how much,
     what decodes it on this machine, how many samples a file has if they were packed before the run, and among what
-    they are shuffled, ``staged`` in ``mode`` or, for None, read in place."""
+    they are shuffled, ``staged`` (``how``) or, for None, read in place."""
     names = ("codec", "lossy", "max_error", "max_error_of", archives.FACT)
     return (
         {"codec": None, "lossy": False}
         | {name: dataset.facts[name] for name in names if name in dataset.facts}
         | {"decoder": native.decoder()}
-        | {"shuffle_scope": shuffle_scope(mode if staged else "replicate", world.nodes)}
+        | {"shuffle_scope": shuffle_scope(how.mode if staged else "replicate", world.nodes, how.exchange)}
     )
 
 

@@ -1,7 +1,10 @@
 """Checks and records that all training loops share."""
 
-from typing import Protocol
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any, Protocol
 
+from mlhpc.common.host.progress import track
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
@@ -14,6 +17,33 @@ class Target(Protocol):
     def label(self) -> str: ...
     @property
     def value(self) -> float: ...
+
+
+class Loader(Protocol):
+    """What reads the batches of a training."""
+
+    steps: int
+
+    def train_epoch(self, epoch: int) -> Generator[Any, None, None]: ...
+
+
+def read_earlier_epochs(loader: Loader, epochs: int, steps: int, world: World) -> None:
+    """Read ``epochs`` whole epochs of ``steps`` batches and use none of them. What keeps samples in memory, the
+    page cache or ``loading.cache``, then has of the data set what it would have in a later epoch of a training.
+
+    The orders are those of the epochs from the second on (1, counted from 0), so that the steps measured
+    afterwards have the first's, whatever ``epochs`` is. Called by all ranks, which end together. Raises UserError
+    as the loader does.
+    """
+    if not epochs:
+        return
+    measured, loader.steps = loader.steps, steps
+    for epoch in range(1, epochs + 1):
+        with closing(loader.train_epoch(epoch)) as batches:
+            for _ in track(batches, steps, f"earlier epoch {epoch}", world):
+                pass
+    loader.steps = measured
+    world.barrier()
 
 
 def require_parameters(parameters: int, expected: int | None) -> None:

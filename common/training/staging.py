@@ -1,15 +1,19 @@
-"""Staging in a run: before its first epoch, or beside it."""
+"""Staging in a run: before its first epoch, or beside it; and exchanging what was staged between epochs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
+from mlhpc.common.data.assign import RankSamples, exchangeable, samples_of
 from mlhpc.common.data.manifest import Manifest
-from mlhpc.common.data.partition import Mode
+from mlhpc.common.data.partition import Mode, Shards, balance, shuffle_scope
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.beside import stage_beside
+from mlhpc.common.staging.exchange import exchange, reserve
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog
 
@@ -25,6 +29,8 @@ class How(Protocol):
     def read_once(self) -> bool: ...
     @property
     def overlap(self) -> bool: ...
+    @property
+    def exchange(self) -> bool: ...
 
 
 @contextmanager
@@ -40,7 +46,9 @@ def staging(
     """
     if staged is None or not how.overlap:
         if staged:
-            log.note("staging", **asdict(stage(dataset, staged, world, how.mode, how.workers, how.read_once)))
+            report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
+            scope = shuffle_scope(how.mode, world.nodes, how.exchange)
+            log.note("staging", **asdict(replace(report, shuffle_scope=scope)))
         yield lambda: None
         return
     with stage_beside(dataset, staged, world, how.mode, how.workers) as wait:
@@ -55,3 +63,45 @@ def staging(
             going_on = False
 
         yield finish
+
+
+def exchanging(
+    dataset: Manifest,
+    staged: Path | None,
+    how: How,
+    train_samples: int,
+    epochs: Sequence[int],
+    seed: int,
+    world: World,
+    log: RunLog,
+) -> Callable[[int, RankSamples], RankSamples]:
+    """A function that every rank calls before each of ``epochs``, outside its span, with the epoch, from 1, and
+    the samples that it has. It returns those that it is to have.
+
+    With ``how.exchange`` and several nodes, these exchange their training files before every epoch but the first,
+    in a span "exchange"; the metric ``exchange_bytes`` is what all nodes sent. What all epochs need for that is
+    required at once, before the first. Otherwise the samples stay the same, as those of the evaluation always do.
+    Called by all ranks. Raises UserError, the same on all ranks.
+    """
+    if staged is None or shuffle_scope(how.mode, world.nodes, how.exchange) != "global":
+        return lambda epoch, samples: samples
+    training = dataset.folder("train")
+    at_first = balance([file.size for file in training], world.nodes)
+    movable = exchangeable(dataset)
+    shards = Shards(at_first[:movable], seed)
+    before = 1
+    reserve(training[:movable], shards, sorted({0, *(epoch - 1 for epoch in epochs)}), staged, world)
+
+    def renew(epoch: int, samples: RankSamples) -> RankSamples:
+        nonlocal before
+        if epoch == before:
+            return samples
+        with log.span("exchange", sync=True, epoch=epoch):
+            moved = exchange(training[:movable], shards, before - 1, epoch - 1, staged, world)
+        log.metric("exchange_bytes", moved.bytes, epoch=epoch)
+        before = epoch
+        node_of = np.append(shards.nodes(epoch - 1), at_first[movable:])
+        here = [training[i] for i in np.flatnonzero(node_of == world.node)]
+        return replace(samples, train_files=samples_of(dataset, "train", here, staged, train_samples))
+
+    return renew

@@ -22,13 +22,9 @@ import numpy.typing as npt
 
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.data.codecs import frame
-from mlhpc.common.formats.tfrecord import (
-    GZIP_MAGIC,
-    RECORD_OVERHEAD,
-    Packer,
-    encode_example,
-    packer_of,
-)
+from mlhpc.common.data.verify import require_listed
+from mlhpc.common.formats.tf_example import encode_example
+from mlhpc.common.formats.tfrecord import GZIP_MAGIC, RECORD_OVERHEAD, Packer, packer_of
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
@@ -86,7 +82,7 @@ def convert(
             "convert universes without it first"
         )
     codec = codec or "gzip"
-    manifest.require(source, world, workers, lambda name: name.endswith(_SUFFIXES))
+    require_listed(source, world, workers, lambda name: name.endswith(_SUFFIXES))
     universes = on_rank0(world, lambda: find_universes(source, validation))
     shapes = on_all_ranks(world, lambda: [_shape(u, sample) for u in universes[world.rank :: world.size]])
     shape_of = [shapes[i % world.size][i // world.size] for i in range(len(universes))]
@@ -98,7 +94,9 @@ def convert(
 
     alike = _Alike(codec, packer, (sample, sample, sample, redshifts), parameters)
     with progress(len(own_slabs) * cuts**2, "convert", "samples", show=world.rank == 0) as advance:
-        on_all_ranks(world, lambda: _convert_slabs(own_slabs, out, sample, cuts, alike, workers, advance))
+        generate.write_on_all_ranks(
+            world, out, lambda: _convert_slabs(own_slabs, out, sample, cuts, alike, workers, advance)
+        )
 
     samples = {f: cuts**3 * sum(u.folder == f for u in universes) for f in ("train", "validation")}
     facts = {
@@ -200,7 +198,7 @@ def _convert_slabs(
                 for i in range(cuts**2):
                     name = f"{universe.name}_{first_number + i:03d}{suffix_of(alike.codec)}"
                     path = out / universe.folder / name
-                    if path.exists():
+                    if path.exists() and generate.is_whole(path):
                         alike.require(path)
                         advance(1)
                     else:
@@ -263,7 +261,8 @@ class _Alike:
                 same = frame.peek(head) == (self.codec, self._shape)
         if not same:
             raise UserError(
-                f"{path}: made with another --sample, --codec or --packer; convert into an empty folder"
+                f"{path}: cut short, or made with another --sample, --codec or --packer; remove it, or convert "
+                "into an empty folder"
             )
 
 

@@ -10,6 +10,7 @@ from mlhpc.common.data.manifest import Manifest, take
 from mlhpc.common.data.sharding import steps_per_epoch
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_codec
+from mlhpc.common.training.epoch import read_earlier_epochs
 from mlhpc.cosmoflow.data.codec import TABLES
 from mlhpc.cosmoflow.data.loader import Loader
 from mlhpc.cosmoflow.data.sample import require_facts
@@ -53,15 +54,18 @@ def open_loader(
         spatial_size=spatial_size,
         has_arrived=Path.exists if run.staging.overlap else None,
     )
-    return Loader(
+    steps = steps_per_epoch(world.gather(samples.train_pool), local_batch_size)
+    loader = Loader(
         samples,
         run.loading.resolved(gpu=gpu, cores=cores_per_rank()),
         sample_shape=run.data.sample_shape,
         targets=run.network.targets,
         local_batch_size=local_batch_size,
         eval_batch_size=run.training.eval_batch_size,
-        steps=run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size)),
+        steps=run.study.cut(steps),
         seed=seed,
         augment=run.training.augment,
         codec=dataset.facts.get("codec"),
     )
+    read_earlier_epochs(loader, run.study.earlier_epochs, steps, world)
+    return loader

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mlhpc.common.data import archives, generate, manifest
 from mlhpc.common.data.codecs import frame
+from mlhpc.common.data.verify import require_listed
 from mlhpc.common.files import atomic
 from mlhpc.common.formats.tfrecord import Packer
 from mlhpc.common.host.progress import progress
@@ -42,7 +43,7 @@ def recode(
     files = [file.path for folder in FOLDERS for file in dataset.folder(folder)]
     if not files:
         raise UserError(f"{source}: has no samples in {' or '.join(f'{name}/' for name in FOLDERS)}")
-    manifest.require(source, world, workers, set(files).__contains__)
+    require_listed(source, world, workers, set(files).__contains__)
     as_stored = codec is None
     codec = codec or on_rank0(world, lambda: format_of(source / files[0]))
     made = {name: str(Path(name).with_suffix(suffix_of(codec))) for name in files}

@@ -18,7 +18,8 @@ from mlhpc.common.files import atomic
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.formats import archive
 from mlhpc.common.formats.archive import Sample
-from mlhpc.common.formats.tfrecord import GZIP_MAGIC, Packer, encode_example, file_bytes, read_examples
+from mlhpc.common.formats.tf_example import encode_example, read_examples
+from mlhpc.common.formats.tfrecord import GZIP_MAGIC, Packer, file_bytes
 from mlhpc.cosmoflow.data.augment import apply_symmetry
 from mlhpc.cosmoflow.data.codec import CODECS, LookupTable
 from mlhpc.cosmoflow.data.encoded import EncodedSample

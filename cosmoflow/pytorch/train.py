@@ -34,7 +34,7 @@ from mlhpc.common.timing.runlog import RunLog, Status
 from mlhpc.common.training.dataset import format_of
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
-from mlhpc.common.training.staging import staging
+from mlhpc.common.training.staging import exchanging, staging
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.pytorch.batches import Batches
 from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
@@ -112,7 +112,7 @@ def train(
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset = open_data(run, data, world)
             finish_staging = beside.enter_context(staging(dataset, staged, run.staging, world, log))
-        log.data_format(**format_of(dataset, staged, run.staging.mode, world))
+        log.data_format(**format_of(dataset, staged, run.staging, world))
         gpu = device.type != "cpu"
         loader = open_loader(
             run, dataset, staged, local_batch_size, seed, world, gpu=gpu, spatial_size=spatial_size
@@ -120,8 +120,11 @@ def train(
         batches = Batches(loader, group, device)
 
         record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
+        epochs = range(last_epoch + 1, training.max_epochs + 1)
+        own_share = exchanging(dataset, staged, run.staging, run.data.train_samples, epochs, seed, world, log)
         status: Status = "failed"
-        for epoch in range(last_epoch + 1, training.max_epochs + 1):
+        for epoch in epochs:
+            loader.samples = own_share(epoch, loader.samples)
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []
             with log.span("epoch", epoch=epoch, step=before) as span:
                 with log.span("train", epoch=epoch):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy import fft
 
 from mlhpc.benchmarks.cosmoflow import Simulation
-from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import PARAMETERS, Cosmology
 from mlhpc.cosmoflow.synthetic.simulate import REDSHIFTS, simulate
@@ -113,7 +113,7 @@ def power_spectrum_regression(data: Path, workers: int = 1) -> Regression:
 
 
 def _features(path: Path) -> tuple[Array, npt.NDArray[np.float32]]:
-    ((raw, unit),) = tfrecord.read_examples(path)
+    ((raw, unit),) = tf_example.read_examples(path)
     voxels = np.frombuffer(raw, "<i2")
     n = round((voxels.size / len(REDSHIFTS)) ** (1 / 3))
     voxels = voxels.reshape(n, n, n, len(REDSHIFTS))
@@ -192,7 +192,7 @@ def statistics(counts: Counts) -> Statistics:
     groups = np.unique(np.ascontiguousarray(counts).view(np.int64)).size
     tail = (values > max(1.0, counts.mean())) & (frequency > 10)
     slope = float(np.polyfit(np.log(values[tail]), np.log(frequency[tail]), 1)[0])
-    record = tfrecord.encode_example(counts, np.zeros(len(PARAMETERS), np.float32))
+    record = tf_example.encode_example(counts, np.zeros(len(PARAMETERS), np.float32))
     packed = len(tfrecord.compress(record, "zlib"))
     return Statistics(values.size, groups, int(values[-1]), slope, len(record) / packed)
 

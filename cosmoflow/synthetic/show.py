@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlhpc.common.formats.tfrecord import read_examples
+from mlhpc.common.formats.tf_example import read_examples
 from mlhpc.common.host import picture
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN, PARAMETERS
 from mlhpc.cosmoflow.synthetic.simulate import REDSHIFTS

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mlhpc.benchmarks.cosmoflow import Data, Simulation
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.files import atomic
-from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.common.ranks.world import World
 from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN, OMEGA_B_H2, PARAMETERS, Cosmology
@@ -157,7 +157,7 @@ def _write_samples(data: Data, out: Path, task: tuple[int, list[str]]) -> None:
     wanted = {int(name.removesuffix(".tfrecord").rpartition("_")[2]): out / name for name in names}
     for number, sample in enumerate(cut(counts, data.sample_shape[0])):
         if number in wanted:
-            record = tfrecord.encode_example(sample, unit)
+            record = tf_example.encode_example(sample, unit)
             tfrecord.write_records(wanted[number], [record], data.gzip, data.packer)
 
 

@@ -20,7 +20,7 @@ from mlhpc.common.training.dataset import format_of
 from mlhpc.common.training.emulation import WaitingStep
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
-from mlhpc.common.training.staging import staging
+from mlhpc.common.training.staging import exchanging, staging
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.schedule import rate_at
@@ -102,13 +102,16 @@ def train(
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset = open_data(run, data, world)
             finish_staging = beside.enter_context(staging(dataset, staged, run.staging, world, log))
-        log.data_format(**format_of(dataset, staged, run.staging.mode, world))
+        log.data_format(**format_of(dataset, staged, run.staging, world))
         loader = open_loader(run, dataset, staged, local_batch_size, seed, world, gpu=device is not None)
 
         convert = partial(as_tensors, sample_dtype=run.loading.sample_dtype)
         record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
+        epochs = range(last_epoch + 1, training.max_epochs + 1)
+        own_share = exchanging(dataset, staged, run.staging, run.data.train_samples, epochs, seed, world, log)
         status: Status = "failed"
-        for epoch in range(last_epoch + 1, training.max_epochs + 1):
+        for epoch in epochs:
+            loader.samples = own_share(epoch, loader.samples)
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []
             with log.span("epoch", epoch=epoch, step=before) as span:
                 with log.span("train", epoch=epoch):

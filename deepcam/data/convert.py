@@ -17,6 +17,7 @@ import numpy as np
 from mlhpc.common.data import archives, generate, manifest
 from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.codecs.codec import Codec, facts
+from mlhpc.common.data.verify import require_listed
 from mlhpc.common.files import atomic
 from mlhpc.common.formats import npy
 from mlhpc.common.host.progress import progress
@@ -60,7 +61,7 @@ def convert(
     files of another kind, or normalised with other statistics.
     """
     on_rank0(world, lambda: _require_folders(source, out))
-    manifest.require(source, world, workers, _is_read)
+    require_listed(source, world, workers, _is_read)
     before = on_rank0(world, lambda: _facts_of(source))
     as_stored = archive is not None and codec is None
     codec = str(before.get("codec", "hdf5")) if as_stored else codec or "npy"
@@ -119,7 +120,7 @@ def convert(
         else:
             _copy(hdf5.find_statistics(source), out / "stats.h5")
 
-    on_rank0(world, write_statistics)
+    generate.write_on_rank0(world, out, write_statistics)
     known: dict[str, Any] = before | {
         "benchmark": "deepcam",
         "samples": dict(Counter(folder for folder, _ in samples)),
@@ -233,10 +234,12 @@ def _encoded(path: Path, reader: Reader, codec: Codec) -> bytes:
 
 
 def _is_kept(made: Path, size: int | None, modified_ns: int) -> bool:
-    """Whether a file is there, whole (of this size if one is known), and has its source's time of
+    """Whether a file is there, whole (of this size; None: by its own header), and has its source's time of
     modification, which it was given."""
     try:
         status = made.stat()
+        if size is None and not frame.is_whole(made):
+            return False
     except FileNotFoundError:
         return False
     # Some file systems keep whole seconds.

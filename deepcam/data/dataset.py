@@ -11,6 +11,7 @@ from mlhpc.common.data.sharding import steps_per_epoch
 from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_codec
+from mlhpc.common.training.epoch import read_earlier_epochs
 from mlhpc.deepcam.data.codec import LINES
 from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
 from mlhpc.deepcam.data.loader import Loader
@@ -54,17 +55,19 @@ def open_loader(
         is_sample=is_sample,
     )
     accumulate = run.hyperparameters.gradient_accumulation_frequency
-    updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate))
-    return Loader(
+    updates = steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate)
+    loader = Loader(
         samples,
         run.loading.resolved(gpu=device != "cpu", cores=cores_per_rank()),
         sample_shape=run.data.sample_shape,
         statistics=statistics,
         local_batch_size=local_batch_size,
         eval_batch_size=run.training.eval_batch_size,
-        steps=updates * accumulate,
+        steps=run.study.cut(updates) * accumulate,
         seed=seed,
         ranks_on_node=world.local_size,
         device=device,
         codec=dataset.facts.get("codec"),
     )
+    read_earlier_epochs(loader, run.study.earlier_epochs, updates * accumulate, world)
+    return loader

@@ -50,7 +50,8 @@ class Layout:
 
 
 def locate(path: Path) -> Layout | None:
-    """The layout of a sample; None if its arrays are chunked, compressed, or in other files.
+    """The layout of a sample; None if its arrays are chunked, compressed, in other files, or of numbers
+    that NumPy does not have.
 
     Raises UserError naming the file when it is not an HDF5 file, is truncated, or lacks one of the two arrays.
     """
@@ -148,6 +149,9 @@ def channel_name(channel: int, channels: int) -> str:
 
 def _extent(dataset: Any, path: Path) -> Extent | None:
     if dataset.file.filename != str(path):  # an external link: the offset would refer to another file
+        return None
+    # HDF5 has numbers that NumPy has not (other mantissas, exponents, biases): their dtype is only the nearest.
+    if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)):
         return None
     offset = dataset.id.get_offset()
     return None if offset is None else Extent(offset, dataset.dtype, dataset.shape)

@@ -6,10 +6,12 @@ Credentials are looked up as the client library does (for S3: AWS_ACCESS_KEY_ID,
 All requests of a process go through the one event loop of fsspec.
 """
 
+import asyncio
 import inspect
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,10 +21,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mlhpc.common.files.untrusted import clean, printable
+from mlhpc.common.timing.waiting import give_way
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.places import RECORD
 from mlhpc.iobench.definition.schema import NO_PASSWORDS, has_password
-from mlhpc.iobench.formats.access import Bytes, CountedFile, ReadStatistics, clock
+from mlhpc.iobench.formats.access import Bytes, CountedFile
+from mlhpc.iobench.formats.counting import ReadStatistics, clock
 
 T = TypeVar("T")
 CONNECT_S = 10
@@ -85,7 +89,8 @@ class ObjectStore:
         return str(self._client().s3.meta.endpoint_url)
 
     def _client(self) -> Any:
-        return _filesystem(self.protocol, self.endpoint, self.region, self.path_style, self.attempts)
+        with _one_at_a_time:  # reader threads come together, and each would make a client
+            return _filesystem(self.protocol, self.endpoint, self.region, self.path_style, self.attempts)
 
     def record(self) -> dict[str, Any] | None:
         path = self / RECORD
@@ -216,17 +221,35 @@ class ObjectFile(CountedFile):
         self._begin(str(place), statistics, transfer, streaming)
         self._place = place
         start = clock()
-        self.size = int(place._existing("opened", lambda fs, key: fs.size(key)))
+        self.size = int(place._existing("opened", _size_to_read))
         statistics.opens += 1
         statistics.open_s += clock() - start
 
     def close(self) -> None:
         pass
 
-    def _transfer_into(self, offset: int, out: Bytes) -> tuple[int, int, int]:
+    def _preadv(self, fd: int, buffers: tuple[memoryview], offset: int) -> int:  # type: ignore[override]
+        """A GET request in the place of a system call; there is one buffer."""
+        (out,) = buffers
         data = self._place.read_range(offset, offset + len(out))
-        out[: len(data)] = np.frombuffer(data, np.uint8)
-        return len(data), offset, len(out)
+        out[: len(data)] = data
+        return len(data)
+
+
+def _size_to_read(filesystem: Any, key: str) -> int:
+    if getattr(filesystem, "async_impl", False):
+        _have_way_given(filesystem.loop)
+    return int(filesystem.size(key))
+
+
+@cache
+def _have_way_given(loop: asyncio.AbstractEventLoop) -> None:
+    """The thread of ``loop`` does for readers what they do themselves with a file system, so it has their
+    priority: from the first object that is opened on, because data are generated without steps to give way to."""
+    loop.call_soon_threadsafe(give_way)
+
+
+_one_at_a_time = threading.Lock()
 
 
 @cache

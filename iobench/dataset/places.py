@@ -14,7 +14,8 @@ from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.files.untrusted import read_object
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.quantities import format_bytes
-from mlhpc.iobench.formats.access import Bytes, CountedFile, ReadStatistics
+from mlhpc.iobench.formats.access import Bytes, CountedFile
+from mlhpc.iobench.formats.counting import ReadStatistics
 
 RECORD = ".iobench.json"
 """What the data set in a place is, beside it: a run refuses one of another workload."""

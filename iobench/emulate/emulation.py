@@ -19,7 +19,7 @@ from mlhpc.iobench.emulate.pipeline import NullStorage, OpenFile, Pipeline, Stor
 from mlhpc.iobench.emulate.plan import pieces
 from mlhpc.iobench.emulate.record import Run
 from mlhpc.iobench.emulate.steps import run_steps
-from mlhpc.iobench.formats.access import Activity
+from mlhpc.iobench.formats.counting import Activity
 
 Cache = Literal["each", "first", "warm", "keep"]
 """What happens to the page cache: emptied of the data before each epoch, before the first one, filled before the

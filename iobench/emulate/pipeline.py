@@ -13,8 +13,9 @@ from mlhpc.common.timing.waiting import clock, give_way, occupy
 from mlhpc.iobench.dataset.layout import Layout, Split
 from mlhpc.iobench.definition.schema import Dataset, Reader
 from mlhpc.iobench.emulate.plan import Piece
-from mlhpc.iobench.formats.access import Activity, CountedFile, MemoryFile, ReadStatistics
+from mlhpc.iobench.formats.access import CountedFile, MemoryFile
 from mlhpc.iobench.formats.binary import ExtentReader
+from mlhpc.iobench.formats.counting import Activity, ReadStatistics
 from mlhpc.iobench.formats.formats import SampleReader, Sizes, find
 from mlhpc.iobench.formats.mpi_io import MpiFile
 
@@ -26,14 +27,19 @@ OpenFile = Callable[[Split, int, ReadStatistics], tuple[CountedFile, Sizes]]
 
 @dataclass
 class ThreadTimes:
-    """What one reader thread did. Seconds of ``decode_s`` are what a sample took beyond its reads."""
+    """What one reader thread did. ``decode_s``, what samples took beyond their reads, is right once the statistics
+    are settled."""
 
     statistics: ReadStatistics
     samples: int = 0
     content_bytes: int = 0
-    decode_s: float = 0.0
+    sample_s: float = 0.0  # files opened, samples read and decoded
     preprocess_s: float = 0.0
     blocked_s: float = 0.0  # all batches that may be ready were ready
+
+    @property
+    def decode_s(self) -> float:
+        return self.sample_s - self.statistics.seconds - self.statistics.open_s
 
 
 @dataclass
@@ -120,7 +126,10 @@ class Pipeline:
         self._error: BaseException | None = None
         readers = max(1, reader.threads)
         count = readers + reader.preprocess_threads
-        self.times = [ThreadTimes(ReadStatistics(activity, [] if trace else None)) for _ in range(count)]
+        self.times = [ThreadTimes(ReadStatistics(activity, [] if trace else None)) for _ in range(readers)]
+        self.times += [
+            ThreadTimes(ReadStatistics()) for _ in range(reader.preprocess_threads)
+        ]  # read nothing
         self._random = [np.random.default_rng([dataset.seed, number]) for number in range(count)]
         self._inline = self._samples(0) if reader.threads == 0 else None
         self._threads = [
@@ -186,6 +195,7 @@ class Pipeline:
             self._fail(error)
         finally:
             samples.close()
+            times.statistics.finish()
 
     def _run_preprocessing(self, number: int) -> None:
         give_way()
@@ -233,18 +243,18 @@ class Pipeline:
                     files.move_to_end(piece.file)
                 else:
                     self._make_room(files)
-                    start, read = clock(), statistics.seconds + statistics.open_s
+                    start = clock()
                     counted, sizes = self._open_file(self._split, piece.file, statistics)
                     samples = self._open_samples(counted, sizes)
                     files[piece.file] = samples, counted, sizes
-                    times.decode_s += clock() - start - (statistics.seconds + statistics.open_s - read)
+                    times.sample_s += clock() - start
                 samples, counted, sizes = files[piece.file]
                 for sample in piece.samples.tolist():
-                    start, read = clock(), statistics.seconds
+                    start = clock()
                     if reader.metadata_bytes:
                         counted.read(0, min(reader.metadata_bytes, counted.size))
                     value = samples.read(sample)
-                    times.decode_s += clock() - start - (statistics.seconds - read)
+                    times.sample_s += clock() - start
                     if not reader.preprocess_threads:
                         self._preprocess(number)
                     times.samples += 1

@@ -8,7 +8,7 @@ from mlhpc.iobench.emulate.checkpoints import Transfer
 from mlhpc.iobench.emulate.counters import DeviceIo
 from mlhpc.iobench.emulate.pipeline import ThreadTimes
 from mlhpc.iobench.emulate.steps import EpochTimes
-from mlhpc.iobench.formats.access import ReadEvent
+from mlhpc.iobench.formats.counting import ReadEvent
 
 
 @dataclass

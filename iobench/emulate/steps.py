@@ -12,7 +12,7 @@ from mlhpc.common.timing.waiting import clock, occupy
 from mlhpc.iobench.definition.quantities import Duration
 from mlhpc.iobench.emulate.counters import ProcessIo
 from mlhpc.iobench.emulate.pipeline import Pipeline
-from mlhpc.iobench.formats.access import Activity
+from mlhpc.iobench.formats.counting import Activity
 
 COLUMNS = (
     "start_s",

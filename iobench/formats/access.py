@@ -6,18 +6,14 @@ application asked of its storage.
 
 import mmap
 import os
-import time
-from array import array
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError
+from mlhpc.iobench.formats.counting import UNSETTLED, ReadStatistics, clock
 
 ALIGNMENT = 4096
 """Of offset, length and address with O_DIRECT: enough for the logical blocks of every disk (open(2), NOTES)."""
@@ -25,121 +21,8 @@ LARGEST_READ = 1 << 30
 """Linux reads at most 2 GiB less a page at once (read(2))."""
 DIRECT_READ = 8 << 20
 """Bytes of the aligned buffer for direct reads where the workload sets no transfer size."""
-DISTINCT_SIZES = 4096
-
-UNSETTLED = 4096
-"""Reads that are noted before they are counted."""
 
 Bytes = npt.NDArray[np.uint8]
-Spans = npt.NDArray[np.float64]
-clock = time.perf_counter
-
-
-class ReadEvent(NamedTuple):
-    """One read: seconds on the process's clock."""
-
-    start: float
-    seconds: float
-    offset: int
-    size: int
-
-
-class Activity:
-    """How long at least one thread was reading, and how much of that the training loop spent waiting. Complete
-    once the threads have handed in their reads (``ReadStatistics.settle``)."""
-
-    def __init__(self) -> None:
-        self._reads: list[Spans] = []
-        self._waits: list[tuple[float, float]] = []
-        self._waiting_since: float | None = None
-
-    def add(self, reads: Spans) -> None:
-        """Reads of one thread, [n, 2]: when each began and ended."""
-        self._reads.append(reads)
-
-    def waiting(self, waiting: bool) -> None:
-        """Whether the loop waits for a batch from now on."""
-        now = clock()
-        if self._waiting_since is not None:
-            self._waits.append((self._waiting_since, now))
-        self._waiting_since = now if waiting else None
-
-    @property
-    def reading_s(self) -> float:
-        return covered(self._all_reads())
-
-    @property
-    def waited_s(self) -> float:
-        reads, waits = self._all_reads(), np.array(self._waits).reshape(-1, 2)
-        return covered(reads) + covered(waits) - covered(np.concatenate([reads, waits]))
-
-    def _all_reads(self) -> Spans:
-        return np.concatenate([np.empty((0, 2)), *self._reads])
-
-
-def covered(spans: Spans) -> float:
-    """Seconds that lie in at least one of the spans [n, 2] of begin and end."""
-    if not len(spans):
-        return 0.0
-    begins, ends = spans[np.argsort(spans[:, 0])].T
-    latest = np.maximum.accumulate(ends)
-    gaps = np.maximum(0.0, begins[1:] - latest[:-1]).sum()
-    return float(latest[-1] - begins[0] - gaps)
-
-
-@dataclass
-class ReadStatistics:
-    """What one thread asked of the storage. As in Darshan, a read is sequential when it starts at or behind
-    the end of the previous read of that file, consecutive when exactly there.
-
-    Opens, calls, bytes and seconds are always up to date. The rest is after ``settle``: of each read only its
-    numbers are noted at first, since what is counted must not slow down what is measured.
-    """
-
-    activity: Activity = field(default_factory=Activity)
-    events: list[ReadEvent] | None = None
-    opens: int = 0
-    open_s: float = 0.0
-    calls: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    follow_ups: int = 0  # reads that are not the first of an open file: those that can be sequential
-    sequential: int = 0
-    consecutive: int = 0
-    sizes: Counter[int] = field(default_factory=Counter)
-    _times: "array[float]" = field(default_factory=lambda: array("d"))  # begin and end of each read
-    _places: "array[int]" = field(
-        default_factory=lambda: array("q")
-    )  # offset, size, end of the one before or -1
-
-    def add(self, begin: float, end: float, offset: int, size: int, previous_end: int) -> None:
-        self.calls += 1
-        self.bytes += size
-        self.seconds += end - begin
-        self._times.extend((begin, end))
-        self._places.extend((offset, size, previous_end))
-        if len(self._times) >= 2 * UNSETTLED:
-            self.settle()
-
-    def settle(self) -> None:
-        """Bring everything up to date."""
-        times = np.array(self._times).reshape(-1, 2)
-        places = np.array(self._places, np.int64).reshape(-1, 3)
-        del self._times[:], self._places[:]
-        self.activity.add(times)
-        offsets, sizes, previous = places.T
-        self.follow_ups += int(np.count_nonzero(previous >= 0))
-        self.sequential += int(np.count_nonzero((previous >= 0) & (offsets >= previous)))
-        self.consecutive += int(np.count_nonzero((previous >= 0) & (offsets == previous)))
-        for size, count in zip(
-            *(each.tolist() for each in np.unique(sizes, return_counts=True)), strict=True
-        ):
-            # Where sizes vary without end, only their powers of two are kept.
-            known = size in self.sizes or len(self.sizes) < DISTINCT_SIZES
-            self.sizes[size if known else 1 << (size - 1).bit_length()] += count
-        if self.events is not None:
-            for (begin, end), (offset, size, _) in zip(times.tolist(), places.tolist(), strict=True):
-                self.events.append(ReadEvent(begin, end - begin, offset, size))
 
 
 class CountedFile:
@@ -161,7 +44,8 @@ class CountedFile:
     ) -> None:
         self._begin(path, statistics, transfer, streaming)
         self._direct = direct
-        self._aligned: mmap.mmap | None = None
+        self._aligned: mmap.mmap | None = None  # memory for direct reads
+        self._aligned_bytes = -(-min(self._transfer, DIRECT_READ) // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         start = clock()
         try:
             self._fd = open_regular(path, os.O_DIRECT if direct else 0)
@@ -180,6 +64,8 @@ class CountedFile:
         self._statistics = statistics
         self._transfer = min(transfer or LARGEST_READ, LARGEST_READ)
         self._streaming = streaming and transfer > 0
+        self._direct = False
+        self._fd = -1
         self._window, self._window_at = np.empty(0, np.uint8), 0
         self._previous_end = -1
 
@@ -222,46 +108,69 @@ class CountedFile:
         out[: len(found)] = found
         return len(found)
 
+    _preadv = staticmethod(os.preadv)
+
     def _fetch(self, offset: int, out: Bytes) -> None:
-        done = 0
-        while done < len(out):
-            step = min(self._transfer, len(out) - done)
-            done += self._once(offset + done, out[done : done + step])
-
-    def _once(self, offset: int, out: Bytes) -> int:
-        """One read of at most ``out``; returns how many bytes came."""
-        begin = clock()
-        count, asked_at, asked = self._transfer_into(offset, out)
-        end = clock()
-        if count <= 0:
-            raise UserError(f"{self.path}: ends at byte {offset}: damaged; generate it again")
-        self._statistics.add(begin, end, asked_at, asked, self._previous_end)
-        self._previous_end = asked_at + asked
-        return count
-
-    def _transfer_into(self, offset: int, out: Bytes) -> tuple[int, int, int]:
-        """A read of at most ``out``: bytes delivered, where it started, bytes asked for."""
+        """Reads of at most ``transfer`` bytes, until ``out`` is full."""
+        view, done = out.data, 0
         try:
-            if self._direct:
-                return self._read_aligned(offset, out)
-            return os.preadv(self._fd, [out.data], offset), offset, len(out)
+            while done < len(out):
+                count = (self._read_direct if self._direct else self._read_run)(offset + done, view[done:])
+                if count <= 0:
+                    raise UserError(f"{self.path}: ends at byte {offset + done}: damaged; generate it again")
+                done += count
         except OSError as error:
             raise UserError(
                 f"{self.path}: cannot be read: {error.strerror}; check the data folder and its file system"
             ) from error
 
-    def _read_aligned(self, offset: int, out: Bytes) -> tuple[int, int, int]:
-        """A direct read of the blocks around ``out``: bytes delivered, where it started, bytes asked for."""
-        if self._aligned is None:
-            room = min(self._transfer, DIRECT_READ)
-            self._aligned = mmap.mmap(-1, -(-room // ALIGNMENT) * ALIGNMENT + ALIGNMENT)
+    def _read_run(self, offset: int, out: memoryview) -> int:
+        """A run of reads into ``out``, until it is full or one of them is cut short; the bytes that it brought."""
+        # Names of this function are faster than attributes, and what the loop does is paid for every read.
+        fd, transfer, read, now, at = self._fd, self._transfer, self._preadv, clock, 0
+        length = min(len(out), UNSETTLED * transfer)
+        note = self._statistics.begin_run(transfer, length)
+        for at in range(0, length, transfer):
+            part = out[at : at + transfer]
+            begin = now()
+            count = read(fd, (part,), offset + at)
+            end = now()
+            note(begin)
+            note(end)
+            if count != transfer:  # the last one, or cut short
+                break
+        asked = at + len(part)
+        self._statistics.end_run(offset, transfer, asked, self._previous_end)
+        self._previous_end = offset + asked
+        return at + count
+
+    def _read_direct(self, offset: int, out: memoryview) -> int:
+        """One direct read; the bytes that it brought into ``out``."""
+        part = out[: self._transfer]
+        begin = clock()
+        count = self._preadv_direct(self._fd, (part,), offset)
+        end = clock()
+        at, asked = self._blocks(offset, len(part))
+        self._statistics.add(begin, end, at, asked, self._previous_end)
+        self._previous_end = at + asked
+        return count
+
+    def _blocks(self, offset: int, length: int) -> tuple[int, int]:
+        """Where a direct read of ``length`` bytes from ``offset`` begins, and how many bytes it asks for."""
         begin = offset // ALIGNMENT * ALIGNMENT
-        asked = min(-(-(offset + len(out) - begin) // ALIGNMENT) * ALIGNMENT, len(self._aligned))
+        return begin, min(-(-(offset + length - begin) // ALIGNMENT) * ALIGNMENT, self._aligned_bytes)
+
+    def _preadv_direct(self, fd: int, buffers: tuple[memoryview], offset: int) -> int:
+        """``os.preadv`` of the blocks around the one buffer."""
+        (out,) = buffers
+        if self._aligned is None:
+            self._aligned = mmap.mmap(-1, self._aligned_bytes)
+        begin, asked = self._blocks(offset, len(out))
         view = memoryview(self._aligned)[:asked]
-        count = min(os.preadv(self._fd, [view], begin) - (offset - begin), len(out))
+        count = min(os.preadv(fd, [view], begin) - (offset - begin), len(out))
         if count > 0:
-            out[:count] = np.frombuffer(view, np.uint8)[offset - begin : offset - begin + count]
-        return count, begin, asked
+            out[:count] = view[offset - begin : offset - begin + count]
+        return count
 
 
 class MemoryFile(CountedFile):

@@ -30,20 +30,21 @@ class SampleReader(Protocol):
 @dataclass(frozen=True)
 class Format:
     """``module`` has ``write(fd, sizes, make_sample, dataset)`` and ``open_samples(file, sizes, dataset)``.
-    ``package`` is what it needs beside NumPy, ``import_name`` how that is imported."""
+    ``package`` is what it needs beside NumPy, ``import_name`` how that is imported, ``extra`` what installs it."""
 
     name: str
     suffix: str
     module: str
     package: str = ""
     import_name: str = ""
+    extra: str = "io"
 
     def load(self) -> ModuleType:
         """Its code. Raises UserError when its library is not installed."""
         if self.import_name and find_spec(self.import_name) is None:
             raise UserError(
                 f"the format {self.name} needs the package {self.package}, which is not installed; install it "
-                "(pip install 'mlhpc[io]'), or choose another dataset.format"
+                f"(pip install 'mlhpc[{self.extra}]'), or choose another dataset.format"
             )
         return import_module(f"mlhpc.iobench.formats.{self.module}")
 
@@ -67,7 +68,7 @@ _FORMATS = {
         Format("csv", "csv", "text"),
         Format("hdf5", "h5", "hdf5", "h5py", "h5py"),
         Format("jpeg", "jpg", "jpeg", "pillow", "PIL"),
-        Format("parquet", "parquet", "parquet", "pyarrow", "pyarrow"),
+        Format("parquet", "parquet", "parquet", "pyarrow", "pyarrow", "parquet"),
     )
 }
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from mlhpc.errors import UserError, count
-from mlhpc.iobench.formats.access import Bytes, CountedFile, ReadStatistics, clock
+from mlhpc.iobench.formats.access import Bytes, CountedFile
+from mlhpc.iobench.formats.counting import ReadStatistics, clock
 
 
 def require_mpi(ranks: int, shared: bool) -> None:

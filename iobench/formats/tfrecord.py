@@ -10,7 +10,7 @@ import google_crc32c
 import numpy as np
 
 from mlhpc.common.files import atomic
-from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.access import CountedFile
@@ -24,7 +24,7 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
     if dataset.compression == "gzip":
         return _write_gzip(fd, sizes, make_sample, dataset.compression_level)
     for number, size in enumerate(sizes.tolist()):
-        tfrecord.write_record(fd, tfrecord.feature_pieces({FEATURE: make_sample(number, size).data}))
+        tfrecord.write_record(fd, tf_example.feature_pieces({FEATURE: make_sample(number, size).data}))
 
 
 def _write_gzip(fd: int, sizes: Sizes, make_sample: MakeSample, level: int) -> None:
@@ -33,7 +33,7 @@ def _write_gzip(fd: int, sizes: Sizes, make_sample: MakeSample, level: int) -> N
     # zlib: its levels are those the workload means, and its output depends on the input only.
     deflate = zlib.compressobj(level, wbits=31)
     for number, size in enumerate(sizes.tolist()):
-        record = b"".join(tfrecord.feature_pieces({FEATURE: make_sample(number, size).data}))
+        record = b"".join(tf_example.feature_pieces({FEATURE: make_sample(number, size).data}))
         length = struct.pack("<Q", len(record))
         for part in (length, masked_crc(length), record, masked_crc(record)):
             atomic.write_all(fd, memoryview(deflate.compress(part)))
@@ -116,7 +116,7 @@ def decode(framed: Bytes, where: str) -> memoryview:
         raise UserError(f"{where}: not where it is expected; generate the data set again")
     if masked_crc(body) != framed[-4:].tobytes():
         raise UserError(f"{where}: wrong checksum; generate the data set again")
-    content = tfrecord.decode_features(body.data, (FEATURE,)).get(FEATURE)
+    content = tf_example.decode_features(body.data, (FEATURE,)).get(FEATURE)
     if not isinstance(content, memoryview):
         raise UserError(f"{where}: has no feature {FEATURE!r}; generate the data set again")
     return content

@@ -182,13 +182,14 @@ def _data_index(options: argparse.Namespace) -> int:
 
 
 def _data_verify(options: argparse.Namespace) -> int:
-    from mlhpc.common.data import manifest
+    from mlhpc.common.data.manifest import load
+    from mlhpc.common.data.verify import verify
     from mlhpc.common.host.progress import progress
     from mlhpc.submission.report.summary import size
 
-    listed = manifest.load(options.data)
+    listed = load(options.data)
     with progress(len(listed.files), "verify", "files") as advance:
-        problems = manifest.verify(options.data, options.workers, lambda size: advance(1))
+        problems = verify(options.data, options.workers, lambda size: advance(1))
     for problem in problems:
         print(problem)
     summed = sum(file.crc32 is not None for file in listed.files)

@@ -175,7 +175,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from mlhpc.iobench.report.console import print_sweep
-    from mlhpc.iobench.sweep import Sweep, advise, in_a_run, write
+    from mlhpc.iobench.sweep import Sweep, advise, in_a_run, require_counterparts, write
 
     axes: dict[str, list[str]] = {}
     for text in options.vary:
@@ -193,6 +193,8 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.out.exists():
         raise UserError(f"{options.out} exists; choose another --out")
     sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
+    if options.confirm:
+        require_counterparts(sweep, options.confirm)  # before the sweep, which takes long
     points, again = advise(sweep)
     found = {"again": again}
     write(options.out, sweep, points, found)  # what follows may fail

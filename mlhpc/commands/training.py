@@ -95,7 +95,8 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="KEY=A,B",
-        help="batch (local), ranks, data (folders), storage (shared,staged), or a setting; all combinations",
+        help="codec, batch (local), ranks, data (folders), storage (shared, staged, or folders to stage to), or a "
+        "setting; all combinations",
     )
     study.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
     study.add_argument(
@@ -157,6 +158,11 @@ def _campaign(options: argparse.Namespace) -> int:
         raise UserError(
             "instances share a stage, and with staging.overlap one would wait for the first epoch of another; set "
             "staging.overlap=false or --instances 1"
+        )
+    if run.staging.exchange and options.instances > 1:
+        raise UserError(
+            "instances share a stage, and with staging.exchange one would take away the shard of another; set "
+            "staging.exchange=false or --instances 1"
         )
     words = ["--preset", options.preset]
     for setting in options.set:

@@ -95,6 +95,8 @@ def _csv(run: RunDirectory, result: Result, out: Path) -> None:
 
 
 def _tensorboard(run: RunDirectory, result: Result, out: Path) -> None:
+    # Where TensorFlow is installed, TensorBoard loads it for its files; its notes on its build are of no interest.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -41,6 +41,8 @@ def write_trace(folder: Path, out: Path) -> Path:
     trace = {"traceEvents": [*events, *_counters(run)], "displayTimeUnit": "ms", "otherData": facts}
     try:
         write_bytes(out, json.dumps(finite(trace), allow_nan=False).encode())
+    except RecursionError:
+        raise UserError(f"{folder}: its events nest more deeply than any of this suite; no trace") from None
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
     return out

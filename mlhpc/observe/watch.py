@@ -75,7 +75,10 @@ def _with_life(now: Progress, folder: Path) -> Progress:
     run = read(folder)
     if run.result:
         return replace(now, status=run.result.status)
-    return now if running(run) else replace(now, status="gone", left_s=None)
+    if running(run):
+        return now
+    energy = {kind: replace(used, watts=None, at_least=True) for kind, used in now.energy.items()}
+    return replace(now, status="gone", left_s=None, energy=energy)
 
 
 def line(now: Progress) -> str:

@@ -8,7 +8,7 @@ from mlhpc.common.data.manifest import File
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.pages.blocks import table
 from mlhpc.common.pages.terminal import print_table
-from mlhpc.common.staging.plan import plan
+from mlhpc.common.staging.plan import exchanged_bytes, plan
 from mlhpc.errors import count
 from mlhpc.submission.report.summary import size
 
@@ -48,3 +48,9 @@ def show(files: Sequence[File], nodes: int, ranks_per_node: int) -> None:
         "node: sent over the network.",
         width=min(console.width, 100),
     )
+    if nodes > 1 and (sent := exchanged_bytes(files, nodes)):
+        console.print(
+            f"With shards and staging.exchange, nodes send each other about {size(sent)} more before every epoch "
+            f"but the first, {size(sent / nodes)} each.",
+            width=min(console.width, 100),
+        )

@@ -17,6 +17,11 @@ from mlhpc.perf.networks.registry import network_of
 STATES = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Float32 numbers that an optimizer keeps of a weight: momentum, or means of gradients and of their squares."""
 
+RESERVED = 2.0**30
+"""Bytes of an accelerator's memory that a step's tensors cannot have: half is the CUDA context with its kernels
+(on an A100 a process held 9.20 GiB, PyTorch's tensors 8.72: huggingface.co/codellama/CodeLlama-7b-hf/discussions/
+24), the rest is for NCCL's buffers, workspaces of convolutions and the allocator's fragments: no figures known."""
+
 
 @dataclass(frozen=True)
 class Memory:

@@ -8,8 +8,18 @@ import altair as alt
 
 from mlhpc.common.pages import charts
 from mlhpc.common.pages.blocks import Cell, Section, Table, number, table
-from mlhpc.common.pages.charts import INK, SOFT, Figure, data, figure, log_axis
-from mlhpc.common.pages.plots import curves, faded_unless, picked_by, tooltips, with_halo
+from mlhpc.common.pages.charts import (
+    INK,
+    SOFT,
+    Figure,
+    data,
+    faded_unless,
+    figure,
+    log_axis,
+    picked_by,
+    tooltips,
+)
+from mlhpc.common.pages.plots import curves, with_halo
 from mlhpc.perf.accelerator.memory import Memory
 from mlhpc.perf.accelerator.paper000 import Row
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds

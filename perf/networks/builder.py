@@ -225,7 +225,7 @@ class Builder:
         """A layer without products. Its one backward pass reads the output's gradient and ``backward_reads``
         elements and writes the inputs' gradients; sums, concatenations and padding hand the gradient on."""
         if operations is None:
-            of_forward, of_backward = _OPERATIONS[kind]
+            of_forward, of_backward = _OPERATIONS.get(kind, (0, 0))  # of an unknown kind: Network refuses it
             operations = of_forward * out.elements, of_backward * out.elements
         forward, backward = operations
         read = sum(x.elements for x in inputs)

@@ -8,7 +8,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+from mlhpc.errors import UserError
 
 Shape = tuple[int, ...]
 Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
@@ -29,6 +31,7 @@ Kind = Literal[
     "padding",
     "loss",
 ]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 PRODUCTS: tuple[Kind, ...] = (
     "convolution",
     "pointwise convolution",
@@ -143,11 +146,20 @@ class Layer:
 
 @dataclass(frozen=True)
 class Network:
-    """A network as its layers in the order of the forward pass. ``input``: shape of a sample."""
+    """A network as its layers in the order of the forward pass. ``input``: shape of a sample. Raises UserError for
+    a layer of a kind whose costs nothing here knows."""
 
     name: str
     input: Shape
     layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        for layer in self.layers:
+            if layer.kind not in KINDS:
+                raise UserError(
+                    f"network {self.name}, layer {layer.name!r}: the model knows no layers of the kind "
+                    f"{layer.kind!r}; it knows {', '.join(KINDS)}"
+                )
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)

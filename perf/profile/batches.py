@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import altair as alt
 from rich.console import Console
 
+from mlhpc.common.pages.bars import columns
 from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, table
-from mlhpc.common.pages.charts import INK, SERIES, Figure, data, figure
+from mlhpc.common.pages.charts import SERIES, Figure
 from mlhpc.common.pages.html import render
-from mlhpc.common.pages.plots import tooltips
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.perf.profile.tables import Shown
 
@@ -132,43 +131,29 @@ def paper_relative(each: Shown, first: Shown) -> Printed | None:
 
 def bars(shown: Sequence[Shown]) -> Figure:
     """A bar a batch, stacked by part."""
-    rows: list[dict[str, Any]] = []
-    for each in shown:
-        for order, (part, seconds) in enumerate(per_sample(each).items()):
-            rows.append(
-                {
-                    "batch": str(each.profile.batch),
-                    "part": part,
-                    "ms": 1e3 * seconds,
-                    "order": order,
-                    "text": f"{1e3 * seconds:.3g} ms",
-                }
-            )
-    used = [part for part in PARTS if any(row["ms"] for row in rows if row["part"] == part)]
-    colours = [SERIES[PARTS.index(part)][0] for part in used]
-    columns = (
-        alt.Chart(data([row for row in rows if row["part"] in used]))
-        .mark_bar()
-        .encode(
-            x=alt.X(
-                "batch:N", sort=None, title="samples of a backward pass and rank", axis=alt.Axis(labelAngle=0)
-            ),
-            y=alt.Y("ms:Q", title="ms a sample", stack="zero"),
-            order=alt.Order("order:Q"),
-            color=alt.Color(
-                "part:N",
-                scale=alt.Scale(domain=used, range=colours),
-                legend=alt.Legend(symbolType="square", columns=3),
-            ),
-            tooltip=tooltips([("batch", "batch"), ("part", "part"), ("text", "a sample")]),
-        )
-    )
-    ms = f"{1e3 * sample_seconds(shown[-1]):.3g} ms at {shown[-1].profile.batch}"
-    alt_text = f"Time of a sample by part at {len(shown)} batches; {ms}"
+    seconds = {str(each.profile.batch): per_sample(each) for each in shown}
+    used = [part for part in PARTS if any(of[part] for of in seconds.values())]
+    rows = [
+        {"x": batch, "y": 1e3 * of[part], "part": part, "time": f"{1e3 * of[part]:.3g} ms"}
+        for batch, of in seconds.items()
+        for part in used
+    ]
+    last = f"{1e3 * sample_seconds(shown[-1]):.3g} ms at {shown[-1].profile.batch}"
     points = _paper_points(shown)
-    chart = alt.layer(columns, *points.values()) if points else columns
-    note = " ".join(_SHAPES[shape] for shape in points)
-    return figure(chart, alt_text, title="Time of a sample by part", note=note, height=280)
+    drawn = {point["shape"] for point in points}
+    return columns(
+        rows,
+        f"Time of a sample by part at {len(shown)} batches; {last}",
+        x_title="samples of a backward pass and rank",
+        y_title="ms a sample",
+        parts={part: part for part in used},
+        part_colours=dict(zip(PARTS, SERIES, strict=False)),
+        points=points,
+        tooltip=[("x", "batch"), ("part", "part"), ("time", "a sample")],
+        title="Time of a sample by part",
+        note=" ".join(text for shape, text in _SHAPES.items() if shape in drawn),
+        height=280,
+    )
 
 
 _SHAPES = {
@@ -177,21 +162,15 @@ _SHAPES = {
 }
 
 
-def _paper_points(shown: Sequence[Shown]) -> dict[str, Any]:
-    """The paper's ratios times what was measured at the smallest batch, by shape: triangles for bounds."""
+def _paper_points(shown: Sequence[Shown]) -> list[dict[str, Any]]:
+    """The paper's ratios times what was measured at the smallest batch; triangles for bounds."""
     measured = 1e3 * sample_seconds(shown[0])
-    found = [(each, paper_relative(each, shown[0])) for each in shown[1:]]
-    layers: dict[str, Any] = {}
-    for shape, bound in zip(_SHAPES, (False, True), strict=True):
-        rows = [
-            {"batch": str(each.profile.batch), "ms": printed.relative * measured}
-            for each, printed in found
-            if printed and printed.bound == bound
-        ]
-        if rows:
-            marks = alt.Chart(data(rows)).mark_point(shape=shape, filled=True, size=90, color=INK[0])
-            layers[shape] = marks.encode(x=alt.X("batch:N", sort=None), y=alt.Y("ms:Q"))
-    return layers
+    found = [(str(each.profile.batch), paper_relative(each, shown[0])) for each in shown[1:]]
+    return [
+        {"x": batch, "y": printed.relative * measured, "shape": "triangle-up" if printed.bound else "diamond"}
+        for batch, printed in found
+        if printed
+    ]
 
 
 def _part(part: str) -> Any:

@@ -27,6 +27,7 @@ from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.machines import Machine, machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.profile import batches, tables
+from mlhpc.perf.profile.host import differences
 from mlhpc.perf.profile.layers import by_layer, by_operation, by_part, histogram
 
 Measure = Callable[[Run, Request, World], Profile]
@@ -36,7 +37,8 @@ def profile(options: argparse.Namespace) -> int:
     """Profiles some training steps on each rank, at one batch or several. Raises UserError."""
     _check(options)
     run = _requested(options)
-    ceilings = ceilings_of(machine(options.machine), run) if options.machine else None
+    given = machine(options.machine) if options.machine else None
+    ceilings = ceilings_of(given, run) if given else None
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     if not framework.profiler:
         raise UserError(f"{run.benchmark} has no profiler for {run.training.framework}")
@@ -56,10 +58,23 @@ def profile(options: argparse.Namespace) -> int:
         )
         found = [world.gather(measure(run, wanted(size), world)) for size in sizes]
         if world.rank == 0:
-            _show(options, run, ceilings, found)
+            elsewhere = _elsewhere(given, found[0][0]) if given else ""
+            if elsewhere:
+                sys.stderr.write(f"mlhpc: warning: {elsewhere}\n")
+            _show(options, run, ceilings, found, elsewhere)
     if world.size > 1 and framework.collectives == "torch":
         launch.end_with(0)
     return 0
+
+
+def _elsewhere(given: Machine, first: Profile) -> str:
+    """That ``first``, rank 0's profile, is not of the machine ``given``; empty where it may be."""
+    if not (differ := differences(given, first)):
+        return ""
+    return (
+        f"--machine {given.name}: measured on another machine ({'; '.join(differ)}), so hardware efficiency is a "
+        f"share of peaks that this one does not have; name its own (mlhpc doctor --calibrate writes one)"
+    )
 
 
 def ceilings_of(given: Machine, run: Run) -> Ceilings:
@@ -122,16 +137,21 @@ def _profiler(run: Run, name: str) -> Measure:
 
 
 def _show(
-    options: argparse.Namespace, run: Run, ceilings: Ceilings | None, found: Sequence[Sequence[Profile]]
+    options: argparse.Namespace,
+    run: Run,
+    ceilings: Ceilings | None,
+    found: Sequence[Sequence[Profile]],
+    elsewhere: str,
 ) -> None:
-    """``found``: the profiles of all ranks, by batch."""
+    """``found``: the profiles of all ranks, by batch. ``elsewhere``: why the ceilings are not theirs."""
     network = network_of(run)
     shown = []
     for ranks in found:
         first = ranks[0]
         times = by_layer(first, network, run.training.precision)
         bins = histogram(times, ceilings) if ceilings else []
-        shown.append(tables.Shown(run, ranks, times, by_part(first), by_operation(first), ceilings, bins))
+        parts, operations = by_part(first), by_operation(first)
+        shown.append(tables.Shown(run, ranks, times, parts, operations, ceilings, bins, elsewhere))
     if options.json:
         record = _record(shown[0]) if len(shown) == 1 else {"batches": [_record(each) for each in shown]}
         print(json.dumps(record, indent=1))
@@ -167,6 +187,7 @@ def _record(shown: tables.Shown) -> dict[str, Any]:
         ],
         "operations": [{"name": n, "seconds": s, "calls": c} for n, s, c in shown.operations],
         "ceilings": asdict(shown.ceilings) if shown.ceilings else None,
+        "measured_elsewhere": shown.elsewhere or None,
         "efficiency_histogram": [bin_._asdict() for bin_ in shown.bins],
     }
 

@@ -15,7 +15,8 @@ Direction = Literal["forward", "backward"]
 
 class LayerTime(NamedTuple):
     """Seconds a step of one direction of some layers, which a framework may compute together. FLOPs and ``bytes``
-    (lower limit) are those of a step's samples: 0 where no layer is known for the module."""
+    (lower limit) are those of a step's samples, ``weights`` the elements of which it reads or writes weights in
+    each backward pass: 0 where no layer is known for the module."""
 
     name: str
     kind: str
@@ -24,6 +25,7 @@ class LayerTime(NamedTuple):
     product_flops: int
     other_flops: int
     bytes: float
+    weights: int = 0
 
     def efficiency(self, ceilings: Ceilings) -> float:
         """The largest share of tensor cores, float32 units and memory bandwidth that it used (paper 000, section
@@ -76,9 +78,16 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
     """
     layers = _with_followers(network)
     if len(layers) != len(profile.modules):
+        shared = min(len(layers), len(profile.modules))
+        alone = (
+            f"module {profile.modules[shared]!r} is the first without a layer"
+            if len(profile.modules) > shared
+            else f"layer {layers[shared][0].name!r} is the first without a module"
+        )
         raise UserError(
-            f"the profiled model calls {len(profile.modules)} modules with weights, its description has "
-            f"{len(layers)} layers with parameters; the performance model of {network.name} is out of date"
+            f"network {network.name}: the profiled model calls {len(profile.modules)} modules with weights, the "
+            f"performance model has {len(layers)} layers with parameters (in order of calls, {alone}); bring "
+            "perf/networks up to date"
         )
     known = dict(zip(profile.modules, layers, strict=True))
     seconds: dict[tuple[str, Direction], float] = defaultdict(float)
@@ -179,4 +188,5 @@ def _layer_time(
         profile.samples * sum(part.flops for part in passes),
         profile.samples * sum(part.operations for part in passes),
         profile.samples * sum(part.traffic(precision, profile.batch) for part in passes),
+        sum(part.weights for part in passes),
     )

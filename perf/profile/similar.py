@@ -3,9 +3,9 @@
 Published efficiencies do not know a machine's libraries. Short profiles of stand-ins (the network at other widths,
 input sizes and batches, so that no layer has the shape of the one predicted) give the efficiency of each kind of
 layer and direction by size: the roofline's time over the measured time. The target's layers get the mean of the
-nearest ones; those of a kind and direction that no stand-in has get the bare roofline's time, and are named. What
-is no layer's (optimizer, loss, copies, waiting) follows its own size. This interpolates; far from the stand-ins it
-is no better than the roofline.
+nearest ones by FLOPs, bytes and weights; those of a kind and direction that no stand-in has get the bare
+roofline's time, and are named. What is no layer's (optimizer, loss, copies, waiting) follows its own size. This
+interpolates; far from the stand-ins it is no better than the roofline.
 """
 
 import math
@@ -30,11 +30,21 @@ class StandIn(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A layer's work in one direction: FLOPs, bytes, and measured seconds."""
+    """A layer's work in one direction: FLOPs, bytes, elements of weights, and measured seconds."""
 
     flops: float
     bytes: float
+    weights: float
     seconds: float
+
+    def distance(self, other: "Point") -> float:
+        """In the logarithms of all three. Layers of equal FLOPs and bytes are not alike if one has many weights
+        and few pixels: libraries rearrange weights in every call, and divide the work by pixels."""
+        return math.hypot(
+            math.log((1 + self.flops) / (1 + other.flops)),
+            math.log(self.bytes / other.bytes),
+            math.log((1 + self.weights) / (1 + other.weights)),
+        )
 
     def bound(self, ceilings: Ceilings) -> float:
         """The roofline's seconds."""
@@ -60,8 +70,7 @@ def predict_step(
     points: dict[tuple[str, str], list[Point]] = {}
     for each in stand_ins:
         for time in _layers(each):
-            point = Point(time.product_flops + time.other_flops, time.bytes, time.seconds)
-            points.setdefault((time.kind, time.direction), []).append(point)
+            points.setdefault((time.kind, time.direction), []).append(_point(time))
     # Which layers a framework computes together is the same at every size.
     shape = stand_ins[0].profile
     unit = Profile(shape.device, batch, 1, 0.0, shape.modules, shape.work)
@@ -69,7 +78,7 @@ def predict_step(
     for time in by_layer(unit, network, precision):
         if not time.bytes:
             continue
-        wanted = Point(time.product_flops + time.other_flops, time.bytes, 0.0)
+        wanted = _point(time)
         if known := points.get((time.kind, time.direction)):
             seconds += _seconds(known, wanted, ceilings)
         else:
@@ -90,17 +99,14 @@ def _layers(each: StandIn) -> list[LayerTime]:
     return [time._replace(seconds=time.seconds * scale) for time in times if time.bytes and time.seconds]
 
 
+def _point(time: LayerTime) -> Point:
+    return Point(time.product_flops + time.other_flops, time.bytes, time.weights, time.seconds)
+
+
 def _seconds(known: Sequence[Point], wanted: Point, ceilings: Ceilings) -> float:
-    """The roofline's seconds over the efficiency of the nearest, weighted by closeness in the logarithms of FLOPs
-    and bytes."""
-
-    def distance(point: Point) -> float:
-        return math.hypot(
-            math.log((1 + point.flops) / (1 + wanted.flops)), math.log(point.bytes / wanted.bytes)
-        )
-
-    nearest = sorted(known, key=distance)[:NEAREST]
-    weights = [1 / (0.05 + distance(point)) for point in nearest]
+    """The roofline's seconds over the efficiency of the nearest, weighted by closeness."""
+    nearest = sorted(known, key=wanted.distance)[:NEAREST]
+    weights = [1 / (0.05 + wanted.distance(point)) for point in nearest]
     logs = [math.log(point.bound(ceilings) / point.seconds) for point in nearest]
     mean = sum(w * log for w, log in zip(weights, logs, strict=True)) / sum(weights)
     return wanted.bound(ceilings) / math.exp(mean)

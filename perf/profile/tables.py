@@ -3,17 +3,15 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import altair as alt
 from rich.console import Console
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.pages.bars import columns
 from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, table
-from mlhpc.common.pages.charts import ACCENT, SERIES, Figure, data, figure
+from mlhpc.common.pages.charts import ACCENT, SERIES, Figure
 from mlhpc.common.pages.html import render
-from mlhpc.common.pages.plots import faded_unless, picked_by, tooltips
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Profile
 from mlhpc.errors import count
@@ -50,7 +48,8 @@ NOTE = (
 @dataclass(frozen=True)
 class Shown:
     """All that is printed of the profiles of all ``ranks``; times, parts and operations are those of rank 0.
-    ``bins`` are empty without ``ceilings``."""
+    ``bins`` are empty without ``ceilings``; ``elsewhere``: why these are not of the machine measured on, or empty.
+    """
 
     run: Run
     ranks: Sequence[Profile]
@@ -59,6 +58,7 @@ class Shown:
     operations: Sequence[tuple[str, float, float]]
     ceilings: Ceilings | None
     bins: Sequence[Bin]
+    elsewhere: str = ""
 
     @property
     def profile(self) -> Profile:
@@ -126,27 +126,22 @@ def show(shown: Shown) -> None:
 
 def page(shown: Shown) -> str:
     """One self-contained HTML page."""
-    blocks: list[Any] = [
+    ranks, profile = shown.ranks, shown.profile
+    exchanged, read = (exchange_table(ranks), message_table(ranks)), (reading_table(ranks),)
+    peaks = (efficiency(shown.bins), _bins(shown)) if shown.ceilings else ()
+    blocks = [
         Section("Where a step goes", "", (_parts(shown), _kinds(shown))),
+        Section("Communication of each rank", EXCHANGE_NOTE, exchanged) if profile.exchange else None,
+        Section("Input of each rank", reading_note(ranks), read) if profile.reading else None,
+        Section("Hardware efficiency", _of_peaks(shown), peaks) if peaks else None,
         Section("Layers", "Forward and backward, the slowest first.", (_layers(shown),)),
         Section("Operations", "On a GPU kernels; time of their own.", (_operations(shown, 100),)),
     ]
-    if shown.ceilings:
-        blocks.insert(
-            1, Section("Hardware efficiency", _of_peaks(shown), (efficiency(shown.bins), _bins(shown)))
-        )
-    if shown.profile.reading:
-        blocks.insert(
-            1, Section("Input of each rank", reading_note(shown.ranks), (reading_table(shown.ranks),))
-        )
-    if shown.profile.exchange:
-        found = exchange_table(shown.ranks), message_table(shown.ranks)
-        blocks.insert(1, Section("Communication of each rank", EXCHANGE_NOTE, found))
     return render(
         eyebrow="mlhpc profile",
         heading=shown.title,
         meta=shown.about,
-        banners=[Banner(NOTE)],
+        banners=[Banner(NOTE), *([Banner(f"{shown.elsewhere}.", "Warning:")] if shown.elsewhere else [])],
         blocks=blocks,
         foot="Efficiency and its histogram after Ibrahim et al. 2021, figure 3.",
     )
@@ -155,34 +150,25 @@ def page(shown: Shown) -> str:
 def efficiency(bins: Sequence[Bin]) -> Figure:
     """Time by hardware efficiency in ten bins, and what would be left at full use of the same hardware (paper 000,
     figure 3)."""
-    measured, potential = "measured", "at full efficiency"
-    rows = []
-    for bin_ in bins:
-        name = f"{bin_.low:.0%}–{bin_.high:.0%}"
-        layers = str(bin_.layers)
-        for what, seconds in ((measured, bin_.seconds), (potential, bin_.potential)):
-            text = f"{1e3 * seconds:.3g} ms"
-            rows.append({"bin": name, "what": what, "ms": 1e3 * seconds, "text": text, "layers": layers})
-    scale = alt.Scale(domain=[measured, potential], range=[ACCENT[0], SERIES[2][0]])
-    picked = picked_by("what")
-    chart = (
-        alt.Chart(data(rows))
-        .mark_bar()
-        .encode(
-            x=alt.X("bin:N", sort=None, title="hardware efficiency", axis=alt.Axis(labelAngle=0)),
-            xOffset=alt.XOffset("what:N", sort=None),
-            y=alt.Y("ms:Q", title="ms a step"),
-            color=alt.Color("what:N", scale=scale, legend=alt.Legend(symbolType="square")),
-            opacity=faded_unless(picked),
-            tooltip=tooltips(
-                [("bin", "efficiency"), ("what", "time"), ("text", "a step"), ("layers", "layers")]
-            ),
-        )
-        .add_params(picked)
-    )
+    colours = {"measured": ACCENT, "at full efficiency": SERIES[2]}
+    rows = [
+        {"x": f"{b.low:.0%}–{b.high:.0%}", "y": 1e3 * seconds, "part": what, "time": f"{1e3 * seconds:.3g} ms",
+         "layers": str(b.layers)}
+        for b in bins for what, seconds in zip(colours, (b.seconds, b.potential), strict=True)
+    ]  # fmt: skip
     left = efficiency_text(bins)
-    alt_text = f"Time of a step by hardware efficiency of its layers; {left} of it at full efficiency"
-    return figure(chart, alt_text, title="Hardware efficiency", height=260)
+    return columns(
+        rows,
+        f"Time of a step by hardware efficiency of its layers; {left} of it at full efficiency",
+        x_title="hardware efficiency",
+        y_title="ms a step",
+        parts={what: what for what in colours},
+        part_colours=colours,
+        beside=True,
+        tooltip=[("x", "efficiency"), ("part", "time"), ("time", "a step"), ("layers", "layers")],
+        title="Hardware efficiency",
+        height=260,
+    )
 
 
 def _of_peaks(shown: Shown) -> str:

@@ -4,6 +4,7 @@ The bytes of an image are copied, not re-encoded, and their order is kept: a run
 bit for bit, from every format.
 """
 
+import errno
 import io
 import os
 import time
@@ -18,11 +19,13 @@ import numpy as np
 
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.data.verify import require_listed
 from mlhpc.common.files import atomic
 from mlhpc.common.formats.protobuf import field, number_field
-from mlhpc.common.formats.tfrecord import feature_pieces, write_record
+from mlhpc.common.formats.tf_example import feature_pieces
+from mlhpc.common.formats.tfrecord import write_record
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
+from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.data.dataset import SPLITS, Split, files_of, format_of, open_splits
@@ -60,7 +63,7 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
         raise UserError(
             f"{source}: contains decoded pixels, which cannot be converted; convert the encoded images"
         )
-    manifest.require(source, world, workers, set(chain.from_iterable(read)).__contains__)
+    require_listed(source, world, workers, set(chain.from_iterable(read)).__contains__)
     splits, names = open_splits(dataset, world)
     counts = {split: len(images) for split, images in splits.items()}
     settings: dict[str, object] = {
@@ -77,10 +80,10 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
             if codec == "tfrecord":
                 one = partial(write_shard, images, names, out, advance)
                 mine = shards_of(split, len(images))[world.rank :: world.size]
-                on_all_ranks(world, partial(generate.in_threads, one, mine, workers))
+                generate.write_on_all_ranks(world, out, partial(generate.in_threads, one, mine, workers))
             else:
                 write = _write_lmdb if codec == "lmdb" else _write_raw
-                on_rank0(world, partial(write, images, out / split, workers, advance))
+                generate.write_on_rank0(world, out, partial(write, images, out / split, workers, advance))
     facts = dataset.facts | settings | {"benchmark": "resnet50", "codec": codec, "lossy": False}
     if names:
         facts["classes"] = names
@@ -186,8 +189,11 @@ def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[i
             environment.sync(True)
         part.replace(path)
     except lmdb.Error as error:
+        # LMDB calls a write cut short, what is left of a full disk, an I/O error (mdb.c, mdb_page_flush).
+        short = str(error).endswith(os.strerror(errno.EIO))
+        also = f", which may be: {os.strerror(errno.ENOSPC)}" if short else ""
         raise UserError(
-            f"{path}: cannot be written ({error}); check free space and permissions there"
+            f"{path}: cannot be written ({error}{also}); check free space and permissions there"
         ) from error
     finally:
         part.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.common.formats.extent import opened, read_into
 from mlhpc.common.formats.lmdb_file import LmdbFile
 from mlhpc.common.formats.protobuf import fields, read_varint
@@ -85,7 +85,7 @@ class Shards:
         offset, length = map(int, self._extents[index])
         record = tfrecord.read_record(self._file(index), offset, length)
         try:
-            features = tfrecord.decode_features(record, (ENCODED, LABEL))
+            features = tf_example.decode_features(record, (ENCODED, LABEL))
         except UserError as error:
             raise UserError(f"{self.name(index)}: {error}") from error
         encoded, label = features.get(ENCODED), features.get(LABEL)

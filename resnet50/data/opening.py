@@ -9,6 +9,7 @@ from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import steps_per_epoch
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training.dataset import cores_per_rank, open_dataset
+from mlhpc.common.training.epoch import read_earlier_epochs
 from mlhpc.resnet50.data.dataset import assign_samples, select
 from mlhpc.resnet50.data.loader import Loader
 
@@ -45,16 +46,18 @@ def open_loader(
         eval_samples=run.data.eval_samples,
     )
     accumulate = run.hyperparameters.gradient_accumulation_steps
-    updates = run.study.cut(steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate))
-    return Loader(
+    updates = steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate)
+    loader = Loader(
         samples,
         run.loading.resolved(gpu=device != "cpu", cores=cores_per_rank()),
         sample_shape=run.data.sample_shape,
         local_batch_size=local_batch_size,
         eval_batch_size=run.training.eval_batch_size,
-        steps=updates * accumulate,
+        steps=run.study.cut(updates) * accumulate,
         seed=seed,
         preprocessing=run.training.preprocessing,
         ranks_on_node=world.local_size,
         device=device,
     )
+    read_earlier_epochs(loader, run.study.earlier_epochs, updates * accumulate, world)
+    return loader

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, ValidationError
 
 from mlhpc.common.host.binding import first_overlap, ranges
-from mlhpc.common.pages.blocks import Cell, Table, number
+from mlhpc.common.pages.blocks import Table, number, table
 from mlhpc.errors import count, few
 from mlhpc.submission.logs.fields import MOST_RANKS, Count, Fields, Text
 
@@ -96,19 +96,17 @@ def shared_cores(bindings: Sequence[RankBinding]) -> str:
     return ""
 
 
-def bindings_table(bindings: Sequence[RankBinding]) -> Table | None:
-    if not bindings:
-        return None
-    head = ("node", "local ranks", "cores", "NUMA nodes", "memory policy", "threads")
-    lines = tuple(
-        (
-            Cell(few(row.hosts, 3)),
-            Cell(row.local_ranks),
-            Cell(row.binding.cores),
-            Cell(row.binding.numa_nodes or "not known"),
-            Cell(row.binding.memory_policy or "not known"),
-            number(row.binding.threads, "{:.0f}".format, none="not known"),
-        )
-        for row in binding_rows(bindings)
+def bindings_table(bindings: Sequence[RankBinding]) -> Table:
+    return table(
+        "bindings",
+        binding_rows(bindings),
+        {
+            "node": lambda row: few(row.hosts, 3),
+            "local ranks": lambda row: row.local_ranks,
+            "cores": lambda row: row.binding.cores,
+            "NUMA nodes": lambda row: row.binding.numa_nodes or "not known",
+            "memory policy": lambda row: row.binding.memory_policy or "not known",
+            "threads": lambda row: number(row.binding.threads, str, none="not known"),
+        },
+        text_columns=5,
     )
-    return Table("bindings", head, lines, text_columns=5)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from rich.console import Console
 from rich.text import Text
 
-from mlhpc.common.pages.blocks import Cell, Table
+from mlhpc.common.pages.blocks import Table, table
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
@@ -98,26 +98,26 @@ def print_differences(found: Sequence[Difference], console: Console) -> None:
             say(console, Text.assemble((f"    {letter}  ", "dim"), _text(value)))
 
 
-def differences_section(entries: Sequence[Entry]) -> list[Table] | None:
+def differences_table(entries: Sequence[Entry]) -> Table:
     """For a comparison page: how the runs of each set differ from the first set's, as far as the sets are run
-    directories. None where there is nothing to show."""
+    directories."""
     readable = ((entry.letter, run) for entry in entries if (run := _first_run(entry.path)))
     runs = list(islice(readable, _MOST_RUNS + 1))
-    rows = [
-        (
-            Cell(f"{runs[0][0]}, {letter}"),
-            Cell(difference.kind),
-            Cell(difference.key),
-            Cell(_text(difference.a)),
-            Cell(_text(difference.b)),
-        )
-        for letter, run in runs[1:]
-        for difference in between(runs[0][1], run)
+    found = [
+        (f"{runs[0][0]}, {letter}", each) for letter, run in runs[1:] for each in between(runs[0][1], run)
     ]
-    if not rows:
-        return None
-    head = ("sets", "of", "what", "first", "second")
-    return [Table("differences", head, tuple(rows), text_columns=len(head))]
+    return table(
+        "differences",
+        found,
+        {
+            "sets": lambda row: row[0],
+            "of": lambda row: row[1].kind,
+            "what": lambda row: row[1].key,
+            "first": lambda row: _text(row[1].a),
+            "second": lambda row: _text(row[1].b),
+        },
+        text_columns=5,
+    )
 
 
 def _readable(path: Path) -> RunDirectory:

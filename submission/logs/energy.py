@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from mlhpc.common.files.untrusted import read_object
-from mlhpc.common.pages.blocks import Cell, Section, number, table
+from mlhpc.common.pages.blocks import Cell, Table, number, table
 from mlhpc.errors import count
 from mlhpc.submission.logs.fields import Count, Fields, Name, Text
 
@@ -50,14 +50,21 @@ def in_order(energies: Mapping[str, Energy] | None) -> dict[str, Energy]:
     return {kind: energies[kind] for kind in NAMES if kind in energies} if energies else {}
 
 
+def energies_in(value: Any) -> dict[str, Energy]:
+    """The figures in a ``result.json`` or in a run's note, checked; empty where it has none, or others."""
+    try:
+        return in_order(_ENERGIES.validate_python(value)) if value else {}
+    except ValidationError:
+        return {}
+
+
 def energies_of(log: Path) -> dict[str, Energy]:
     """The figures of the run whose log is ``log``; empty if it is not one of this suite or has none."""
     if log.name != "run.log":
         return {}
     try:
-        found = read_object(log.with_name("result.json")).get("energy")
-        return in_order(_ENERGIES.validate_python(found)) if found else {}
-    except (OSError, ValueError, RecursionError, ValidationError):
+        return energies_in(read_object(log.with_name("result.json")).get("energy"))
+    except (OSError, ValueError, RecursionError):
         return {}
 
 
@@ -91,19 +98,16 @@ def energy_line(energies: Mapping[str, Energy] | None) -> str:
     )
 
 
-def energy_section(energies: Mapping[str, Energy] | None, seconds: float | None) -> Section | None:
-    """The figures of one run, whose clock ran for ``seconds``; None without any."""
-    known = in_order(energies)
-    if not known:
-        return None
-    figures = table(
+def energy_table(energies: Mapping[str, Energy] | None, seconds: float | None) -> Table:
+    """The figures of one run, whose clock ran for ``seconds``."""
+    return table(
         "energy",
-        known.items(),
+        in_order(energies).items(),
         {
             "measured": lambda f: Cell(NAMES[f[0]], value=f[0]),
             "read with": lambda f: f[1].source,
             "energy": lambda f: number(f[1].joules, joules_text, none="no figure"),
-            "mean power": lambda f: number(_watts(f[1].joules, seconds), _watts_text),
+            "mean power": lambda f: number(_watts(f[1].joules, seconds), watts_text),
             "counters": lambda f: Cell(
                 str(f[1].counters), ("" if f[1].nodes is None else f"on {count(f[1].nodes, 'node')}",)
             ),
@@ -112,16 +116,12 @@ def energy_section(energies: Mapping[str, Energy] | None, seconds: float | None)
         text_columns=2,
         prose=(5,),
     )
-    about = (
-        "From run_start to run_stop, on all nodes. The energy of whole nodes contains the others: do not add "
-        "them. Counters are of devices and nodes: whatever else ran there is in them, another run too."
-    )
-    return Section("Energy", about, (figures,))
 
 
 def _watts(joules: float | None, seconds: float | None) -> float | None:
     return joules / seconds if joules is not None and seconds and seconds > 0 else None
 
 
-def _watts_text(watts: float) -> str:
+def watts_text(watts: float) -> str:
+    """``1.234 kW``."""
     return f"{watts / 1e3:.4g} kW" if watts >= 1e3 else f"{watts:.4g} W"

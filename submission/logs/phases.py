@@ -22,7 +22,10 @@ PARTS = {
     ),
     "training": ("Training", "inside the epochs, without evaluation and checkpoints"),
     "evaluation": ("Evaluation", "between eval_start and eval_stop"),
-    "rest": ("Rest", "everything else inside the clock: set-up after run_start, checkpoints"),
+    "rest": (
+        "Rest",
+        "everything else inside the clock: set-up after run_start, checkpoints, shards exchanged between epochs",
+    ),
 }
 
 # A moment belongs to the innermost open interval.

@@ -1,12 +1,14 @@
 """How far a run is, from the events of its ranks: also while it runs, elsewhere, on a shared file system.
 
-Rank 0's events give phase, epoch and metric. The other ranks' give their data wait. Files are read from where the
-last look ended, so that following a thousand ranks costs one ``stat`` of each.
+Rank 0's events give phase, epoch and metric. The other ranks' give their data wait, and the energy of their node.
+Files are read from where the last look ended, so that following a thousand ranks costs one ``stat`` of each, and
+only those of the other ranks' lines are parsed that count.
 """
 
 import json
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +21,16 @@ from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import printable, read_text
 from mlhpc.common.timing.breakdown import is_event
 from mlhpc.errors import UserError
+from mlhpc.submission.logs import energy_so_far
+from mlhpc.submission.logs.energy_so_far import EnergySoFar, Readings
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20
 """At most this much of a file is read in one look; the next one goes on."""
+_LEAST_BYTES = 64 * 2**10
+HOLE_S = 30.0
+"""Seconds after which zeros in a file are lost bytes, and no longer such as are not yet seen here."""
+_RANK_0 = "events.rank0.jsonl"
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,8 @@ class Progress:
     ``phase``: the innermost span of rank 0; ``phase_s``: seconds since it began. ``step`` of ``steps`` in the
     current epoch. ``best``: of the target's metric. ``samples_per_s`` and ``data_wait_share`` (mean over ranks)
     are of the last trained epoch. ``left_s``: seconds until the last epoch, if the target is not met before.
-    ``quiet_s``: seconds since the last event of any rank. ``status``: running until the run says otherwise;
-    whether its processes live is not known here.
+    ``quiet_s``: seconds since the last event of any rank. ``energy``: by what is measured. ``status``: running
+    until the run says otherwise; whether its processes live is not known here.
     """
 
     status: str
@@ -52,33 +60,81 @@ class Progress:
     elapsed_s: float | None
     left_s: float | None
     quiet_s: float
+    energy: Mapping[str, EnergySoFar] = field(default_factory=dict)
 
 
 @dataclass
 class _Tail:
     """The complete lines of a file that have been added since the last look."""
 
-    path: Path
+    path: str
+    clock: Callable[[], float] = time.monotonic
     offset: int = 0
+    hole: int | None = None  # where the zeros begin that have stopped the last look
+    since: float = 0.0  # when ``offset`` has come to the line with the hole
 
-    def read(self, size: int) -> list[Event]:
+    def was_cut(self, size: int) -> bool:
+        """Whether the file, which is of at least ``size`` bytes, has lost some that were read. Raises OSError."""
+        if size >= self.offset:
+            return False
+        fd = open_regular(self.path)  # opening it makes NFS ask for its size: a cached one may be too small
+        try:
+            return os.fstat(fd).st_size < self.offset
+        finally:
+            os.close(fd)
+
+    def read(self, size: int) -> list[bytes]:
+        """The new lines of the file, which is of at least ``size`` bytes. Raises OSError."""
         if size <= self.offset:
             return []
-        with os.fdopen(open_regular(self.path), "rb") as file:
-            file.seek(self.offset)
-            data = file.read(_MOST_BYTES)
+        fd = open_regular(self.path)
+        try:
+            stays = self.hole is not None and os.pread(fd, 1, self.hole) == b"\0"
+            lost = stays and self.clock() - self.since >= HOLE_S
+            if stays and not lost:
+                return []  # without what follows it, which may be long
+            # A cached size may be too small, and a buffer of _MOST_BYTES for each of a thousand files takes time.
+            data = os.pread(fd, min(max(size - self.offset, _LEAST_BYTES), _MOST_BYTES), self.offset)
+        finally:
+            os.close(fd)
         if len(data) == _MOST_BYTES and b"\n" not in data:  # no event is that long
-            self.offset += len(data)
+            self.offset, self.hole = self.offset + len(data), None
             return []
-        data = data[: data.rfind(b"\n") + 1]  # a line that is being written is left for the next look
-        self.offset += len(data)
-        events = []
-        for line in data.splitlines():
-            with suppress(ValueError, RecursionError):
-                event = json.loads(line)
-                if isinstance(event, dict) and is_event(event):
-                    events.append(event)
-        return events
+        if lost:
+            data = self._after_hole(data)
+        # A shared file system may show zeros where it knows the length of a file but not yet its end.
+        written = data.split(b"\0", 1)[0]
+        lines = written.split(b"\n")
+        unfinished = lines.pop()  # left for the next look
+        if self.hole is None or lines:
+            self.since = self.clock()
+        self.hole = self.offset + len(written) if len(written) < len(data) else None
+        self.offset += len(written) - len(unfinished)
+        return lines
+
+    def _after_hole(self, data: bytes) -> bytes:
+        """What follows the line with the hole in ``data``; all of it where nothing does, for as long again."""
+        self.since = self.clock()
+        zero = data.find(b"\0")
+        after = data.find(b"\n", zero) + 1
+        if zero < 0 or not after:
+            return data
+        self.offset, self.hole = self.offset + after, None
+        return data[after:]
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[Event]:
+    """The events among ``lines``."""
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            event = json.loads(line.decode())
+            if isinstance(event, dict) and is_event(event):
+                yield event
+
+
+def _counts(line: bytes) -> bool:
+    """Whether ``_Rank.take`` may count the event on ``line``: finding that out costs a tenth of parsing it."""
+    return (b'"seconds"' in line and (b'"data_wait"' in line or b'"train"' in line)) or b'"energy"' in line
 
 
 @dataclass
@@ -86,30 +142,38 @@ class _Rank:
     tail: _Tail
     waits: dict[int, float] = field(default_factory=dict)
     trained: dict[int, float] = field(default_factory=dict)
+    energy: dict[str, Readings] = field(default_factory=dict)
 
-    def take(self, events: list[Event]) -> None:
+    def take(self, events: Iterable[Event]) -> None:
         for event in events:
-            epoch = event.get("epoch")
+            kind, epoch = (event["event"], event["name"]), event.get("epoch")
+            if kind[0] == "energy":
+                energy_so_far.take(event, self.energy)
             if not isinstance(epoch, int):
                 continue
-            if (event["event"], event["name"]) == ("timed", "data_wait"):
+            if kind == ("timed", "data_wait"):
                 self.waits[epoch] = self.waits.get(epoch, 0.0) + event.get("seconds", 0.0)
-            elif (event["event"], event["name"]) == ("end", "train"):
+            elif kind == ("end", "train"):
                 self.trained[epoch] = self.trained.get(epoch, 0.0) + event.get("seconds", 0.0)
 
 
 class Follower:
     """Follows the run in ``folder``. Raises UserError where there is no run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         if not (folder / "run.log").is_file():
             raise UserError(f"{folder}: not a run directory (no run.log); give the --out folder of a run")
-        self.folder = folder
+        self.folder, self._clock = folder, clock
         self._config = _config(folder / "config.toml")
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[str, _Rank] = {}  # by the names of their files
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing of rank 0 has been read."""
         self._of_rank0: list[Event] = []  # without the many that only count
         self._open: list[Event] = []
         self._reported: Event = {}
+        self._energy: Event = {}  # what rank 0 notes of all nodes at the end
         self._status = "running"
         self._last_t = 0.0
         self._age = 0.0  # seconds since rank 0's last event
@@ -117,31 +181,36 @@ class Follower:
     def look(self) -> Progress:
         """Read what is new, and say where the run is."""
         newest = 0.0
-        for number, size, changed in self._files():
-            rank = self._ranks.setdefault(number, _Rank(_Tail(self.folder / f"events.rank{number}.jsonl")))
-            newest = max(newest, changed)
-            with suppress(OSError):
-                events = rank.tail.read(size)
-                rank.take(events)
-                if number == 0:
-                    self._take(events)
-                    self._age = max(0.0, time.time() - changed)
-        return self._progress(max(0.0, time.time() - newest) if newest else 0.0)
-
-    def _files(self) -> list[tuple[int, int, float]]:
-        """Number, size and time of change of each rank's events."""
-        found = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
-                number = entry.name.removeprefix("events.rank").removesuffix(".jsonl")
-                if not (entry.name == f"events.rank{number}.jsonl" and number.isdecimal()):
+                rank = self._ranks.get(entry.name) or self._new(entry.name)
+                if rank is None:
                     continue
                 with suppress(OSError):
-                    if number == "0":  # opening a file makes NFS ask its server how long it is now
+                    if entry.name == _RANK_0:  # opening a file makes NFS ask its server how long it is now
                         os.close(os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK))
                     status = entry.stat()
-                    found.append((int(number), status.st_size, status.st_mtime))
-        return found
+                    newest = max(newest, status.st_mtime)
+                    if rank.tail.was_cut(status.st_size):  # what was read is of another run
+                        rank = self._ranks[entry.name] = _Rank(_Tail(entry.path, self._clock))
+                        if entry.name == _RANK_0:
+                            self._begin()
+                    lines = rank.tail.read(status.st_size)
+                    if entry.name == _RANK_0:
+                        events = list(_parsed(lines))
+                        rank.take(events)
+                        self._take(events)
+                        self._age = max(0.0, time.time() - status.st_mtime)
+                    elif lines:
+                        rank.take(_parsed(filter(_counts, lines)))
+        return self._progress(max(0.0, time.time() - newest) if newest else 0.0)
+
+    def _new(self, name: str) -> _Rank | None:
+        """Of the rank whose events are in the file ``name``; None for another file."""
+        number = name.removeprefix("events.rank").removesuffix(".jsonl")
+        if name != f"events.rank{number}.jsonl" or not number.isdecimal():
+            return None
+        return self._ranks.setdefault(name, _Rank(_Tail(os.path.join(self.folder, name), self._clock)))
 
     def _take(self, events: list[Event]) -> None:
         for event in events:
@@ -158,6 +227,8 @@ class Follower:
                     self._status = "aborted"
             elif kind == "progress":
                 self._reported = event
+            elif kind == "note" and event["name"] == "energy":
+                self._energy = event
             elif kind == "metric" or (kind == "note" and event["name"] in ("facts", "finish")):
                 self._of_rank0.append(event)
             elif kind == "lost":
@@ -182,6 +253,7 @@ class Follower:
         updates = step // run.backward_passes if run and step is not None else step
         values = [e["value"] for e in own if e["event"] == "metric" and e["name"] == metric and _is_number(e)]
         facts = next((e for e in own if e["event"] == "note" and e["name"] == "facts"), {})
+        elapsed = ended if ended is not None else now - started.get("t", now) if started else None
         left = None
         if run and done is not None and self._status == "running":
             each = median(e.get("seconds", 0.0) for e in epochs)
@@ -201,14 +273,21 @@ class Follower:
             target=run.target.value if run else None,
             samples_per_s=self._rate(own),
             data_wait_share=self._wait_share(),
-            elapsed_s=ended if ended is not None else now - started.get("t", now) if started else None,
+            elapsed_s=elapsed,
             left_s=left,
             quiet_s=quiet_s,
+            energy=self._used(elapsed),
         )
+
+    def _used(self, elapsed_s: float | None) -> dict[str, EnergySoFar]:
+        nodes = [rank.energy for rank in self._ranks.values() if rank.energy]
+        if self._energy:
+            return energy_so_far.at_the_end(nodes, self._energy)
+        return energy_so_far.so_far(nodes, elapsed_s, self._status == "running")
 
     def _rate(self, own: list[Event]) -> float | None:
         """Of the last epoch whose samples are known; while the first one runs, of what it has trained so far."""
-        seconds = self._ranks[0].trained if 0 in self._ranks else {}
+        seconds = self._ranks[_RANK_0].trained if _RANK_0 in self._ranks else {}
         for event in reversed(own):
             is_count = (event["event"], event["name"]) == ("metric", "samples") and _is_number(event)
             epoch = event.get("epoch")
@@ -223,7 +302,7 @@ class Follower:
 
     def _wait_share(self) -> float | None:
         """Data wait over training, mean of the ranks, in the last epoch that rank 0 has trained."""
-        trained = self._ranks[0].trained if 0 in self._ranks else {}
+        trained = self._ranks[_RANK_0].trained if _RANK_0 in self._ranks else {}
         if not trained:
             return None
         epoch = max(trained)

@@ -58,6 +58,7 @@ class Epoch(Fields):
     slab_bytes: Count | None = None
     slab_seconds: Seconds | None = None
     trained_side: Count | None = None
+    exchange_bytes: Count | None = None
 
     def quality(self, metric: str) -> float | None:
         value = (self.model_extra or {}).get(metric)
@@ -95,7 +96,7 @@ class Staging(Fields):
 class DataFormat(Fields):
     """How the data set was stored. ``codec`` None: as published. ``max_error``: the bound of a lossy codec, a
     share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or "numpy".
-    ``samples_per_archive`` None: not packed. ``shuffle_scope``: "sample" or "node"."""
+    ``samples_per_archive`` None: not packed. ``shuffle_scope``: "sample", "node" or "global"."""
 
     codec: Name | None = None
     lossy: bool = False

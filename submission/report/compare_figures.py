@@ -5,12 +5,12 @@ the batch size (a), from there to the epochs (b); from the units to the epoch ra
 both give (d).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages import bars, charts, plots
 from mlhpc.common.pages.blocks import Cell, Details, Grid, Legend, Table, number, table
 from mlhpc.common.pages.charts import Figure, LogAxis
 from mlhpc.errors import few
@@ -34,52 +34,39 @@ _NEAR = 0.05
 def breakdown(shown: Sequence[Entry]) -> tuple[Grid, Details]:
     """Figure 1 of paper 001, in minutes and as shares."""
     drawn = shown[:BARS]
-    unit, scale = time_unit(max(sum(e.parts_s.values()) for e in drawn))
-    rows = [row for e in drawn for row in _bar(e, scale)]
-    shares: dict[str, list[str]] = {}
-    for row in rows:
-        shares.setdefault(row["name"], []).append(f"{row['part']} {row['share']}")
-    says = "; ".join(f"{name.replace('  ', ' ')}: {', '.join(parts)}" for name, parts in shares.items())
+    unit, scale = time_unit(max(e.total_s for e in drawn))
+    sets = [
+        bars.Bar(
+            f"{e.letter}  {e.name}, {duration(e.total_s)}", e.parts_s, f"{e.letter} {e.name}: {e.made_from}"
+        )
+        for e in drawn
+    ]
     absolute, relative = (
-        plots.stacked_bars(
-            [{**row, "label": row["label"] * is_share} for row in rows],
-            f"{'Share of the time' if is_share else 'Time'} by part: {says}",
+        bars.stacked_bars(
+            sets,
+            f"{what} by part",
             parts=_LABELS,
-            value_title="share of the time to solution" if is_share else f"mean time to solution, {unit}",
-            tooltip=[("set", "set"), ("part", "part"), ("time", "time"), ("share", "share")],
+            value_title=axis,
+            write=duration,
+            unit=scale,
             relative=is_share,
             title=title,
             static_width=480,
         )
-        for title, is_share in (("Absolute", False), ("Relative", True))
+        for title, what, axis, is_share in (
+            ("Absolute", "Time", f"mean time to solution, {unit}", False),
+            ("Relative", "Share of the time", "share of the time to solution", True),
+        )
     )
     return (Grid((absolute, relative)), Details("In numbers", (_table(shown),)))
 
 
-def _bar(e: Entry, scale: float) -> Iterator[dict[str, Any]]:
-    total = sum(e.parts_s.values())
-    for key, seconds in e.parts_s.items():
-        if seconds > 0:
-            share = seconds / total
-            yield {
-                "bar": e.letter,
-                "name": f"{e.letter}  {e.name}, {duration(total)}",
-                "set": f"{e.letter} {e.name}: {e.made_from}",
-                "key": key,
-                "part": _LABELS[key],
-                "value": seconds / scale,
-                "time": duration(seconds),
-                "share": f"{share:.1%}",
-                "label": f"{share:.0%}" if share >= 0.09 else "",
-            }
-
-
 def _table(shown: Sequence[Entry]) -> Table:
     def part(entry: Entry, key: str) -> Cell:
-        seconds, total = entry.parts_s[key], sum(entry.parts_s.values())
+        seconds = entry.parts_s[key]
         if key == "first_epoch_excess" and all(r.phases.first_epoch_excess is None for r in entry.runs):
             return Cell("not known", value="")
-        return number(seconds / 60, plain, f"{seconds / total:.1%}")
+        return number(seconds / 60, plain, f"{seconds / entry.total_s:.1%}")
 
     by_part = {label: partial(part, key=key) for key, label in _LABELS.items()}
     return table(
@@ -88,7 +75,7 @@ def _table(shown: Sequence[Entry]) -> Table:
         {
             "minutes and share": lambda e: Cell(e.name, bold=e.letter),
             **by_part,
-            "sum": lambda e: number(sum(e.parts_s.values()) / 60, plain),
+            "sum": lambda e: number(e.total_s / 60, plain),
         },
     )
 

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from mlhpc.benchmarks import registry
-from mlhpc.common.pages.blocks import Banner, Cell, Details, Table, number, table
+from mlhpc.common.pages.blocks import Cell, Details, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
-from mlhpc.submission.logs.differences import differences_section
+from mlhpc.submission.logs.differences import differences_table
 from mlhpc.submission.logs.energy import NAMES
 from mlhpc.submission.report.compare import DETAILED, Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes
@@ -24,20 +24,12 @@ from mlhpc.submission.score.score import Weak
 def page(comparison: Comparison) -> str:
     """The whole HTML text."""
     sets, logs = len(comparison.entries), sum(e.logs for e in comparison.entries)
-    banner = Banner(
-        "Measured from the logs as they are; mlhpc check says whether they comply. Sets that solve different "
-        "problems (data set, preset) are shown separately. Not verified by MLCommons."
-    )
     return render(
         template="mlhpc.submission.report:comparison.html",
         title="Comparison of runs",
-        eyebrow="mlhpc training benchmarks",
         heading="Comparison",
         subtitle=f"{count(sets, 'set')} of runs, {count(logs, 'log')}",
         meta=" · ".join(map(str, comparison.paths)),
-        banners=[banner],
-        foot="Time to solution is run_stop − run_start. Analysis after Farrell et al. 2021, section 4.1: "
-        "T_solution = T_staging + T_epoch · epochs + T_extra.",
         findings=_findings(comparison),
         problems=[_problem(group, comparison) for group in comparison.by_problem],
         bars=BARS,
@@ -46,56 +38,36 @@ def page(comparison: Comparison) -> str:
 
 
 def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
-    """The blocks of each section of a chapter; None where it is left out."""
+    """The blocks of each section of a chapter, None where it is left out, and what its text speaks of."""
     first = group[0]
     originals = [e for e in group if not e.copy_of]
     measured = [e for e in originals if e.runs]
     predicted = [p for p in comparison.predictions if p.problem == first.problem]
-    new = [p for p in predicted if p.measured_min is None]
-    tested = [p for p in predicted if p.measured_min is not None]
     return {
         "title": first.title,
-        "banners": _banners(group),
-        "sets": [_sets(group)],
+        "official": first.official,
+        "benchmark": registry.title(first.benchmark),
+        "staged_inside": ", ".join(e.letter for e in group if e.staged == IN_CLOCK),
+        "staged_before": ", ".join(e.letter for e in group if e.staged == BEFORE_CLOCK),
+        "sets": _sets(group),
         "measured": len(measured),
         "breakdown": breakdown(measured) if measured else None,
         "planes": planes(originals),
-        "differences": differences_section(originals),
-        "staging": [_staging(measured)] if measured else None,
-        "scaling": [_scaling(measured)] if measured else None,
-        "energy": [_energy(used)] if (used := [e for e in measured if e.joules]) else None,
-        "predicted": [_predicted("predictions", new)] if new else None,
-        "tested": [_predicted("predictions-tested", tested)] if tested else None,
+        "differences": differences_table(originals),
+        "staging": _staging(measured),
+        "scaling": _scaling(measured),
+        "energy": _energy([e for e in measured if e.joules]),
+        "predicted": _predicted("predictions", [p for p in predicted if p.measured_min is None]),
+        "tested": _predicted("predictions-tested", [p for p in predicted if p.measured_min is not None]),
     }
 
 
-def _findings(comparison: Comparison) -> list[Details] | None:
+def _findings(comparison: Comparison) -> Details | None:
     problems = comparison.problems
     if not problems:
         return None
     found = findings_table([(str(path), finding) for path, finding in problems])
-    return [Details(f"{count(len(problems), 'finding')} about the sets", (found,), open=len(problems) <= 6)]
-
-
-def _banners(group: Sequence[Entry]) -> list[Banner]:
-    first = group[0]
-    banners = []
-    if first.official is False:
-        benchmark = registry.title(first.benchmark)
-        text = f"Nothing below is a result of {benchmark}; compare these runs only with each other."
-        banners.append(Banner(text, "Not the official data set.", "bad"))
-    elif first.official is None:
-        banners.append(Banner("It is not known whether this is the official data set."))
-    inside, before = (
-        ", ".join(e.letter for e in group if e.staged == kind) for kind in (IN_CLOCK, BEFORE_CLOCK)
-    )
-    if inside and before:
-        text = (
-            f"The scores of {inside} include staging, as the rules up to round 2.0 ask. Those of {before} do not: "
-            "their data was staged before run_start, as in round 3.0. Compare them without staging."
-        )
-        banners.append(Banner(text, "Scores with and without staging."))
-    return banners
+    return Details(f"{count(len(problems), 'finding')} about the sets", (found,), open=len(problems) <= 6)
 
 
 def _sets(group: Sequence[Entry]) -> Table:

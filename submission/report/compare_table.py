@@ -23,8 +23,7 @@ def _share(entry: Entry, key: str) -> str:
         return ""
     if key == "first_epoch_excess" and entry.excess_s is None:
         return "not known"
-    total = sum(entry.parts_s.values())
-    return f"{entry.parts_s[key] / total:.1%}" if total else ""
+    return f"{entry.parts_s[key] / entry.total_s:.1%}" if entry.total_s else ""
 
 
 def _score(entry: Entry) -> str:

@@ -136,6 +136,11 @@ class Entry:
         return {key: statistics.fmean(p[key] for p in parts) for key in parts[0]} if parts else {}
 
     @property
+    def total_s(self) -> float:
+        """The sum of the parts."""
+        return sum(self.parts_s.values())
+
+    @property
     def epochs(self) -> Spread | None:
         return spread(r.epochs for r in self.runs if r.epochs)
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlhpc.common.pages.blocks import Banner, Section, Table, number, table
+from mlhpc.common.pages.blocks import Table, number, table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import staging_seconds
 from mlhpc.perf.prediction import Model, Prediction
-from mlhpc.perf.scaling import Triple
+from mlhpc.perf.scaling import Triple, added
 from mlhpc.submission.logs.run_directory import Result, RunDirectory
 from mlhpc.submission.report.summary import duration, parts, rate
 
@@ -52,33 +52,44 @@ def beside(run: RunDirectory, machine: Machine) -> Beside:
     """
     result, config = run.result, run.config
     if result is None or config is None or not result.epochs or not result.ranks:
+        if problem := dict(run.problems).get("config.toml"):
+            raise UserError(f"{run.path / 'config.toml'}: {problem}; --machine needs the run's settings")
         raise UserError(f"{run.path}: --machine needs a run with epochs in result.json and its config.toml")
     nodes = result.nodes or 1
     facts = {**machine.facts, "accelerator.per_node": max(1, result.ranks // nodes)}
-    model = Model(replace(machine, facts=facts), config, staged=result.staging is not None)
-    found = model.at(nodes)
-    predicted = _predicted(model, found, result)
-    rows = [PredictedPart(part.label, part.seconds, predicted.get(part.key)) for part in parts(run)]
+    staging = result.staging
+    model = Model(replace(machine, facts=facts), config, staged=staging is not None)
+    found, measured = model.at(nodes), parts(run)
+    apart = any(part.key == "first_epoch_excess" and part.seconds is not None for part in measured)
+    predicted = _predicted(model, found, result, apart)
+    rows = [PredictedPart(part.label, part.seconds, predicted.get(part.key)) for part in measured]
     names = (*found.notes, f"efficiency: {found.efficiency.how}")
     return Beside(tuple(rows), _measured_words(run), found.binding, machine.title, names)
 
 
-def _predicted(model: Model, found: Prediction, result: Result) -> dict[str, Triple]:
-    """By part, for the epochs that were trained."""
+def _predicted(model: Model, found: Prediction, result: Result, apart: bool) -> dict[str, Triple]:
+    """By part, for the epochs that were trained. ``apart``: the first epoch's excess is a part of its own, which
+    the measured waits and steps do not contain."""
     trained = sum(e.samples or model.run.data.train_samples for e in result.epochs) / found.batch
     spread = [end / found.step_s.value for end in found.step_s.ends]
     evaluations = sum(1 for e in result.epochs if e.eval_s)
+    nothing = (0.0, 0.0, 0.0)
+    cold = nothing if result.staging else found.staging_s  # the first epoch's reading from the file system
+    within = nothing if apart else cold
     predicted = {
         "step": _times(found.step.busy * trained, spread),
-        "data_wait": _times(found.step.wait * trained, (1, 1, 1)),
-        "training": _times(
-            found.step_s.value * trained, spread
-        ),  # of an aborted run: steps and waits together
+        "data_wait": added(_times(found.step.wait * trained, (1, 1, 1)), within),
+        # of an aborted run: steps and waits together
+        "training": added(_times(found.step_s.value * trained, spread), within),
         "evaluation": _times(1.0, [evaluations * end for end in found.eval_s]),
     }
+    if apart and cold[0] > 0:
+        predicted["first_epoch_excess"] = cold
     if result.staging and not result.staging.overlapped:  # only what training did not hide was measured
-        size = result.staging.bytes / found.nodes
-        predicted["staging"] = staging_seconds(model.machine, size, found.nodes, found.tier)
+        size, received = result.staging.bytes / found.nodes, 0.0
+        if result.staging.read_once and result.staging.source_bytes is not None:
+            received = (result.staging.bytes - result.staging.source_bytes) / found.nodes
+        predicted["staging"] = staging_seconds(model.machine, size, found.nodes, found.tier, received)
         rates = [model.machine.get(f"storage.local_{way}") for way in ("read", "write")]
         if predicted["staging"][0] == 0 and (
             known := [r for r in rates if r]
@@ -121,8 +132,3 @@ def predicted_table(found: Beside) -> Table:
 
 def words(found: Beside) -> str:
     return f"Measured: {found.measured}. Predicted: {found.predicted}."
-
-
-def section(found: Beside) -> Section:
-    about = f"Predicted for {found.machine} from its figures; {'; '.join(found.notes)}."
-    return Section("Predicted beside measured", about, (Banner(words(found)), predicted_table(found)))

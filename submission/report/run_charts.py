@@ -4,15 +4,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mlhpc.common.pages import plots
+from mlhpc.common.pages import bars, plots
 from mlhpc.common.pages.charts import Figure
 from mlhpc.errors import count
+from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.ranks import PERCENTILES, RankTimes
-from mlhpc.submission.logs.run_directory import RunDirectory
+from mlhpc.submission.logs.run_directory import Epoch, RunDirectory, Target
 from mlhpc.submission.report.summary import (
     PARTS,
     Part,
     data_rates,
+    digits,
     duration,
     rate,
     size,
@@ -20,6 +22,7 @@ from mlhpc.submission.report.summary import (
     time_unit,
 )
 
+Rows = list[dict[str, Any]]
 _HEIGHT = 170
 _MOST_EPOCHS = 2000
 """Maximum points of a curve; of more, every n-th is drawn."""
@@ -27,31 +30,76 @@ _MOST_EPOCHS = 2000
 
 def breakdown(parts: Sequence[Part]) -> Figure:
     """One stacked bar for the whole run, on a time axis."""
-    total = sum(part.seconds or 0.0 for part in parts)
-    unit, scale = time_unit(total)
-    rows = [
-        {
-            "bar": "run",
-            "name": "",
-            "key": part.key,
-            "part": part.label,
-            "value": part.seconds / scale,
-            "label": f"{part.share:.0%}" if part.share >= 0.07 else "",
-            "time": duration(part.seconds),
-            "share": f"{part.share:.1%}",
-        }
-        for part in parts
-        if part.seconds is not None and part.seconds > 0
-    ]
-    alt_text = "Where the time went: " + ", ".join(f"{part.label} {part.share:.1%}" for part in parts)
-    return plots.stacked_bars(
-        rows,
-        alt_text,
+    seconds = {part.key: part.seconds or 0.0 for part in parts}
+    unit, scale = time_unit(sum(seconds.values()))
+    return bars.stacked_bars(
+        [bars.Bar("", seconds)],
+        "Where the time went",
         parts={part.key: part.label for part in parts},
         value_title=f"time since run_start, {unit}",
-        tooltip=[("part", "part"), ("time", "time"), ("share", "share")],
+        write=duration,
+        unit=scale,
         bar_height=44,
         static_width=820,
+    )
+
+
+def training(run: RunDirectory, ranks: Sequence[RankTimes]) -> tuple[Figure, ...]:
+    """Training epoch by epoch: the figures for which the run has data."""
+    epochs = run.result.epochs if run.result else ()
+    losses = {e.epoch: e.train_loss for e in epochs}
+    learning_rates = {e.epoch: e.learning_rate for e in epochs}
+    throughput = {e.epoch: e.samples_per_s or None for e in epochs}
+    read = data_rates(run)
+    most = max(read.values(), default=0.0)
+    units = {"GB/s": 1e9, "MB/s": 1e6, "kB/s": 1e3, "B/s": 1.0}
+    unit, factor = next((of for of in units.items() if most >= of[1]), ("B/s", 1.0))
+    scaled = {epoch: value / factor for epoch, value in read.items()}
+    figures = (
+        learning_curve(run),
+        _by_epoch(plots.line, "Training loss", "training loss", losses, digits, "mean of the epoch"),
+        _by_epoch(
+            plots.line, "Learning rate", "learning rate", learning_rates, digits, "at the end of the epoch"
+        ),
+        epoch_times(epochs),
+        _by_epoch(
+            bars.columns, "Throughput", "samples/s, all ranks", throughput, lambda v: f"{rate(v)} samples/s"
+        ),
+        _by_epoch(
+            bars.columns, "Data rate", f"{unit} read, all ranks", scaled, lambda v: size(v * factor, "/s")
+        ),
+        step_times(ranks),
+    )
+    return tuple(figure for figure in figures if figure)
+
+
+def _by_epoch(
+    draw: Callable[..., Figure],
+    title: str,
+    y_title: str,
+    values: Mapping[int, float | None],
+    write: Callable[[float], str],
+    note: str = "",
+) -> Figure | None:
+    """One value an epoch, by the kind of chart that ``draw`` makes; None without a finite value."""
+    finite = {epoch: value for epoch, value in values.items() if value is not None and math.isfinite(value)}
+    if not finite:
+        return None
+    rows = [{"x": epoch, "y": y, "epoch": str(epoch), "value": write(y)} for epoch, y in finite.items()]
+    low, high = write(min(finite.values())), write(max(finite.values()))
+    alt_text = (
+        f"{title} by epoch: {rows[0]['value']} at the first, {rows[-1]['value']} at the last of "
+        f"{count(len(rows), 'epoch')}; from {low} to {high}"
+    )
+    return draw(
+        _thinned(rows),
+        alt_text,
+        x_title="epoch",
+        y_title=y_title,
+        tooltip=[("epoch", "epoch"), ("value", title.lower())],
+        title=title,
+        note=note,
+        height=_HEIGHT,
     )
 
 
@@ -60,51 +108,29 @@ def learning_curve(run: RunDirectory) -> Figure | None:
     target = run.target
     if target is None:
         return None
-    evaluations = run.log.evaluations(target.metric) if run.log else ()
-    start = run.log.first("run_start") if run.log else None
-    rows: list[dict[str, Any]] = []
-    shaded, x_title = [], "epoch"
-    if run.log and start and evaluations:
-        seconds = [(e.time_ms - start.time_ms) / 1e3 for e in evaluations]
-        unit, scale = time_unit(max(seconds))
-        x_title = f"time since run_start, {unit}"
-        for e, at in zip(evaluations, seconds, strict=True):
-            epoch = "?" if e.epoch is None else str(e.epoch)
-            rows.append({"x": at / scale, "y": e.value, "epoch": epoch, "time": duration(max(0.0, at))})
-        for interval in run.log.staging:
-            left, right = (
-                (edge - start.time_ms) / 1e3 / scale for edge in (interval.start_ms, interval.stop_ms)
-            )
-            shaded.append({"x": left, "x2": right, "what": f"staging, {duration(interval.seconds)}"})
-    else:
-        for result_epoch in run.result.epochs if run.result else ():
-            value = result_epoch.quality(target.metric)
-            if value is not None:
-                rows.append(
-                    {
-                        "x": result_epoch.epoch,
-                        "y": value,
-                        "epoch": str(result_epoch.epoch),
-                        "time": "not logged",
-                    }
-                )
+    rows: Rows = [
+        {"x": e.epoch, "y": value, "epoch": str(e.epoch), "time": "not logged"}
+        for e in (run.result.epochs if run.result else ())
+        if (value := e.quality(target.metric)) is not None
+    ]
+    x_title = "epoch"
+    shaded: Rows = []
+    if logged := run.log and _over_time(run.log, target):
+        rows, x_title, shaded = logged
     rows = _thinned([row for row in rows if math.isfinite(row["y"]) and math.isfinite(row["x"])])
     if not rows:
         return None
     for row in rows:
         row["value"] = f"{row['y']:.4g}"
-    first, last = rows[0], rows[-1]
-    alt_text = (
-        f"{target.label}: {first['value']} at epoch {first['epoch']}, {last['value']} at epoch {last['epoch']}; "
-        f"target {target_sign(target)} {target.value:g}"
-    )
+    ends = ", ".join(f"{row['value']} at epoch {row['epoch']}" for row in (rows[0], rows[-1]))
+    goal = f"target {target_sign(target)} {target.value:g}"
     return plots.line(
         rows,
-        alt_text,
+        f"{target.label}: {ends}; {goal}",
         x_title=x_title,
         y_title=target.label,
         tooltip=[("epoch", "epoch"), ("time", "time"), ("value", target.label)],
-        target=(target.value, f"target {target_sign(target)} {target.value:g}"),
+        target=(target.value, goal),
         shaded=shaded,
         zero_x=True,
         title="Learning curve",
@@ -113,106 +139,57 @@ def learning_curve(run: RunDirectory) -> Figure | None:
     )
 
 
-def training_curves(run: RunDirectory) -> list[Figure]:
-    """Training loss and learning rate by epoch."""
-    epochs = run.result.epochs if run.result else ()
-    figures = []
-    for title, note, values in (
-        ("Training loss", "mean of the epoch", {e.epoch: e.train_loss for e in epochs}),
-        ("Learning rate", "at the end of the epoch", {e.epoch: e.learning_rate for e in epochs}),
-    ):
-        finite = {
-            epoch: value for epoch, value in values.items() if value is not None and math.isfinite(value)
+def _over_time(log: Log, target: Target) -> tuple[Rows, str, Rows] | None:
+    """The evaluations in a log, the title of their time axis, and the spans of staging; None without any."""
+    start, evaluations = log.first("run_start"), log.evaluations(target.metric)
+    if not start or not evaluations:
+        return None
+    begin = start.time_ms
+    unit, scale = time_unit(max(e.time_ms - begin for e in evaluations) / 1e3)
+
+    def at(time_ms: float) -> float:
+        return (time_ms - begin) / 1e3 / scale
+
+    rows = [
+        {
+            "x": at(e.time_ms),
+            "y": e.value,
+            "epoch": "?" if e.epoch is None else str(e.epoch),
+            "time": duration(max(0.0, (e.time_ms - begin) / 1e3)),
         }
-        if finite:
-            figures.append(_by_epoch_line(title, note, finite))
-    return figures
+        for e in evaluations
+    ]
+    staging = [
+        {"x": at(i.start_ms), "x2": at(i.stop_ms), "what": f"staging, {duration(i.seconds)}"}
+        for i in log.staging
+    ]
+    return rows, f"time since run_start, {unit}", staging
 
 
-def _by_epoch_line(title: str, note: str, values: Mapping[int, float]) -> Figure:
-    rows = [{"x": x, "y": y, "epoch": str(x), "value": f"{y:.4g}"} for x, y in values.items()]
-    alt_text = f"{title} by epoch: {rows[0]['value']} at the first, {rows[-1]['value']} at the last"
-    return plots.line(
-        _thinned(rows),
-        alt_text,
-        x_title="epoch",
-        y_title=title.lower(),
-        tooltip=[("epoch", "epoch"), ("value", title.lower())],
-        title=title,
-        note=note,
-        height=_HEIGHT,
-    )
-
-
-def epoch_times(run: RunDirectory) -> Figure | None:
+def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
     """Seconds of each epoch, by part."""
     parts = {key: PARTS[key][0] for key in ("data_wait", "step", "evaluation")}
-    rows: list[dict[str, Any]] = [
-        {
-            "x": e.epoch,
-            "key": key,
-            "part": parts[key],
-            "value": value,
-            "time": duration(value),
-            "epoch": str(e.epoch),
-        }
-        for e in (run.result.epochs if run.result else ())
-        for key, value in (("data_wait", e.data_wait_s), ("step", e.step_s), ("evaluation", e.eval_s))
+    rows: Rows = [
+        {"x": e.epoch, "y": value, "part": label, "time": duration(value), "epoch": str(e.epoch)}
+        for e in epochs
+        for label, value in zip(parts.values(), (e.data_wait_s, e.step_s, e.eval_s), strict=True)
         if value is not None and math.isfinite(value)
     ]
     if not rows:
         return None
-    totals: dict[object, float] = {}
+    totals: dict[int, float] = {}
     for row in rows:
-        totals[row["x"]] = totals.get(row["x"], 0.0) + row["value"]
-    first, last = (list(totals.values())[n] for n in (0, -1))
-    alt_text = (
-        f"Time per epoch: {first:.3g} s the first, {last:.3g} s the last, of {count(len(totals), 'epoch')}"
-    )
-    return plots.columns(
+        totals[row["x"]] = totals.get(row["x"], 0.0) + row["y"]
+    seconds = list(totals.values())
+    ends = f"{seconds[0]:.3g} s the first, {seconds[-1]:.3g} s the last"
+    return bars.columns(
         rows,
-        alt_text,
+        f"Time per epoch: {ends}, of {count(len(seconds), 'epoch')}",
         x_title="epoch",
         y_title="time, s",
         parts=parts,
         tooltip=[("epoch", "epoch"), ("part", "part"), ("time", "time")],
         title="Time per epoch",
-        height=_HEIGHT,
-    )
-
-
-def throughput(run: RunDirectory) -> Figure | None:
-    rates = {e.epoch: e.samples_per_s for e in run.result.epochs if e.samples_per_s} if run.result else {}
-    return _rates("Throughput", "samples/s, all ranks", rates, lambda value: f"{rate(value)} samples/s")
-
-
-def data_rate(run: RunDirectory) -> Figure | None:
-    """The bytes that training read in an epoch over its training time."""
-    rates = data_rates(run)
-    most = max(rates.values(), default=0.0)
-    unit, factor = next(
-        ((u, f) for u, f in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)) if most >= f), ("B/s", 1.0)
-    )
-    scaled = {epoch: value / factor for epoch, value in rates.items()}
-    return _rates("Data rate", f"{unit} read, all ranks", scaled, lambda value: size(value * factor, "/s"))
-
-
-def _rates(
-    title: str, y_title: str, rates: Mapping[int, float], write: Callable[[float], str]
-) -> Figure | None:
-    rates = {epoch: value for epoch, value in rates.items() if math.isfinite(value)}
-    if not rates:
-        return None
-    rows = [{"x": epoch, "value": v, "epoch": str(epoch), "rate": write(v)} for epoch, v in rates.items()]
-    low, high = min(rates.values()), max(rates.values())
-    alt_text = f"{title} by epoch: from {write(low)} to {write(high)} over {count(len(rates), 'epoch')}"
-    return plots.columns(
-        rows,
-        alt_text,
-        x_title="epoch",
-        y_title=y_title,
-        tooltip=[("epoch", "epoch"), ("rate", title.lower())],
-        title=title,
         height=_HEIGHT,
     )
 
@@ -224,7 +201,7 @@ def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
         for epoch, percentiles in rank.steps.items():
             if "p50" in percentiles and percentiles["p50"] >= slowest.get(epoch, {"p50": 0.0})["p50"]:
                 slowest[epoch] = percentiles
-    rows: list[dict[str, Any]] = [
+    rows: Rows = [
         {
             "x": epoch,
             "y": percentiles[key] * 1e3,
@@ -239,34 +216,32 @@ def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
     if not rows:
         return None
     medians = [row["y"] for row in rows if row["series"] == "p50"]
-    alt_text = f"Step time by epoch: median {min(medians):.4g} to {max(medians):.4g} ms"
+    whose = " of the slowest rank" if len(ranks) > 1 else ""
     return plots.line(
         rows,
-        alt_text,
+        f"Step time by epoch: median {min(medians):.4g} to {max(medians):.4g} ms",
         x_title="epoch",
         y_title="step time, ms",
         tooltip=[("epoch", "epoch"), ("series", "percentile"), ("time", "step time")],
         series=PERCENTILES,
         title="Step time",
-        note="median, 90th and 99th percentile and maximum"
-        + (" of the slowest rank" if len(ranks) > 1 else ""),
+        note=f"median, 90th and 99th percentile and maximum{whose}",
         height=_HEIGHT,
     )
 
 
 def rank_spread(ranks: Sequence[RankTimes]) -> Figure | None:
     """Data wait of every rank, for runs of several ranks."""
-    waits = [(rank.rank, rank.data_wait_s) for rank in ranks if rank.data_wait_s is not None]
+    waits = {rank.rank: rank.data_wait_s for rank in ranks if rank.data_wait_s is not None}
     if len(waits) < 2:
         return None
-    rows = [{"x": rank, "value": wait, "rank": str(rank), "time": duration(wait)} for rank, wait in waits]
-    low, high = min(waits, key=lambda pair: pair[1]), max(waits, key=lambda pair: pair[1])
-    alt_text = (
-        f"Data wait by rank: {duration(low[1])} on rank {low[0]} to {duration(high[1])} on rank {high[0]}"
-    )
-    return plots.columns(
+    rows: Rows = [
+        {"x": rank, "y": wait, "rank": str(rank), "time": duration(wait)} for rank, wait in waits.items()
+    ]
+    low, high = min(rows, key=lambda row: row["y"]), max(rows, key=lambda row: row["y"])
+    return bars.columns(
         rows,
-        alt_text,
+        f"Data wait by rank: {low['time']} on rank {low['rank']} to {high['time']} on rank {high['rank']}",
         x_title="rank",
         y_title="data wait, s",
         tooltip=[("rank", "rank"), ("time", "data wait")],
@@ -275,6 +250,6 @@ def rank_spread(ranks: Sequence[RankTimes]) -> Figure | None:
     )
 
 
-def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _thinned(rows: Sequence[dict[str, Any]]) -> Rows:
     step = -(-len(rows) // _MOST_EPOCHS) or 1
     return list(rows[::-1][::step][::-1])

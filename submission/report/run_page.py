@@ -1,18 +1,20 @@
-"""The report of a run as one self-contained HTML page."""
+"""The report of a run as one self-contained HTML page. ``templates/run.html`` has the order of the sections and
+their text."""
 
 from collections.abc import Sequence
 
 from mlhpc.benchmarks import registry
-from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table, number, table
+from mlhpc.common.pages.blocks import Banner, Cell, Grid, Table, number, table
+from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
-from mlhpc.submission.logs.energy import energy_section
+from mlhpc.submission.logs.bindings import read_bindings, shared_cores
+from mlhpc.submission.logs.energy import energy_table
 from mlhpc.submission.logs.findings import Finding, passes, verdict
-from mlhpc.submission.logs.ranks import RankTimes, read_ranks, running
+from mlhpc.submission.logs.ranks import read_ranks, running
 from mlhpc.submission.logs.run_directory import RunDirectory
 from mlhpc.submission.report import run_charts, run_sections
-from mlhpc.submission.report.predicted import Beside
-from mlhpc.submission.report.predicted import section as prediction_section
+from mlhpc.submission.report.predicted import Beside, predicted_table, words
 from mlhpc.submission.report.summary import (
     Part,
     data_rate,
@@ -27,43 +29,55 @@ from mlhpc.submission.report.summary import (
     throughput,
 )
 
+PROBLEMS_LISTED = 20
+
 
 def page(
     run: RunDirectory, findings: Sequence[Finding], ruleset: str, predicted: Beside | None = None
 ) -> str:
     """The whole HTML text. Missing parts are left out, and listed in a section of their own."""
-    rules, ranks = rules_text(run, ruleset), read_ranks(run.path)
+    rules, ranks, result = rules_text(run, ruleset), read_ranks(run.path), run.result
+    machines, bindings = run_sections.machines_of(run.env), read_bindings(run.env)
     reasons = no_score(run, findings)
     heading = registry.title(run.benchmark)
-    training_rules = " (MLPerf HPC training rules up to round 2.0)" * rules.startswith("hpc")
+    preset = f"preset {run.preset}" if run.preset else ""
+    seconds = run.log.time_to_train_s if run.log else None
+    found = [run_sections.findings_table([("", f) for f in findings])] if findings else []
     return render(
-        title=heading + (f", preset {run.preset}" if run.preset else ""),
-        blocks=[
-            _missing(run),
-            _breakdown(run),
-            energy_section(run.result.energy, run.log.time_to_train_s if run.log else None)
-            if run.result
-            else None,
-            prediction_section(predicted) if predicted else None,
-            _progress(run, ranks),
-            run_sections.processes(run, ranks),
-            run_sections.spatial(run),
-            run_sections.staging(run),
-            run_sections.hyperparameters(run),
-            run_sections.hardware(run),
-            run_sections.provenance(run),
-            None if running(run) else run_sections.check(findings, rules),
-            run_sections.epoch_table(run),
-        ],
-        foot="Time to train is run_stop − run_start on one monotonic clock over all ranks, staging included"
-        f"{training_rules}.",
+        template="mlhpc.submission.report:run.html",
+        title=", ".join(filter(None, (heading, preset))),
         heading=heading,
-        eyebrow="mlhpc training benchmark",
-        subtitle=f"preset {run.preset}" if run.preset else "",
+        subtitle=preset,
         meta=" · ".join(_meta(run)),
         pills=_pills(run, findings, rules),
         banners=_banners(run, reasons),
         hero=_hero(run, reasons),
+        # What the template's text speaks of.
+        result=result,
+        config=run.config,
+        rules=rules,
+        verdict=verdict(findings),
+        ranks=len(ranks),
+        cut=getattr(run.config.training, "spatial", ()) if run.config else (),
+        machines=count(len(machines), "node"),
+        shared_cores=shared_cores(bindings),
+        predicted=predicted,
+        unlisted=len(run.problems) - PROBLEMS_LISTED,
+        sections={
+            "missing": None if running(run) else _missing(run.problems[:PROBLEMS_LISTED]),
+            "breakdown": _breakdown(run),
+            "energy": energy_table(result.energy if result else None, seconds),
+            "prediction": [Banner(words(predicted)), predicted_table(predicted)] if predicted else None,
+            "training": Grid(drawn) if (drawn := run_charts.training(run, ranks)) else None,
+            "processes": run_sections.processes(ranks),
+            "spatial": run_sections.spatial(result.epochs) if result else None,
+            "staging": run_sections.staging(result) if result else None,
+            "hyperparameters": run_sections.hyperparameters(run),
+            "hardware": run_sections.hardware(machines, bindings),
+            "provenance": run_sections.provenance(run),
+            "check": None if running(run) else found,
+            "epochs": run_sections.epoch_table(run),
+        },
     )
 
 
@@ -128,23 +142,15 @@ def _hero(run: RunDirectory, reasons: Sequence[str]) -> list[tuple[str, str, str
     return cells
 
 
-def _missing(run: RunDirectory) -> Section | None:
-    if not run.problems or running(run):
-        return None
-    listed = run.problems[:20]
-    more = len(run.problems) - len(listed)
-    problems = table("missing", listed, {"file": lambda p: p[0], "problem": lambda p: p[1]}, text_columns=2)
-    about = "The report shows what could be read." + (f" {more} more are not listed." if more > 0 else "")
-    return Section("Missing pieces", about, (problems,))
+def _missing(problems: Sequence[tuple[str, str]]) -> Table:
+    columns = {"file": lambda problem: problem[0], "problem": lambda problem: problem[1]}
+    return table("missing", problems, columns, text_columns=2)
 
 
-def _breakdown(run: RunDirectory) -> Section | None:
+def _breakdown(run: RunDirectory) -> list[Figure | Table] | None:
     known = parts(run)
-    if not known:
-        return None
-    about = "Parts of the interval from run_start to run_stop, on rank 0. They add up to the total."
-    drawn = (run_charts.breakdown(known),) if any(part.seconds for part in known) else ()
-    return Section("Where the time went", about, (*drawn, breakdown_table(known)))
+    drawn = [run_charts.breakdown(known)] if any(part.seconds for part in known) else []
+    return [*drawn, breakdown_table(known)] if known else None
 
 
 def breakdown_table(known: Sequence[Part]) -> Table:
@@ -159,16 +165,3 @@ def breakdown_table(known: Sequence[Part]) -> Table:
         },
         foot=(Cell("Sum"), Cell(f"{total:.2f}"), Cell("100.0%")),
     )
-
-
-def _progress(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:
-    figures = (
-        run_charts.learning_curve(run),
-        *run_charts.training_curves(run),
-        run_charts.epoch_times(run),
-        run_charts.throughput(run),
-        run_charts.data_rate(run),
-        run_charts.step_times(ranks),
-    )
-    drawn = tuple(figure for figure in figures if figure)
-    return Section("Training, epoch by epoch", "", (Grid(drawn),)) if drawn else None

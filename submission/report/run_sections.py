@@ -1,4 +1,7 @@
-"""The sections of a run's page about staging, ranks, settings, hardware and provenance."""
+"""What the sections of a run's page show: their blocks, None for a section that is left out.
+
+``templates/run.html`` has the order of the sections and their text.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -6,17 +9,18 @@ from statistics import median
 from typing import Any
 
 from mlhpc.benchmarks import load, registry
-from mlhpc.common.pages.blocks import Cell, Details, Facts, Section, Table, number, table
+from mlhpc.common.pages.blocks import Cell, Details, Facts, Table, number, table
+from mlhpc.common.pages.charts import Figure
 from mlhpc.errors import count
-from mlhpc.submission.logs.bindings import bindings_table, read_bindings, shared_cores
-from mlhpc.submission.logs.findings import Finding, verdict
+from mlhpc.submission.logs.bindings import RankBinding, bindings_table
+from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.ranks import RankTimes
 from mlhpc.submission.logs.run_directory import Epoch, Result, RunDirectory, Staging
 from mlhpc.submission.report import run_charts
 from mlhpc.submission.report.summary import data_rates, digits, duration, packages_of, size
 
 
-def epoch_table(run: RunDirectory) -> Section | None:
+def epoch_table(run: RunDirectory) -> Details | None:
     if not (run.result and run.result.epochs):
         return None
     metric, rates = run.result.target.metric, data_rates(run)
@@ -24,7 +28,7 @@ def epoch_table(run: RunDirectory) -> Section | None:
         "epochs",
         run.result.epochs,
         {
-            "epoch": lambda e: Cell(str(e.epoch), value=e.epoch),
+            "epoch": lambda e: number(e.epoch, str),
             metric: lambda e: number(e.quality(metric), digits),
             "training loss": lambda e: number(e.train_loss, digits),
             "learning rate": lambda e: number(e.learning_rate, digits),
@@ -37,58 +41,43 @@ def epoch_table(run: RunDirectory) -> Section | None:
             "data rate": lambda e: number(rates.get(e.epoch), partial(size, per="/s")),
         },
     )
-    return Section("Epochs", "", (Details(f"{count(len(epochs.rows), 'epoch')} in numbers", (epochs,)),))
+    return Details(f"{count(len(epochs.rows), 'epoch')} in numbers", (epochs,))
 
 
-def processes(run: RunDirectory, ranks: Sequence[RankTimes]) -> Section | None:
+def processes(ranks: Sequence[RankTimes]) -> list[Table | Figure] | None:
     """Start-up, staging, waiting and memory of the ranks; their spread if there are several."""
-    quantities: list[tuple[str, list[float | None], Callable[[float], str]]] = [
-        ("start-up (init)", [r.init_s for r in ranks], duration),
-        ("staging", [r.staging_s for r in ranks], duration),
-        ("training", [r.train_s for r in ranks], duration),
-        ("data wait", [r.data_wait_s for r in ranks], duration),
-        ("longest single wait", [r.longest_wait_s for r in ranks], duration),
-        ("evaluation", [r.eval_s for r in ranks], duration),
-        ("peak memory of the process", [r.peak_bytes for r in ranks], size),
-        ("peak memory of the accelerator", [r.device_peak_bytes for r in ranks], size),
-    ]
-    rows = [row for name, values, write in quantities if (row := _spread(name, ranks, values, write))]
+    quantities: dict[str, tuple[Callable[[RankTimes], float | None], Callable[[float], str]]] = {
+        "start-up (init)": (lambda r: r.init_s, duration),
+        "staging": (lambda r: r.staging_s, duration),
+        "training": (lambda r: r.train_s, duration),
+        "data wait": (lambda r: r.data_wait_s, duration),
+        "longest single wait": (lambda r: r.longest_wait_s, duration),
+        "evaluation": (lambda r: r.eval_s, duration),
+        "peak memory of the process": (lambda r: r.peak_bytes, size),
+        "peak memory of the accelerator": (lambda r: r.device_peak_bytes, size),
+    }
+    rows = []
+    for name, (of_rank, write) in quantities.items():
+        if measured := sorted((value, r.rank) for r in ranks if (value := of_rank(r)) is not None):
+            spread = measured[0][0], median(value for value, _ in measured), measured[-1][0]
+            figures = (number(value, write) for value in spread)
+            rows.append((Cell(name), *figures, number(measured[-1][1], str)))
     if not rows:
         return None
     if len(ranks) == 1:
-        listed = Table("process", ("of the one rank", "value"), tuple((row[0], row[1]) for row in rows))
-        return Section("Start-up, waiting and memory", "Start-up is before run_start.", (listed,), half=True)
+        return [Table("process", ("of the one rank", "value"), tuple(row[:2] for row in rows))]
     head = ("over the ranks", "fastest or least", "median", "slowest or most", "on rank")
     chart = run_charts.rank_spread(ranks)
-    about = f"Spread over {count(len(ranks), 'rank')}. Start-up is before run_start."
-    return Section("Ranks", about, (Table("ranks", head, tuple(rows)), *filter(None, (chart,))))
+    return [Table("ranks", head, tuple(rows)), *filter(None, [chart])]
 
 
-def _spread(
-    name: str, ranks: Sequence[RankTimes], values: Sequence[float | None], write: Callable[[float], str]
-) -> tuple[Cell, ...] | None:
-    measured = [(value, rank.rank) for value, rank in zip(values, ranks, strict=True) if value is not None]
-    if not measured:
-        return None
-    least, most = min(measured)[0], max(measured)
-    figures = (least, median(value for value, _ in measured), most[0])
-    return (
-        Cell(name),
-        *(number(value, write) for value in figures),
-        Cell(str(most[1]), value=most[1]),
-    )
-
-
-def spatial(run: RunDirectory) -> Section | None:
-    """What ranks that share samples have exchanged, by epoch; None for a run whose samples are whole."""
-    epochs = [e for e in (run.result.epochs if run.result else ()) if e.halo_bytes is not None]
-    if not epochs:
-        return None
-    rows = table(
+def spatial(epochs: Sequence[Epoch]) -> Table:
+    """What ranks that share samples have exchanged, by epoch."""
+    return table(
         "spatial",
-        epochs,
+        [e for e in epochs if e.halo_bytes is not None],
         {
-            "epoch": lambda e: Cell(str(e.epoch), value=e.epoch),
+            "epoch": lambda e: number(e.epoch, str),
             "halos sent": lambda e: number(e.halo_bytes, size),
             "waiting for halos, s": lambda e: number(e.halo_seconds, digits),
             "of steps and evaluation": lambda e: number(_waiting(e), "{:.0%}".format),
@@ -96,14 +85,6 @@ def spatial(run: RunDirectory) -> Section | None:
             "waiting for samples, s": lambda e: number(e.slab_seconds, digits),
         },
     )
-    cut = getattr(run.config.training, "spatial", None) if run.config else None
-    parts = " × ".join(map(str, cut)) + " parts" if cut else "parts"
-    about = (
-        f"Each sample is cut into {parts} for a group of ranks. Bytes are those of all ranks, of the epoch and "
-        "its evaluation; times are those that the host of rank 0 waited: for halos within the steps and the "
-        "evaluation, for samples within the data wait."
-    )
-    return Section("Spatial parallelism", about, (rows,))
 
 
 def _waiting(epoch: Epoch) -> float | None:
@@ -112,16 +93,10 @@ def _waiting(epoch: Epoch) -> float | None:
     return epoch.halo_seconds / busy if busy and epoch.halo_seconds is not None else None
 
 
-def staging(run: RunDirectory) -> Section | None:
-    if not run.result:
-        return None
-    staging = run.result.staging
+def staging(result: Result) -> Facts:
+    staging = result.staging
     if staging is None:
-        cold = "The data set was dropped from the page cache before the run."
-        warm = "The data set was not dropped from the page cache: memory may have held it."
-        evicted = _yes_no(run.result.source_evicted, cold, warm)
-        in_place = f"Nothing was staged: training read the data set in place. {evicted}"
-        return Section("Staging", in_place, (Facts(_format_facts(run.result)),), half=True)
+        return Facts(_format_facts(result))
     facts = {
         "files": f"{staging.files:,}".replace(",", " "),
         "bytes": size(staging.bytes),
@@ -131,30 +106,25 @@ def staging(run: RunDirectory) -> Section | None:
         "mode": f"{staging.mode or 'not known'}{', packed on the way' if staging.packed else ''}",
         "first epoch": _overlap(staging),
         "read from the source": _source_bytes(staging),
-        **_format_facts(run.result),
+        **_format_facts(result),
+        **_exchanged(result),
         "target file system": staging.target_filesystem or "not known",
         "target is RAM": _yes_no(staging.target_is_ram, "yes: staged files take memory from training", "no"),
         "source": _yes_no(
-            run.result.source_evicted,
+            result.source_evicted,
             "evicted: no page of it was in memory before the run",
             "not known to be cold: the page cache may have held it",
         ),
         "checksums": _yes_no(staging.verified, "every file verified", "the data set has none"),
         "already in place": count(staging.kept, "file"),
     }
-    about = "Inside the clock, until the slowest rank has finished."
-    if staging.overlapped:
-        about = (
-            "Inside the clock, beside the first epoch: the time of staging is only what training did not hide, "
-            "and the rest of its cost is in a longer first epoch. Not comparable with runs that stage first."
-        )
-    return Section("Staging", about, (Facts(facts),), half=True)
+    return Facts(facts)
 
 
 _SCOPES = {
     "sample": "the whole data set, sample by sample",
     "node": "the samples of each node, which stay there",
-    "global": "the whole data set",  # what "sample" was called at first
+    "global": "node shards, redivided before every epoch",
 }
 
 
@@ -168,6 +138,18 @@ def _format_facts(result: Result) -> dict[str, str]:
     if data and data.samples_per_archive:
         facts["archives"] = f"of {count(data.samples_per_archive, 'sample')}, packed before the clock started"
     return facts
+
+
+def _exchanged(result: Result) -> dict[str, str]:
+    """What nodes have sent each other between epochs, so that each has a new share of the samples."""
+    sent = [epoch.exchange_bytes for epoch in result.epochs if epoch.exchange_bytes is not None]
+    if not sent:
+        return {}
+    spent = (result.breakdown_s or {}).get("exchange")
+    took = f" in {duration(spent)}" if spent else ""
+    return {
+        "exchanged between epochs": f"{count(len(sent), 'time')}, {size(sum(sent))} sent by all nodes{took}"
+    }
 
 
 def _overlap(staging: Staging) -> str:
@@ -198,35 +180,28 @@ def _yes_no(fact: bool | None, yes: str, no: str) -> str:
     return "not known" if fact is None else yes if fact else no
 
 
-def hyperparameters(run: RunDirectory) -> Section | None:
+def hyperparameters(run: RunDirectory) -> Facts | None:
+    values: dict[str, Any] = {}
     if run.config:
-        values = run.config.hyperparameters.logged()
-        training = run.config.training.applicable()
-        source = run.config.hyperparameters_from
-        about = "Names as in the MLPerf logging rules." + (f" Started from {source}." if source else "")
+        values = run.config.hyperparameters.logged() | run.config.training.applicable()
     elif run.log:
         # The keys of all benchmarks: those missing in this log are left out below.
-        keys = [key for name in registry.benchmarks() for key in load.hyperparameter_keys(name)]
-        values = {key: run.log.value(key) for key in dict.fromkeys(keys)}
-        training = {}
-        about = "From the log; config.toml is missing."
-    else:
-        return None
-    facts = {key: _list(value) for key, value in {**values, **training}.items() if value is not None}
-    return Section("Hyperparameters", about, (Facts(facts),), half=True) if facts else None
+        keys = (key for name in registry.benchmarks() for key in load.hyperparameter_keys(name))
+        values = {key: run.log.value(key) for key in keys}
+    return _known(values)
+
+
+def _known(values: Mapping[str, Any]) -> Facts | None:
+    facts = {key: _list(value) for key, value in values.items() if value is not None}
+    return Facts(facts) if facts else None
 
 
 def _list(value: object) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
 
 
-def hardware(run: RunDirectory) -> Section | None:
-    nodes = run.env.get("nodes")
-    machines = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
-    if not machines and run.env.get("hostname"):
-        machines = [run.env]
-    if not machines:
-        return None
+def hardware(machines: Sequence[Mapping[str, Any]], bindings: Sequence[RankBinding]) -> list[Table] | None:
+    """The nodes, identical ones in a row, and the cores of their ranks."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for machine in machines:
         memory = machine.get("memory_gib")
@@ -238,12 +213,16 @@ def hardware(run: RunDirectory) -> Section | None:
         )
         hosts.setdefault(kind, []).append(str(machine.get("hostname", "?")))
     rows = tuple((Cell(_some(names)), *map(Cell, kind)) for kind, names in hosts.items())
-    about = f"{count(len(machines), 'node')}; identical ones share a row. Cores are those this run may use."
     head = ("node", "processor", "cores", "memory", "accelerators")
-    bindings = read_bindings(run.env)
-    about += f" {shared}" if (shared := shared_cores(bindings)) else ""
-    tables = (Table("hardware", head, rows, text_columns=5), bindings_table(bindings))
-    return Section("Hardware", about, tuple(filter(None, tables)))
+    return [Table("hardware", head, rows, text_columns=5), bindings_table(bindings)] if machines else None
+
+
+def machines_of(env: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The nodes of a run."""
+    nodes = env.get("nodes")
+    listed = nodes if isinstance(nodes, list) else []
+    machines: list[Mapping[str, Any]] = [node for node in listed if isinstance(node, dict)]
+    return machines or ([env] if env.get("hostname") else [])
 
 
 def _grouped(names: object) -> str:
@@ -257,13 +236,13 @@ def _some(hosts: Sequence[str]) -> str:
     return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} … {hosts[-1]} ({len(hosts)} nodes)"
 
 
-def provenance(run: RunDirectory) -> Section | None:
+def provenance(run: RunDirectory) -> Facts | None:
     env, result = run.env, run.result
     commit = env.get("commit")
     changed = " with uncommitted changes" if env.get("dirty") else ""
     command = env.get("command")
     packages = packages_of(run.benchmark, run.framework, env.get("packages"))
-    facts: Mapping[str, Any] = {
+    facts = {
         "commit": f"{commit}{changed}" if commit else None,
         "date": env.get("date"),
         "command": " ".join(map(str, command)) if isinstance(command, list) else command,
@@ -276,8 +255,7 @@ def provenance(run: RunDirectory) -> Section | None:
         "packages": ", ".join(f"{k} {v}" for k, v in packages.items()) if packages else None,
         "mlhpc of the run": result.mlhpc if result else None,
     }
-    known_facts = {key: str(value) for key, value in facts.items() if value is not None}
-    return Section("Provenance", "", (Facts(known_facts),)) if known_facts else None
+    return _known(facts)
 
 
 def _samples(run: RunDirectory) -> str | None:
@@ -286,11 +264,6 @@ def _samples(run: RunDirectory) -> str | None:
     samples = run.result.samples
     shape = " × ".join(map(str, samples.shape))
     return f"{samples.train} for training, {samples.eval} for evaluation, each {shape}"
-
-
-def check(findings: Sequence[Finding], rules: str) -> Section:
-    about = f"mlperf-logging, ruleset {rules}, and mlhpc's own rules: {verdict(findings)}."
-    return Section("Check", about, (findings_table([("", f) for f in findings]),) if findings else ())
 
 
 def findings_table(findings: Sequence[tuple[str, Finding]]) -> Table:

@@ -7,6 +7,7 @@ warm-up, data wait included, on the clock of rank 0; ranks train in lockstep.
 """
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +25,10 @@ from mlhpc.submission.report.spread import Spread, spread
 Value = str | int | float | bool
 
 CELL = "cell.json"
-PLACES = ("batch", "ranks", "data", "storage")
-"""Settings of a cell besides the configuration of its runs: samples per rank and step (local batch size), ranks,
-the name of the data set's folder, and whether it is read in place (shared) or staged."""
+PLACES = ("codec", "batch", "ranks", "data", "storage")
+"""Settings of a cell besides the configuration of its runs: the codec of its data set where that was varied,
+samples per rank and step (local batch size), ranks, the name of the data set's folder, and whether it is read in
+place (shared) or staged."""
 SERVERS, UPDATES = "parameter_servers", "updates"
 """Settings of a cell that is trained by parameter servers: their number (0: a ring all-reduce), and whether
 updates are synchronous or asynchronous. No run has them: they lead to a program of their own
@@ -164,9 +166,16 @@ def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, when it did not
     finish, or its record does not fit the settings."""
     try:
-        return _measured(run, settings)
-    except (AttributeError, KeyError, OSError, RecursionError, TypeError) as error:
+        found = _measured(run, settings)
+    except (ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError) as error:
         raise ValueError(f"its record is damaged ({type(error).__name__}: {error})") from None
+    if found.steps < 1:
+        raise ValueError("it measured no steps")
+    if not (0 < found.seconds < math.inf and math.isfinite(found.wait_s)):
+        raise ValueError(
+            f"its record is damaged (steps of {found.seconds:g} s in all, {found.wait_s:g} s of them waiting)"
+        )
+    return found
 
 
 def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
@@ -264,15 +273,21 @@ def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
 def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
     """The cells, with data sets named by as much of their paths as distinguishes them, and staging named by its
     folder if there are several."""
-    data = _names({cell.data for cell in cells})
+    of = {cell.data: family(cell.data, str(cell.settings.get("codec", ""))) for cell in cells}
+    data = _names(set(of.values()))
     stages = _names({cell.stage for cell in cells if cell.stage})
     separate = []
     for cell in cells:
-        places: dict[str, Value] = {"data": data[cell.data]}
+        places: dict[str, Value] = {"data": data[of[cell.data]]}
         if cell.stage and len(stages) > 1:
             places["storage"] = f"staged in {stages[cell.stage]}"
         separate.append(replace(cell, settings={**cell.settings, **places}))
     return separate
+
+
+def family(data: str, codec: str) -> str:
+    """The path that the data sets of one origin share, which differ in their ``codec``: DIR of DIR-CODEC."""
+    return data.removesuffix(f"-{codec}") if codec else data
 
 
 def _names(paths: set[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages import bars, charts, plots
 from mlhpc.common.pages.charts import SERIES, Figure
 from mlhpc.submission.report.spread import Spread, spread
 from mlhpc.submission.report.study import (
@@ -20,13 +20,18 @@ from mlhpc.submission.report.summary import plain
 
 PANELS = 12
 """Maximum number of figures per section; the table has the rest."""
+BARS = 32
+"""Maximum number of bars in the figure of times; the table has the rest."""
 TITLE = {
+    "codec": "Codec",
     "batch": "Local batch size",
     GLOBAL_BATCH: "Global batch size",
     "ranks": "Ranks",
     "ranks_per_node": "Ranks per node",
     "data": "Data set and format",
     "storage": "Storage",
+    "data.train_samples": "Training samples of the data set",
+    "study.earlier_epochs": "Epochs read before",
     "network.name": "Network",
     "loading.loader": "Loader",
     SERVERS: "Parameter servers",
@@ -38,7 +43,7 @@ Panels = Sequence[tuple[str, Sequence[Cell]]]
 """Captions, and the cells drawn below each."""
 
 
-def throughput(study: Study, axis: str) -> tuple[list[Figure], int]:
+def throughput(study: Study, axis: str) -> tuple[tuple[Figure, ...], int]:
     """The figures of one setting, all on one scale, and how many were left out. All else is equal within a
     figure; over numbers, each value of the first other setting has a curve."""
     others = [other for other in study.axes if other != axis]
@@ -51,55 +56,72 @@ def throughput(study: Study, axis: str) -> tuple[list[Figure], int]:
             panels.append((caption, drawn))
     shown = panels[:PANELS]
     if not shown:
-        return [], 0
+        return (), 0
     figures = _curves(study, axis, series, shown) if numeric else _bars(study, axis, shown)
     return figures, len(panels) - len(shown)
 
 
-def variability(study: Study) -> list[Figure]:
+def variability(study: Study) -> tuple[Figure, ...]:
     """Fig. 4b of paper 003: how much longer the slowest repeat took than the fastest, by storage."""
-    if "storage" not in study.axes:
-        return []
     panels = []
-    for caption, cells in _panels(study, [axis for axis in study.axes if axis != "storage"]):
-        shares = [
-            (str(c.settings["storage"]), 100 * c.variability) for c in cells if c.variability is not None
-        ]
-        if len(shares) >= 2:
-            panels.append((caption, shares))
-    most = max((share for _, shares in panels for _, share in shares), default=0.0) or 1.0
-    return [
-        _columns(
-            [
-                {"x": name, "value": share, "top": f"{share:.1f}%", "says": f"{share:.1f}%"}
-                for name, share in shares
-            ],
-            range(len(shares)),
-            "storage",
-            "slowest over fastest, %",
-            most,
-            caption,
-        )
-        for caption, shares in panels[:PANELS]
-    ]
+    for caption, cells in _panels_without(study, "storage"):
+        percent = {
+            str(c.settings["storage"]): 100 * c.variability for c in cells if c.variability is not None
+        }
+        if len(percent) >= 2:
+            panels.append(
+                (caption, [_column(name, f"{share:.1f}%", share) for name, share in percent.items()])
+            )
+    most = max((row["y"] for _, rows in panels for row in rows), default=0.0) or 1.0
+    return tuple(
+        _columns(caption, rows, "storage", "slowest over fastest, %", most)
+        for caption, rows in panels[:PANELS]
+    )
 
 
-def accuracy(study: Study) -> list[Figure]:
+def sample_times(study: Study) -> tuple[Figure | None, int]:
+    """After Figs. 9 and 12 of paper 002: the time of a sample of the global batch, how much of it rank 0 waited
+    for data, and how many cells were left out. None unless what is read was varied."""
+    if not {"codec", "data", "storage", "data.train_samples", "study.earlier_epochs"} & set(study.axes):
+        return None, 0
+    rows = []
+    beside = grouped(study.cells, [axis for axis in study.axes if axis != "codec"])
+    for cell in (cell for cells in beside.values() for cell in cells):
+        if cell.runs:
+            seconds, samples, wait = (
+                sum(getattr(run, key) for run in cell.runs) for key in ("seconds", "samples", "wait_s")
+            )
+            name = ", ".join(
+                f"{study.name(axis)} {cell.settings[axis]}" for axis in study.axes if axis in cell.settings
+            )
+            wait = min(max(wait, 0.0), seconds)
+            sizes = {"data_wait": wait / samples, "step": (seconds - wait) / samples}
+            rows.append(bars.Bar(name, sizes))
+    if not rows:
+        return None, 0
+    shown = bars.stacked_bars(
+        rows[:BARS],
+        "Time of a sample",
+        parts={"data_wait": "waiting for data", "step": "rest of the step"},
+        value_title="milliseconds per sample",
+        write=lambda seconds: f"{plain(1e3 * seconds)} ms",
+        unit=1e-3,
+        bar_height=18,
+    )
+    return shown, len(rows) - len(rows[:BARS])
+
+
+def accuracy(study: Study) -> tuple[Figure, ...]:
     """Fig. 9b of paper 003: accuracy on the evaluation images, by the number of parameter servers."""
-    if SERVERS not in study.axes:
-        return []
     figures = []
-    for caption, cells in _panels(study, [axis for axis in study.axes if axis != SERVERS]):
+    for caption, cells in _panels_without(study, SERVERS):
         rows = []
         for cell in cells:
             if found := spread(run.servers.accuracy for run in cell.runs if run.servers):
-                mean, low, high = found.interval
-                whisker = {"low": low, "high": high} if found.has_interval else {}
-                rows.append({"x": str(cell.settings[SERVERS]), "value": mean, "top": f"{mean:.2f}",
-                             "says": f"{mean:.3f}", **whisker})  # fmt: skip
+                rows.append(_column(cell.settings[SERVERS], f"{found.mean:.2f}", found, f"{found.mean:.3f}"))
         if rows:
-            figures.append(_columns(rows, range(len(rows)), "parameter servers", "accuracy", 1.0, caption))
-    return figures[:PANELS]
+            figures.append(_columns(caption, rows, "parameter servers", "accuracy", 1.0))
+    return tuple(figures[:PANELS])
 
 
 def title(axis: str) -> str:
@@ -113,7 +135,14 @@ def _panels(study: Study, same: Sequence[str]) -> Iterator[tuple[str, list[Cell]
         yield ", ".join(f"{study.name(key)} {'not set' if v is None else v}" for key, v in named), cells
 
 
-def _curves(study: Study, axis: str, series: Sequence[str], panels: Panels) -> list[Figure]:
+def _panels_without(study: Study, axis: str) -> Iterator[tuple[str, list[Cell]]]:
+    """The cells that differ in ``axis`` alone; none where it was not varied."""
+    return (
+        _panels(study, [other for other in study.axes if other != axis]) if axis in study.axes else iter(())
+    )
+
+
+def _curves(study: Study, axis: str, series: Sequence[str], panels: Panels) -> tuple[Figure, ...]:
     """Figs. 6 and 11: a curve for each value of ``series``."""
     cells = [cell for _, drawn in panels for cell in drawn]
     xs = [float(cell.settings[axis]) for cell in cells]
@@ -126,76 +155,79 @@ def _curves(study: Study, axis: str, series: Sequence[str], panels: Panels) -> l
         constants = [(c, f"{c:g} per rank") for c in plots.round_constants(x_axis, y_axis)]
         levels = plots.level_lines(x_axis, y_axis, constants)
     names = [str(value) for value in study.values(series[0])] if series else [""]
+
+    def point(cell: Cell) -> dict[str, Any]:
+        rates = measured(cell)
+        mean, low, high = rates.interval
+        name = str(cell.settings[series[0]]) if series else ""
+        return {
+            "x": float(cell.settings[axis]),
+            "y": mean,
+            "low": max(low, y_axis.low) if rates.has_interval else None,
+            "high": high if rates.has_interval else None,
+            "series": name,
+            "cell": f"{name} {study.name(axis)} {cell.settings[axis]}".strip(),
+            "rate": _rate(rates),
+        }
+
     figures = []
     for caption, drawn in panels:
-        rows = []
-        for cell in sorted(drawn, key=lambda cell: float(cell.settings[axis])):
-            rates = measured(cell)
-            mean, low, high = rates.interval
-            name = str(cell.settings[series[0]]) if series else ""
-            rows.append(
-                {
-                    "x": float(cell.settings[axis]),
-                    "y": mean,
-                    "low": max(low, y_axis.low) if rates.has_interval else None,
-                    "high": high if rates.has_interval else None,
-                    "series": name,
-                    "cell": f"{name} {study.name(axis)} {cell.settings[axis]}".strip(),
-                    "rate": _rate(rates),
-                }
-            )
-        says = "; ".join(f"{row['cell']}: {row['rate']}" for row in rows)
-        tooltip = [("cell", "cell"), ("rate", "throughput")]
+        rows = sorted(map(point, drawn), key=lambda row: row["x"])
         figures.append(
             plots.curves(
                 rows,
-                says,
+                "; ".join(f"{row['cell']}: {row['rate']}" for row in rows),
                 x_axis=x_axis,
                 y_axis=y_axis,
                 series=names,
-                tooltip=tooltip,
+                tooltip=[("cell", "cell"), ("rate", "throughput")],
                 levels=levels,
                 title=caption,
             )
         )
-    return figures
+    return tuple(figures)
 
 
-def _bars(study: Study, axis: str, panels: Panels) -> list[Figure]:
+def _bars(study: Study, axis: str, panels: Panels) -> tuple[Figure, ...]:
     """Figs. 4a and 10: a column for each value of the setting, of the same colour in all figures."""
-    values = study.values(axis)
+    colour_of = {str(v): SERIES[n % len(SERIES)][0] for n, v in enumerate(study.values(axis))}
     most = max(measured(cell).interval[2] for _, drawn in panels for cell in drawn)
-    return [
-        _columns(
-            [_column(cell, cell.settings[axis]) for cell in drawn],
-            [values.index(cell.settings[axis]) for cell in drawn],
-            _axis_title(axis),
-            _THROUGHPUT,
-            most,
-            caption,
-        )
-        for caption, drawn in panels
-    ]
+    figures = []
+    for caption, drawn in panels:
+        rows = []
+        for cell in drawn:
+            rates = measured(cell)
+            rows.append(_column(cell.settings[axis], plain(rates.mean), rates, _rate(rates)))
+        colours = [colour_of[row["x"]] for row in rows]
+        figures.append(_columns(caption, rows, _axis_title(axis), _THROUGHPUT, most, colours))
+    return tuple(figures)
 
 
-def _column(cell: Cell, name: Value) -> dict[str, Any]:
-    rates = measured(cell)
-    mean, low, high = rates.interval
-    whisker = {"low": low, "high": high} if rates.has_interval else {}
-    return {"x": str(name), "value": mean, "top": plain(mean), "says": _rate(rates), **whisker}
+def _column(name: Value, top: str, value: float | Spread, says: str = "") -> dict[str, Any]:
+    """``top``: written above the column. ``says``: what hovering shows, ``top`` unless given."""
+    found = value if isinstance(value, Spread) else Spread(value, None, 1)
+    _, low, high = found.interval
+    whisker = {"low": low, "high": high} if found.has_interval else {}
+    return {"x": str(name), "y": found.mean, "top": top, "says": says or top, **whisker}
 
 
 def _columns(
-    rows: list[dict[str, Any]], series: Sequence[int], x_title: str, y_title: str, most: float, caption: str
+    caption: str,
+    rows: list[dict[str, Any]],
+    x_title: str,
+    y_title: str,
+    most: float,
+    colours: Sequence[str] | None = None,
 ) -> Figure:
-    return plots.columns(
+    """Columns of different colours, all figures of a section up to ``most``."""
+    return bars.columns(
         rows,
         "; ".join(f"{row['x']}: {row['says']}" for row in rows),
         x_title=x_title,
         y_title=y_title,
         tooltip=[("x", x_title), ("says", "measured")],
         y_max=most * 1.12,
-        colours=[SERIES[n % len(SERIES)][0] for n in series],
+        colours=colours or [SERIES[n % len(SERIES)][0] for n in range(len(rows))],
         long_names=sum(len(row["x"]) for row in rows) > 36,
         title=caption,
         static_width=300,

@@ -2,45 +2,66 @@
 
 After Han et al. 2019 (paper 003): throughput by network and storage and its variability (Fig. 4), over ranks
 (Fig. 6), by data format (Fig. 10), over the local batch size (Fig. 11). Means over repeats with 95% intervals.
+And after Ibrahim and Oliker 2022 (paper 002): throughput by codec, storage, batch and set size (Figs. 8, 10, 11),
+and how much of a sample's time is waiting for data (of Figs. 9 and 12).
 """
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 from mlhpc.benchmarks import registry
-from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table, number, table
+from mlhpc.common.pages.blocks import Cell, Grid, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.submission.report.study import GLOBAL_BATCH, Study, accuracy_loss, is_numeric
 from mlhpc.submission.report.study import Cell as StudyCell
-from mlhpc.submission.report.study_charts import accuracy, measured, throughput, title, variability
+from mlhpc.submission.report.study_charts import (
+    accuracy,
+    measured,
+    sample_times,
+    throughput,
+    title,
+    variability,
+)
 from mlhpc.submission.report.summary import plain
+
+Columns = dict[str, Callable[[StudyCell], Cell | str]]
 
 
 def page(study: Study) -> str:
     """The whole HTML text."""
-    first = study.cells[0].settings
-    benchmark = str(first.get("benchmark", ""))
-    banner = Banner(
-        "Throughput of training steps, data wait included; no run trained to its target. Not a result of the "
-        "benchmark."
-    )
+    benchmark = str(study.cells[0].settings.get("benchmark", ""))
+    variable, servers = variability(study), servers_table(study)
+    times, not_shown = sample_times(study)
     return render(
+        template="mlhpc.submission.report:study.html",
         title="Study",
-        eyebrow="mlhpc training benchmarks",
-        blocks=[
-            *(_section(study, axis) for axis in study.axes),
-            _variability(study),
-            _servers(study),
-            _in_numbers(study),
-        ],
-        foot="Cells are measured by runs of the suite; the data set is evicted from the page cache before each. "
-        "Intervals: 95% of the mean over three or more repeats (Student's t). After Han et al. 2019.",
         heading=registry.title(benchmark),
         subtitle=f"study of training throughput, preset {_all(c.settings.get('preset') for c in study.cells)}",
         meta=_meta(study),
-        banners=[banner],
+        axes=list(filter(None, (_throughput(study, axis) for axis in study.axes))),
+        times=times,
+        times_left_out=count(not_shown, "cell") if not_shown else "",
+        variability=Grid(variable, 3) if variable else None,
+        servers=[Grid(accuracy(study), 3), servers] if servers else None,
+        cells=cells_table(study),
+        relative="ranks" in study.axes,
     )
+
+
+def _throughput(study: Study, axis: str) -> dict[str, Any] | None:
+    """The section of one setting: curves over numbers, columns over words."""
+    figures, left_out = throughput(study, axis)
+    numeric = is_numeric(study.values(axis))
+    section = {
+        "key": axis,
+        "title": title(axis),
+        "numeric": numeric,
+        "figures": Grid(figures, 2 if numeric else 3),
+        "left_out": count(left_out, "more figure") if left_out else "",
+    }
+    return section if figures else None
 
 
 def _meta(study: Study) -> str:
@@ -55,41 +76,8 @@ def _meta(study: Study) -> str:
     return f"{meta} · {_machines(study)}"
 
 
-def _section(study: Study, axis: str) -> Section | None:
-    """Curves over numbers, columns over words."""
-    figures, left_out = throughput(study, axis)
-    if not figures:
-        return None
-    numeric = is_numeric(study.values(axis))
-    about = (
-        "Training throughput: means, with 95% intervals over three or more runs. All figures share one scale."
-    )
-    if numeric:
-        about += " Both axes are logarithmic."
-        if axis == "ranks":
-            about += " Dotted: the same samples/s per rank."
-    if left_out:
-        about += f" {count(left_out, 'more figure')} left out; the table has all."
-    return Section(title(axis), about, (Grid(tuple(figures), 2 if numeric else 3),))
-
-
-def _variability(study: Study) -> Section | None:
-    figures = variability(study)
-    about = "How much longer the slowest repeat took than the fastest, relative to the fastest."
-    return Section("Variability by storage", about, (Grid(tuple(figures), 3),)) if figures else None
-
-
-def _in_numbers(study: Study) -> Section:
-    about = "Means over the runs of a cell. Data wait is a share of the time of the steps."
-    if "ranks" in study.axes:
-        about += " Speed-up and efficiency: against the fewest ranks with the same other settings."
-    return Section("In numbers", about, (cells_table(study),))
-
-
 def cells_table(study: Study) -> Table:
     """Every cell of the study with its settings and what was measured; what matters less comes last."""
-    Columns = dict[str, Callable[[StudyCell], Cell | str]]
-    settings: Columns = {study.name(axis): partial(_setting, axis) for axis in study.axes}
     relative: Columns = {
         "speed-up": lambda cell: number(_speedup(study, cell)[0], "{:.3g}".format),
         "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
@@ -98,7 +86,7 @@ def cells_table(study: Study) -> Table:
         "study",
         study.cells,
         {
-            **(settings or {"cell": lambda cell: cell.path.name}),
+            **(_settings(study) or {"cell": lambda cell: cell.path.name}),
             "runs": lambda cell: Cell(str(len(cell.runs)), cell.failures, len(cell.runs)),
             "samples/s": lambda cell: number(_mean(run.samples_per_s for run in cell.runs), plain),
             "95% interval": _interval,
@@ -108,24 +96,8 @@ def cells_table(study: Study) -> Table:
             "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
             "staging, s": lambda cell: number(_mean(run.staging_s for run in cell.runs), plain),
         },
-        text_columns=len(settings) or 1,
+        text_columns=len(study.axes) or 1,
     )
-
-
-def _servers(study: Study) -> Section | None:
-    """What runs with parameter servers measured besides their throughput (paper 003, Figs. 9b, 12, Table III)."""
-    rows = servers_table(study)
-    if rows is None:
-        return None
-    about = (
-        "Accuracy: of the final weights on the evaluation images, after the same number of training samples; its "
-        "loss is against synchronous updates with the same other settings. Utilisation: share of the steps that "
-        "workers computed, by the host's clock. Host to device: batches, and weights or gradients, of all workers "
-        "(on a CPU nothing moves: the bytes that an accelerator would get). Staleness: updates of others "
-        "since a gradient's weights were fetched. Bytes of a server, or with none of a rank of the ring's sends, "
-        "are counted at the messages; by formula: 2·M·W/P, 2·M·(W−1)/W."
-    )
-    return Section("Accuracy and traffic", about, (Grid(tuple(accuracy(study)), 3), rows))
 
 
 def servers_table(study: Study) -> Table | None:
@@ -133,11 +105,8 @@ def servers_table(study: Study) -> Table | None:
     cells = [cell for cell in study.cells if any(run.servers for run in cell.runs)]
     if not cells:
         return None
-    settings: dict[str, Callable[[StudyCell], Cell | str]] = {
-        study.name(axis): partial(_setting, axis) for axis in study.axes
-    }
     columns = {
-        **settings,
+        **_settings(study),
         "accuracy": _figure("accuracy", "{:.3f}".format),
         "accuracy loss": lambda cell: number(accuracy_loss(study, cell), "{:+.3f}".format),
         "staleness": _figure("staleness", "{:.2f}".format),
@@ -147,7 +116,7 @@ def servers_table(study: Study) -> Table | None:
         "server or ring rank, MB/step": _figure("busiest_bytes", "{:.4g}".format, 1e6),
         "by formula, MB/step": _figure("predicted_bytes", "{:.4g}".format, 1e6),
     }
-    return table("servers", cells, columns, text_columns=len(settings))
+    return table("servers", cells, columns, text_columns=len(study.axes))
 
 
 def _figure(name: str, text: Callable[[float], str], unit: float = 1) -> Callable[[StudyCell], Cell | str]:
@@ -160,9 +129,14 @@ def _figure(name: str, text: Callable[[float], str], unit: float = 1) -> Callabl
     return cell_of
 
 
-def _setting(axis: str, cell: StudyCell) -> Cell:
-    value = cell.settings.get(axis, "")
-    return Cell(str(value), value=value)
+def _settings(study: Study) -> Columns:
+    """The columns of the settings that were varied."""
+
+    def setting(cell: StudyCell, axis: str) -> Cell:
+        value = cell.settings.get(axis, "")
+        return Cell(str(value), value=value)
+
+    return {study.name(axis): partial(setting, axis=axis) for axis in study.axes}
 
 
 def _interval(cell: StudyCell) -> str:
@@ -195,12 +169,10 @@ def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]
 def _machines(study: Study) -> str:
     """The machines and commits of the measurements; all are listed, since cells may differ in them."""
     environments = [run.environment for cell in study.cells for run in cell.runs if run.environment]
-    texts = []
+    texts: list[str] = []
     for describe in (_machine, _commit):
         kinds = list(dict.fromkeys(map(describe, environments)))
-        texts.append(
-            kinds[0] if len(kinds) == 1 else f"{len(kinds)} of them: {'; '.join(kinds)}" if kinds else ""
-        )
+        texts += kinds if len(kinds) < 2 else [f"{len(kinds)} of them: {'; '.join(kinds)}"]
     return " · ".join(filter(None, texts))
 
 
@@ -216,11 +188,8 @@ def _machine(environment: object) -> str:
 def _commit(environment: object) -> str:
     facts = environment if isinstance(environment, dict) else {}
     commit = facts.get("commit")
-    return (
-        f"commit {str(commit)[:12]}{' and changes' * bool(facts.get('dirty'))}"
-        if commit
-        else "commit unknown"
-    )
+    changes = " and changes" if facts.get("dirty") else ""
+    return f"commit {str(commit)[:12]}{changes}" if commit else "commit unknown"
 
 
 def _all(values: Iterable[object]) -> str:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from mlhpc.benchmarks import registry
+from mlhpc.errors import count
 from mlhpc.submission.check.official import rules_of
+from mlhpc.submission.logs.energy import NAMES as MEASURED
+from mlhpc.submission.logs.energy import joules_text, watts_text
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.phases import PARTS as LOG_PARTS
 from mlhpc.submission.logs.phases import phases
@@ -16,6 +19,7 @@ from mlhpc.submission.logs.run_directory import RunDirectory, Target
 
 PARTS = {
     "staging": ("Staging", "copying the data set to where training reads it"),
+    "exchange": ("Exchange", "nodes exchanging their shards between epochs"),
     "first_epoch_excess": (
         "First-epoch excess",
         "how much longer the first epoch took than the median of the others",
@@ -267,6 +271,12 @@ def progress_facts(now: Progress) -> dict[str, str]:
         facts["data wait"] = f"{now.data_wait_share:.1%} of training"
     if now.elapsed_s is not None:
         facts["clock"] = duration(now.elapsed_s)
+    for kind, used in now.energy.items():
+        power = "" if used.watts is None else f", now {watts_text(used.watts)}"
+        least = "at least " if used.at_least else ""
+        nodes = count(used.of_nodes, "node")
+        of = f"{used.nodes} of {nodes}" if used.nodes < used.of_nodes else nodes
+        facts[f"energy of {MEASURED[kind]}"] = f"{least}{joules_text(used.joules)}{power} ({of})"
     if now.left_s is not None:
         facts["time left"] = f"at most {duration(now.left_s)}"
     if now.status == "gone":

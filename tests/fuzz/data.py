@@ -16,13 +16,14 @@ from mlhpc.benchmarks import load
 from mlhpc.common.data import manifest
 from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.codecs.codec import find
-from mlhpc.common.formats import archive, npy, tfrecord
+from mlhpc.common.formats import archive, npy, tf_example, tfrecord
 from mlhpc.common.timing.breakdown import breakdown, read_events
 from mlhpc.common.training import checkpoint
 from mlhpc.cosmoflow import weights
 from mlhpc.cosmoflow.data import codec as cosmoflow
 from mlhpc.deepcam.data import codec as deepcam
 from mlhpc.deepcam.data import hdf5
+from mlhpc.deepcam.data.sample import Reader
 from mlhpc.errors import UserError
 from mlhpc.weights import save
 
@@ -36,7 +37,7 @@ def _files() -> dict[str, bytes]:
     """A good file of each kind."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        record = tfrecord.encode_example(COUNTS, np.ones(4, np.float32))
+        record = tf_example.encode_example(COUNTS, np.ones(4, np.float32))
         for gzip in (False, True):
             tfrecord.write_records(folder / f"gzip-{gzip}", [record], gzip)
         npy.write(folder / "npy", FIELDS)
@@ -76,7 +77,7 @@ def read_tfrecord(data: bytes, scratch: Path) -> None:
     """Every record has a checksum: what is read is what was written."""
     path = scratch / "a.tfrecord"
     path.write_bytes(data)
-    for x, y in tfrecord.read_examples(path, max_bytes=1 << 20):
+    for x, y in tf_example.read_examples(path, max_bytes=1 << 20):
         assert bytes(x) == COUNTS.tobytes() and (np.asarray(y) == 1).all()
 
 
@@ -138,13 +139,14 @@ def hdf5_bytes(rng: Random) -> bytes:
 
 
 def read_hdf5(data: bytes, scratch: Path) -> None:
-    """Where the file says where its arrays lie, they are there whole."""
+    """What is read is finite, has the sample's shape, and is what the HDF5 library reads."""
     path = scratch / "a.h5"
     path.write_bytes(data)
-    layout = hdf5.locate(path)
-    if layout is not None:
-        fields, labels = hdf5.read(path)
-        assert fields.ndim == 3 and labels.ndim == 2
+    x, y = np.empty(FIELDS.shape, np.float32), np.empty(FIELDS.shape[:2], np.uint8)
+    Reader(FIELDS.shape, None).read(path, x, y)
+    fields, labels = hdf5.read(path)
+    assert np.isfinite(x).all() and y.max() < 3
+    assert np.array_equal(x, fields.astype(np.float32)) and np.array_equal(y, labels)
 
 
 def events_bytes(rng: Random) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from fuzz.mutate import damaged_bytes
 from PIL import Image
 
-from mlhpc.common.formats import protobuf, tfrecord
+from mlhpc.common.formats import protobuf, tf_example, tfrecord
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data import image
 from mlhpc.resnet50.data.formats import ENCODED, INDEX, LABEL, LMDB, PIXELS, Images, Lmdb, Raw, Shards
@@ -126,7 +126,7 @@ def read_index(data: bytes, scratch: Path) -> None:
 @cache
 def _examples() -> list[bytes]:
     return [
-        tfrecord.encode_features({ENCODED: data, LABEL: [1 + i % _CLASSES]})
+        tf_example.encode_features({ENCODED: data, LABEL: [1 + i % _CLASSES]})
         for i, data in enumerate(_images()[:4])
     ]
 

@@ -89,9 +89,10 @@ def deepcam(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dict[
             first.write_bytes(encode_sample(encoder(codec, None, None, low, high), field, mask.astype("u1")))
         links(first, args.samples)
         files = sorted(train.iterdir())
-        if codec == "hdf5" and args.reference:
-            ways["reference"] = reference(root / codec, args.reference, 2, 2)
-            sizes["reference"] = first.stat().st_size
+        for workers in (0, 2) if codec == "hdf5" and args.reference else ():
+            theirs = f"reference, {workers} workers"
+            ways[theirs] = reference(root / codec, args.reference, 2, workers)
+            sizes[theirs] = first.stat().st_size
         pool = Pool(len(files), 1)
         for batch in (4, 1):
             loading = Loading(workers=2, prefetch=2, sample_dtype=args.sample_dtype)

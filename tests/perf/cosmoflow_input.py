@@ -27,7 +27,8 @@ from rich.table import Table
 from mlhpc.benchmarks.cosmoflow import Loading
 from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
-from mlhpc.common.formats.tfrecord import encode_example, write_records
+from mlhpc.common.formats.tf_example import encode_example
+from mlhpc.common.formats.tfrecord import write_records
 from mlhpc.cosmoflow.data.loader import Loader
 from mlhpc.cosmoflow.data.sample import list_samples
 from mlhpc.cosmoflow.tf.step import log_counts

@@ -4,11 +4,10 @@ first result.
     python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [installed] [first]
 
 DLIO_PYTHON is an interpreter that imports dlio_benchmark 2.0.0 and torch (docs/io.md says how one was made);
-FOLDER is
-on the disk to measure. Samples/s: both generate their own data of the same sizes, read it twice to fill the
-page cache,
-and then take turns with the same batch, reader threads (DLIO: PyTorch workers) and computation time; an epoch's
-duration is its own log's, from beginning to end. First result: a new environment, install, 16 files, one epoch.
+FOLDER is on the disk to measure. Samples/s: both generate their own data of the same sizes, read it twice to fill
+the page cache, and then take turns with the same batch, reader threads (DLIO: PyTorch workers) and computation
+time; an epoch's duration is its own log's, from beginning to end. First result: a new environment, install,
+16 files, one epoch.
 """
 
 import json
@@ -57,7 +56,7 @@ def ours(python: object, workload: Path, data: Path, out: Path, epochs: int) -> 
     """Samples/s of each epoch."""
     shutil.rmtree(out, ignore_errors=True)
     run(python, "-m", "mlhpc", "io", "run", workload, "--data", data, "--out", out, "--cache", "keep",
-        "--null-steps", 0, "--set", f"train.epochs={epochs}")  # fmt: skip
+        "--null-steps", 0, "--set", f"train.epochs={epochs}", cwd=out.parent)  # fmt: skip
     return [each["samples_per_s"] for each in json.loads((out / "result.json").read_text())["epochs"]]
 
 
@@ -154,7 +153,7 @@ def first(folder: Path, python: str) -> None:
         start = time.perf_counter()
         new = install_ours(folder / "venv-ours")
         workload = workload_file(folder, name, 16, size, 1, 2)
-        run(new, "-m", "mlhpc", "io", "generate", workload, "--data", folder / "first-ours")
+        run(new, "-m", "mlhpc", "io", "generate", workload, "--data", folder / "first-ours", cwd=folder)
         ours(new, workload, folder / "first-ours", folder / "out", 1)
         a = time.perf_counter() - start
         start = time.perf_counter()

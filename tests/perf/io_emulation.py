@@ -13,38 +13,60 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
+
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing.waiting import give_way, occupy, sharpen_timers
 from mlhpc.iobench.dataset.generate import generate
 from mlhpc.iobench.definition.schema import Dataset
-from mlhpc.iobench.formats.access import CountedFile, ReadStatistics
+from mlhpc.iobench.formats.access import Bytes, CountedFile
+from mlhpc.iobench.formats.counting import SPANS_KEPT, ReadStatistics
 
 
-def steps(folder: Path, asked: float = 5e-4, number: int = 4000) -> None:
+def steps(folder: Path, asked: float = 5e-4, number: int = 1000, turns: int = 8) -> None:
+    """Beside readers as a pipeline has them, whose memory the loop frees, and beside ones that free it themselves:
+    64 MiB go back to the kernel, for 0.2 ms in which the interpreter is locked."""
     path = folder / "steps.bin"
     path.write_bytes(os.urandom(64 << 20))
     stop = threading.Event()
 
-    def read() -> None:
+    def read(counts: ReadStatistics, free: bool) -> None:
         give_way()
-        file = CountedFile(path, ReadStatistics(), transfer=256 << 10)
+        file = CountedFile(path, counts, transfer=256 << 10)
+        out = np.empty(64 << 20, np.uint8)
         while not stop.is_set():
-            file.read(0, 64 << 20)
+            if free:
+                file.read(0, 64 << 20)
+            else:
+                file.read_into(0, out)
         file.close()
 
     sharpen_timers()
-    for readers in (0, 2):
-        stop.clear()
-        threads = [threading.Thread(target=read) for _ in range(readers)]
-        for thread in threads:
-            thread.start()
-        took = [occupy(asked) for _ in range(number)]
-        stop.set()
-        for thread in threads:
-            thread.join()
-        median, mean = statistics.median(took) / asked - 1, statistics.fmean(took) / asked - 1
-        print(f"steps of {1e3 * asked} ms, {readers} readers: median {median:+.2%}, mean {mean:+.2%}")
+    ways = {"no readers": (0, False), "2 readers": (2, False), "2 readers that free memory": (2, True)}
+    took: dict[str, list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(turns):
+        for way, (readers, free) in ways.items():
+            stop.clear()
+            counts = [ReadStatistics() for _ in range(readers)]
+            threads = [threading.Thread(target=read, args=(each, free)) for each in counts]
+            for thread in threads:
+                thread.start()
+            before, start = sum(each.bytes for each in counts), time.perf_counter()
+            took[way] += [occupy(asked) for _ in range(number)]
+            read_bytes = sum(each.bytes for each in counts) - before
+            rates[way].append(read_bytes / (time.perf_counter() - start) / 1e9)
+            stop.set()
+            for thread in threads:
+                thread.join()
+    for way, each in took.items():
+        median, mean = statistics.median(each) / asked - 1, statistics.fmean(each) / asked - 1
+        parts = [statistics.fmean(each[at : at + number]) / asked - 1 for at in range(0, len(each), number)]
+        print(
+            f"steps of {1e3 * asked} ms, {way}: median {median:+.2%}, mean {mean:+.2%} (turns {min(parts):+.2%} "
+            f"to {max(parts):+.2%}); read {statistics.median(rates[way]):.1f} GB/s"
+        )
     path.unlink()
 
 
@@ -67,38 +89,49 @@ def generation(folder: Path) -> None:
 
 
 def counting(folder: Path) -> None:
-    """Warm reads of 256 KB, where counting weighs most: counted against os.preadv into the same kind of memory."""
-    import numpy as np
-
+    """Warm reads of 256 KiB, where counting weighs most: counted against os.preadv into the same memory, once
+    that of the sample before, once new memory for every sample of 64 MiB. Totals, not medians: one read of many
+    pays for all of them."""
     path = folder / "counted.bin"
     path.write_bytes(os.urandom(64 << 20))
-    out = np.empty(64 << 20, np.uint8)
+    used, counts = np.empty(64 << 20, np.uint8), ReadStatistics()
 
-    def counted() -> None:
-        file = CountedFile(path, ReadStatistics(), transfer=256 << 10)
+    def counted(out: Bytes) -> None:
+        file = CountedFile(path, counts, transfer=256 << 10)
         file.read_into(0, out)
         file.close()
 
-    def bare() -> None:
-        fd = os.open(path, os.O_RDONLY)
+    def bare(out: Bytes) -> None:
+        fd, view = os.open(path, os.O_RDONLY), out.data
         for at in range(0, 64 << 20, 256 << 10):
-            os.preadv(fd, [out[at : at + (256 << 10)].data], at)
+            os.preadv(fd, (view[at : at + (256 << 10)],), at)
         os.close(fd)
 
-    ratios = []
-    for turn in range(40):
-        took = {}
-        for way in (counted, bare) if turn % 2 else (bare, counted):
-            start = time.process_time()
-            way()
-            took[way] = time.process_time() - start
-        ratios.append(took[counted] / took[bare] - 1)
-    print(f"counting reads of 256 KiB from the page cache: {statistics.median(ratios):+.2%}")
+    for memory in ("used", "new"):
+        took = {counted: 0.0, bare: 0.0}
+        turns = 4 * SPANS_KEPT // 256
+        for turn in range(turns):
+            for way in (counted, bare) if turn % 2 else (bare, counted):
+                out = used if memory == "used" else np.empty(64 << 20, np.uint8)
+                start = time.process_time()
+                way(out)
+                took[way] += time.process_time() - start
+        start = time.process_time()
+        counts.settle()
+        reading_s = counts.activity.reading_s
+        took[counted] += time.process_time() - start
+        assert reading_s > 0
+        cost, read = (took[counted] - took[bare]) / (256 * turns), took[bare] / (256 * turns)
+        print(
+            f"counting reads of 256 KiB from the page cache into {memory} memory: {1e6 * cost:.2f} µs of "
+            f"{1e6 * read:.1f}: {cost / read:+.2%}"
+        )
     path.unlink()
 
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
+    place.mkdir(parents=True, exist_ok=True)
     keep_memory()
     for measure in (steps, counting, generation):
         if measure.__name__ in (sys.argv[2:] or [measure.__name__]):

@@ -4,7 +4,7 @@ benchmark.
     .venv/bin/python tests/perf/io_similarity.py FOLDER [BENCHMARK...] [--train] [--repeats 3]
 
 FOLDER is on the storage in question, not in memory. The run is ``mlhpc run --evict`` for one epoch and its
-evaluation; with ``--train`` its steps are computed, otherwise they take the time of STEP_S (``--compute``): its
+evaluation; with ``--train`` its steps are computed, otherwise they take the time of the case (``--compute``): its
 readers and decoders are the suite's in both cases. The emulation is ``mlhpc io run`` on files of its own, with
 the page cache dropped. Each is observed ``--repeats`` times, and the median of every factor counts. The last
 columns compare the runs with each other: differences of that size are the machine's, not the emulation's. Needs a
@@ -17,38 +17,62 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from mlhpc.iobench.report.similarity import FACTORS, compare
 
-STEP_S = 0.02
-TRAIN, EVALUATE = 64, 16
-SHORT = [f"data.train_samples={TRAIN}", f"data.eval_samples={EVALUATE}", "training.max_epochs=1"]
 BATCH, WORKERS, PREFETCH = 4, 2, 4
-COMMON = [*SHORT, f"hyperparameters.global_batch_size={BATCH}", f"training.eval_batch_size={BATCH}",
-          f"loading.workers={WORKERS}", f"loading.prefetch={PREFETCH}"]  # fmt: skip
-RUNS = {
-    "cosmoflow": ["data.sample_shape=[64,64,64,4]", "network.conv_filters=2", "network.conv_layers=3",
-                  "data.simulation.grid=64", "data.simulation.particles=64"],
-    "deepcam": ["data.sample_shape=[192,288,16]", "network.width=0.1", "network.middle_blocks=1",
-                "data.simulation.test_samples=1"],
-    "resnet50": ["data.sample_shape=[224,224,3]", "data.simulation.side=512", "data.simulation.classes=4",
-                 "network.classes=4", "network.width=0.125", "training.epochs_between_evals=1"],
+
+
+class Case(NamedTuple):
+    """``step_s``: seconds of an emulated step, so short that I/O is at least 10% of a run's time."""
+
+    train: int
+    evaluate: int
+    step_s: float
+    settings: list[str]
+
+    def all_settings(self) -> list[str]:
+        return [
+            f"data.train_samples={self.train}",
+            f"data.eval_samples={self.evaluate}",
+            "training.max_epochs=1",
+            f"hyperparameters.global_batch_size={BATCH}",
+            f"training.eval_batch_size={BATCH}",
+            f"loading.workers={WORKERS}",
+            f"loading.prefetch={PREFETCH}",
+            *self.settings,
+        ]
+
+
+ROWS, COLUMNS = 384, 576  # of DeepCAM's samples
+CASES = {
+    "cosmoflow": Case(1024, 128, 0.02, [
+        "data.sample_shape=[64,64,64,4]", "network.conv_filters=2", "network.conv_layers=3",
+        "data.simulation.grid=64", "data.simulation.particles=64"]),
+    "deepcam": Case(256, 32, 0.02, [
+        f"data.sample_shape=[{ROWS},{COLUMNS},16]", "network.width=0.1", "network.middle_blocks=1",
+        "data.simulation.test_samples=1"]),
+    "resnet50": Case(2048, 256, 0.005, [
+        "data.sample_shape=[224,224,3]", "data.simulation.side=512", "data.simulation.classes=4",
+        "network.classes=4", "network.width=0.125", "training.epochs_between_evals=1"]),
 }  # fmt: skip
 
 
 def emulation(benchmark: str, data: Path) -> list[str]:
     """The workload's settings for a data set like ``data``: its sizes, and what the suite's documents say of how
     it reads, none of its code."""
+    case = CASES[benchmark]
     suffix = {"cosmoflow": "*.tfrecord*", "deepcam": "data-*.h5", "resnet50": "*.JPEG"}[benchmark]
     sizes = [path.stat().st_size for path in data.rglob(suffix) if "test" not in path.parts]
     mean = round(statistics.fmean(sizes))
     if benchmark == "deepcam":
-        field, mask, head, gap = 192 * 288 * 64, 192 * 288 * 8, 1072, 1632
+        field, mask, head, gap = ROWS * COLUMNS * 64, ROWS * COLUMNS * 8, 1072, 1632
         assert mean == head + field + gap + mask, "the layout is not the one described"
         extents = [
             "{bytes=8}", f"{{bytes={head}}}", f"{{offset={head + field},bytes={gap}}}",
-            # Blocks of rows of at most 1 MiB: 56 rows of 18 432 bytes.
-            f"{{offset={head},bytes={field},transfer_bytes={56 * 18432}}}",
+            # Blocks of whole rows of at most 1 MiB.
+            f"{{offset={head},bytes={field},transfer_bytes={(1 << 20) // (COLUMNS * 64) * COLUMNS * 64}}}",
             f"{{offset={head + field + gap},bytes={mask},transfer_bytes={1 << 20}}}",
         ]  # fmt: skip
         special = [f"dataset.sample_bytes={mean}", f"reader.extents=[{','.join(extents)}]"]
@@ -61,10 +85,17 @@ def emulation(benchmark: str, data: Path) -> list[str]:
             f"dataset.sample_bytes_stdev={statistics.pstdev(sizes):.0f}",
         ]
     return [
-        *special, f"dataset.files={TRAIN}", f"dataset.eval_files={EVALUATE}", f"reader.batch_size={BATCH}",
-        f"reader.eval_batch_size={BATCH}", f"reader.threads={WORKERS}", f"reader.prefetch={PREFETCH}",
-        f"train.computation={STEP_S}", f"evaluation.computation={STEP_S / 3}", "evaluation.every_epochs=1",
-    ]  # fmt: skip
+        *special,
+        f"dataset.files={case.train}",
+        f"dataset.eval_files={case.evaluate}",
+        f"reader.batch_size={BATCH}",
+        f"reader.eval_batch_size={BATCH}",
+        f"reader.threads={WORKERS}",
+        f"reader.prefetch={PREFETCH}",
+        f"train.computation={case.step_s}",
+        f"evaluation.computation={case.step_s / 3}",
+        "evaluation.every_epochs=1",
+    ]
 
 
 def words(settings: list[str]) -> list[str]:
@@ -93,19 +124,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("benchmarks", nargs="*", default=list(RUNS))
+    parser.add_argument("benchmarks", nargs="*", default=list(CASES))
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    for benchmark in options.benchmarks or RUNS:
+    for benchmark in options.benchmarks or CASES:
         folder = options.folder / benchmark
         data, files = folder / "data", folder / "files"
-        settings = ["--preset", "smoke", *words([*COMMON, *RUNS[benchmark]])]
+        settings = ["--preset", "smoke", *words(CASES[benchmark].all_settings())]
         if not data.exists():
             mlhpc("data", "make", benchmark, "--out", data, *settings)
         workload = words(emulation(benchmark, data))
         mlhpc("io", "generate", benchmark, "--data", files, *workload)
-        compute = [] if options.train else ["--compute", str(STEP_S)]
+        compute = [] if options.train else ["--compute", str(CASES[benchmark].step_s)]
         real, emulated, shares = [], [], []
         for number in range(options.repeats):
             run = (

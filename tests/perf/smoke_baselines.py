@@ -21,7 +21,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 
-from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats import tf_example
 
 Array = npt.NDArray[Any]
 SPLITS = ("train", "validation")
@@ -29,7 +29,7 @@ SPLITS = ("train", "validation")
 
 def cosmoflow(data: Path) -> None:
     def statistics(path: Path) -> tuple[Array, Array]:
-        ((raw, targets),) = tfrecord.read_examples(path)
+        ((raw, targets),) = tf_example.read_examples(path)
         counts = np.frombuffer(raw, "<i2").reshape(-1, 4)
         logs = np.log1p(counts.astype(np.float32))
         shares = [np.bincount(np.minimum(c, 60), minlength=61) / len(counts) for c in counts.T]

@@ -1,5 +1,6 @@
 """The memory model beside what a process really takes on a CPU: python tests/perf/step_memory.py [BENCHMARK PRESET
-BATCH]. Two steps; the growth of the process from before the model to its highest point."""
+BATCH plain|own KEY=VALUE…]. Two steps; the growth of the process from before the model to its highest point. The
+kernels are PyTorch's or, for DeepCAM, the suite's own; KEY=VALUE changes settings of the preset."""
 
 import resource
 import sys
@@ -18,8 +19,10 @@ from mlhpc.resnet50.model import build_model as build_resnet50
 from mlhpc.resnet50.optim.optimizer import make_optimizer as resnet50_optimizer
 
 
-def main(benchmark: str = "deepcam", preset: str = "mini", batch: str = "2", kernels: str = "plain") -> None:
-    run, samples = load(benchmark, preset), int(batch)
+def main(
+    benchmark: str = "deepcam", preset: str = "mini", batch: str = "2", kernels: str = "plain", *settings: str
+) -> None:
+    run, samples = load(benchmark, preset, settings), int(batch)
     rows, columns, channels = run.data.sample_shape
     x = torch.randn(samples, channels, rows, columns)
     keep_memory()

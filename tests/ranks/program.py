@@ -1,13 +1,18 @@
 """One rank of a test: connect, do every collective, and end the way the command line says.
 
-``python program.py HOW [RANK]``, HOW one of well, absent, kill, raise, leave, gradients. RANK (default 1)
-does it; the others wait for it in a collective. FRAMEWORK is horovod (default) or torch; ROLL_CALL_S is the
-time of the roll call in seconds.
+``python program.py HOW [RANK]``, HOW one of well, absent, kill, raise, leave, midway, gradients. RANK (default
+1) does it; the others wait for it in a collective. midway: killed while a collective carries data, and the roll
+call of the others hears of it after the collective failed. FRAMEWORK is horovod (default) or torch; ROLL_CALL_S
+is the time of the roll call in seconds.
 """
 
 import os
 import signal
 import sys
+import threading
+import time
+
+import numpy as np
 
 from mlhpc.common.ranks import environment, launch
 from mlhpc.common.ranks.world import Loss, World
@@ -49,6 +54,14 @@ def work(world: World, how: str, who: int) -> None:
                 raise ValueError("sample 7 is not finite")
             case "leave":
                 sys.exit(3)
+            case "midway":
+                threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if how == "midway":
+        roll_call = world.roll_call
+        lose = roll_call._lose
+        roll_call._lose = lambda *lost: time.sleep(1.0) or lose(*lost)
+        while True:
+            world.sum(np.ones(1 << 22))  # 32 MiB: almost all the time is spent in here
     world.barrier()  # without the lost rank this never returns
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from mlhpc.common.data import manifest
 from mlhpc.common.ranks import launch
-from mlhpc.common.staging import copier, ring
+from mlhpc.common.staging import copier, transfer
 from mlhpc.common.staging.stage import stage
 
 source, folder, victim = Path(sys.argv[1]), Path(sys.argv[2]), int((*sys.argv, -1)[3])
 read_from_source = 0
-read, pieces = copier._read, ring._pieces
+read, pieces = copier._read, transfer._pieces
 
 
 def counted(reader, *more):
@@ -34,7 +34,7 @@ def ended_halfway(connection, size, *more):
 copier._read = counted
 with launch.joined("sockets") as world:
     if world.rank == victim:
-        ring._pieces = ended_halfway
+        transfer._pieces = ended_halfway
     world.enter("staging")
     dataset = manifest.describe(source, world)
     report = stage(dataset, folder / f"node{world.node}", world, "replicate", workers=1, read_once=True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from getpass import getuser
@@ -21,9 +21,9 @@ from smoke.conftest import climate, tiny_data
 
 __all__ = ["climate", "tiny_data"]  # the fixtures of the smoke tests
 
-# linuxproc and no task plugin: what needs neither root's cgroups nor a second kernel. AuthInfo and the ports
-# keep it apart from a Slurm that this machine may belong to. Nodes without names in any name service, as on
-# many a cloud: the roll call has to find rank 0 nevertheless.
+# linuxproc, and the task plugins none and affinity: what needs neither root's cgroups nor a second kernel.
+# AuthInfo and the ports keep it apart from a Slurm that this machine may belong to. Nodes without names in any
+# name service, as on many a cloud: the roll call has to find rank 0 nevertheless.
 CONF = """\
 ClusterName={cluster}
 SlurmctldHost={host}(127.0.0.1)
@@ -32,7 +32,7 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/{tasks}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 JobAcctGatherType=jobacct_gather/none
@@ -48,8 +48,8 @@ SlurmdLogFile={folder}/slurmd.%n.log
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=30
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus}
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus}
 PartitionName=all Nodes=n0,n1 Default=YES State=UP
 """
 
@@ -69,16 +69,26 @@ class Slurm:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Slurm]:
+    yield from _cluster(tasks="none", cpus=4)
+
+
+@pytest.fixture(scope="module")
+def binding_slurm() -> Iterator[Slurm]:
+    """One that binds tasks to the cores that this machine has."""
+    yield from _cluster(tasks="affinity", cpus=os.cpu_count() or 1)
+
+
+def _cluster(**settings: object) -> Iterator[Slurm]:
     need("slurmctld", "slurmd", "munged", "srun", "sbatch")
     # Not in pytest's folder: the path of a socket has 108 bytes at most.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     try:
-        yield from _cluster(folder)
+        yield from _started(folder, settings)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _cluster(folder: Path) -> Iterator[Slurm]:
+def _started(folder: Path, settings: Mapping[str, object]) -> Iterator[Slurm]:
     folder.chmod(0o755)
     for name in ("state", "spool.n0", "spool.n1"):
         (folder / name).mkdir()
@@ -93,6 +103,7 @@ def _cluster(folder: Path) -> Iterator[Slurm]:
             host=socket.gethostname(),
             user=getuser(),
             ports=_free_ports(3),
+            **settings,
         )
     )
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PMI", "OMPI_"))}

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 from smoke.conftest import climate_settings, result
 
-from mlhpc.common.data.manifest import index, verify
+from mlhpc.common.data.manifest import index
+from mlhpc.common.data.verify import verify
 from mlhpc.common.ranks.world import Solo
 
 # One Slurm: its tests run one after the other in one worker, as `--dist loadfile` has the tests of a file.
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parents[1] / "ranks" / "read_once.py"
+EXCHANGE = PROGRAM.with_name("exchange_shards.py")
 
 
 @pytest.fixture
@@ -42,6 +44,17 @@ def test_the_nodes_read_the_source_once_between_them(slurm, source, tmp_path, ea
     for node in ("node0", "node1"):
         assert contents(tmp_path / node) == contents(source.root)
         assert verify(tmp_path / node, workers=1) == []
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_the_nodes_exchange_their_shards(slurm, source, tmp_path, each):
+    done = slurm.run(
+        "srun", "-N2", f"--ntasks-per-node={each}", sys.executable, EXCHANGE, source.root, tmp_path, 4
+    )
+    assert done.returncode == 0, done.stderr
+    held = [contents(tmp_path / node) for node in ("node0", "node1")]
+    assert held[0] | held[1] == contents(source.root) and not held[0].keys() & held[1].keys()
+    assert len(held[0]) == len(held[1])
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -14,10 +14,11 @@ import pytest
 from helpers.warm import WarmPython, run_warm
 
 # What is imported once for all programs of these tests. No TensorFlow where PyTorch trains: it is blocked there.
-TENSORFLOW = ("mlhpc.cosmoflow.tf.train", "horovod.tensorflow")
+COMMANDS = ("mlhpc.cli", "mlhpc.run")
+TENSORFLOW = ("mlhpc.cosmoflow.tf.train", "horovod.tensorflow", *COMMANDS)
 TRAIN_WITH_PYTORCH = ("mlhpc.cosmoflow.pytorch.train", "mlhpc.deepcam.train", "mlhpc.resnet50.train")
-PYTORCH = ("!tensorflow", "!keras", "!horovod", *TRAIN_WITH_PYTORCH)
-NO_FRAMEWORK = ("mlhpc.submission.report.report", "mlhpc.run")
+PYTORCH = ("!tensorflow", "!keras", "!horovod", *TRAIN_WITH_PYTORCH, *COMMANDS)
+NO_FRAMEWORK = ("mlhpc.submission.report.report", *COMMANDS)
 LOADED = {"cosmoflow": TENSORFLOW, "deepcam": PYTORCH, "resnet50": PYTORCH}
 
 # 24 + 7 universes: small enough for seconds, and neither divides by a batch of 8 or by two ranks.

@@ -23,10 +23,12 @@ read them in place; the file ends with the last one. Nothing is allocated on the
 been compared with the bytes that are there.
 """
 
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -168,6 +170,21 @@ def peek(head: bytes) -> tuple[str, tuple[int, ...]] | None:
         return None
     _, _, axes, _, codec, _, *extents = _HEAD.unpack_from(head)
     return codec.rstrip(b"\0").decode("latin-1"), tuple(extents[:axes])
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is a frame and ends where its list of sections says, which is all that is read of it. A file
+    that lost its end, as a power cut leaves it, is not. Raises OSError."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES + _SECTION.size * _MOST_SECTIONS)
+        size = os.fstat(file.fileno()).st_size
+    if peek(head) is None:
+        return False
+    end = HEAD_BYTES + _SECTION.size * head[11]
+    if HEAD_BYTES < end <= len(head):
+        _, offset, length, _ = _SECTION.unpack_from(head, end - _SECTION.size)
+        end = offset + length
+    return bool(end == size)
 
 
 def read(sample: Sample) -> memoryview:

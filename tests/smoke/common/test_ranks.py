@@ -62,6 +62,8 @@ def test_gradients_variables_and_groups_are_those_of_all_ranks(framework):
     [
         ("kill", "0", "killed or crashed"),
         ("kill", "1", "killed or crashed"),
+        ("midway", "0", "killed or crashed"),
+        ("midway", "1", "killed or crashed"),
         ("raise", "1", "ValueError: sample 7 is not finite"),
         ("leave", "1", "killed or crashed"),  # exits cleanly but without notifying the others
     ],

@@ -7,13 +7,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from mlhpc.common.formats.tfrecord import (  # noqa: E402
-    encode_example,
-    encode_features,
-    packer_of,
-    read_examples,
-    write_records,
-)
+from mlhpc.common.formats.tf_example import encode_example, encode_features, read_examples  # noqa: E402
+from mlhpc.common.formats.tfrecord import packer_of, write_records  # noqa: E402
 
 RNG = np.random.default_rng(7)
 X = RNG.poisson(1.5, (8, 8, 8, 4)).astype(np.int16)

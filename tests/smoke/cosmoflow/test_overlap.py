@@ -7,7 +7,7 @@ import pytest
 from smoke.conftest import mlhpc, mllog, result, settings, trace
 
 
-@pytest.mark.parametrize("framework", ["tensorflow", "pytorch"])
+@pytest.mark.parametrize("framework", [pytest.param("tensorflow", marks=pytest.mark.slow), "pytorch"])
 def test_a_run_that_stages_meanwhile_has_the_same_losses(
     tiny_data: Path, tmp_path: Path, framework: str
 ) -> None:
@@ -34,7 +34,12 @@ def test_a_run_that_stages_meanwhile_has_the_same_losses(
     assert "Not comparable with runs that stage first" in (beside / "report.html").read_text()
 
 
-def test_instances_that_share_a_stage_do_not_overlap_it(tiny_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings", [("staging.overlap=true",), ("staging.mode=shard", "staging.exchange=true")]
+)
+def test_instances_that_share_a_stage_neither_overlap_nor_exchange_it(
+    tiny_data: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
     words = (
         "--data",
         tiny_data,
@@ -45,5 +50,6 @@ def test_instances_that_share_a_stage_do_not_overlap_it(tiny_data: Path, tmp_pat
         "--instances",
         "2",
     )
-    done = mlhpc("campaign", "cosmoflow", "--preset", "smoke", *words, "--set", "staging.overlap=true")
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    done = mlhpc("campaign", "cosmoflow", "--preset", "smoke", *words, *chosen)
     assert done.returncode == 2 and "instances share a stage" in done.stderr

@@ -139,6 +139,24 @@ def test_a_damaged_file_ends_the_run_with_its_name(place, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("which", [3, 9])
+def test_a_file_that_one_rank_finds_damaged_is_one_line_of_the_whole_run(place, tmp_path, which):
+    """Whichever rank reads it: rank 0, of which another tells, or one of which rank 0 tells."""
+    path = place / f"data/train/{which:05}.npz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1000])
+    try:
+        more = ("--ranks", 3, "--null-steps", 0, "--set", "reader.file_order=sequential")
+        done = run(place, tmp_path / "out", *more)
+    finally:
+        path.write_bytes(whole)
+    assert done.returncode in (1, 2)
+    (line,) = done.stderr.splitlines()
+    rank = which // 4  # 12 files, in their order, in equal stretches
+    assert f"mlhpc: rank {rank} on " in line and "in phase 'epoch 1'" in line and path.name in line
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_killed_rank_is_named_and_nothing_is_left(place, tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-m", "mlhpc", "io", "run", str(place / "tiny.toml")]

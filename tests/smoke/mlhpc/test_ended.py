@@ -76,7 +76,8 @@ def test_a_rank_that_ends_during_the_run_is_named_and_the_result_is_aborted(
     assert run.returncode not in (0, None) and "Traceback" not in output, output
     lines = [line for line in output.splitlines() if "mlhpc: " in line]
     assert sum("rank 1 on" in line and message in line for line in lines) == 1, output
-    assert len(lines) == 2, output  # rank 0's, and that of rank 1, or of the process that started it
+    # Of a killed rank the process that started it says what a rank cannot: that memory may be why.
+    assert len(lines) == (2 if how == signal.SIGKILL else 1), output
     stops = [record for record in mllog(out) if record["key"] == "run_stop"]
     assert [stop["metadata"]["status"] for stop in stops] == ["aborted"]
     left = result(out)

@@ -47,6 +47,7 @@ def test_it_trains_to_target_stages_and_passes_the_check(installed, data, tmp_pa
     assert reported.returncode == 0 and "Blobs" in (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_campaign_of_it_has_a_score(installed, data, tmp_path):
     done = mlhpc("campaign", "blobs", "--data", data, "--out", tmp_path / "campaign", env=installed)
     assert done.returncode == 0, done.stdout + done.stderr

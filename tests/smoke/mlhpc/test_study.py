@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
-from smoke.conftest import climate_settings, mlhpc, rank_process, settings, wait_for
+from smoke.conftest import climate_settings, mlhpc, rank_process, result, settings, wait_for
 from smoke.resnet50.test_run import settings as image_settings
 
 from mlhpc.common.timing.breakdown import read_events
@@ -80,6 +81,59 @@ def test_resnet50_over_networks_and_formats(tmp_path):
         check_cell(cell, 1, 2, 4)
     record = json.loads((tmp_path / "study" / "study.json").read_text())
     assert [len(cell["runs"]) for cell in record["cells"]] == [1] * 4
+
+
+def test_codecs_over_storage(climate, tmp_path):
+    """As a part of paper 002's Fig. 8, of samples of 32 x 48."""
+    data = tmp_path / "climate"
+    data.symlink_to(climate)
+    converted = mlhpc("data", "convert", "deepcam", data, tmp_path / "climate-delta", "--codec", "delta")
+    assert converted.returncode == 0, converted.stderr
+    done = mlhpc(
+        "study", "deepcam", "--data", data, "--out", tmp_path / "study", "--repeats", 1, "--warmup", 1,
+        "--steps", 1, "--vary", "codec=hdf5,delta", "--vary", f"storage=shared,{tmp_path / 'disk'}",
+        "--vary", "batch=2", "--vary", "data.train_samples=4", "--set", "study.earlier_epochs=1",
+        *climate_settings(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    study = read(tmp_path / "study")
+    assert study.axes == ("codec", "storage") and len(study.cells) == 4
+    for cell in study.cells:
+        run = check_cell(cell, 1, 1, cell.settings["batch"])
+        record = result(run.path)
+        assert record["data"]["codec"] == (None if cell.settings["codec"] == "hdf5" else "delta")
+    page = (tmp_path / "study" / "study.html").read_text()
+    for title in ("Codec", "Storage", "Time of a sample"):
+        assert f"<h2>{title}</h2>" in page
+
+
+@pytest.mark.parametrize("benchmark", ["cosmoflow", "deepcam", "resnet50"])
+def test_earlier_epochs_read_the_whole_set_before_the_steps(benchmark, tiny_data, climate, tmp_path):
+    """A damaged sample that the steps do not reach is found by the epoch before them."""
+    size = {"cosmoflow": settings, "deepcam": climate_settings, "resnet50": image_settings}[benchmark]()
+    data = tmp_path / "data"
+    if benchmark == "resnet50":
+        assert mlhpc("data", "make", "resnet50", "--out", data, *size).returncode == 0
+    else:
+        shutil.copytree(tiny_data if benchmark == "cosmoflow" else climate, data)
+    words = ["study", benchmark, "--data", data, "--out", tmp_path / "study", "--repeats", 1, "--warmup", 0]
+    words += ["--steps", 1, "--vary", "batch=2", *size]
+    samples = sorted(path for path in (data / "train").rglob("*") if path.is_file())
+    for damaged in samples[:3]:  # the one step reads two samples, so not all of these
+        whole = damaged.read_bytes()
+        damaged.write_bytes(whole[: len(whole) // 2])
+        if mlhpc(*words).returncode == 0:
+            break
+        damaged.write_bytes(whole)
+    else:
+        pytest.fail("a step of two samples read three")
+    done = mlhpc(*words, "--set", "study.earlier_epochs=1")
+    assert done.returncode == 1 and damaged.name in done.stdout
+    damaged.write_bytes(whole)
+    done = mlhpc(*words, "--set", "study.earlier_epochs=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    study = read(tmp_path / "study")
+    assert study.axes == ("study.earlier_epochs",) and [len(cell.runs) for cell in study.cells] == [1, 1]
 
 
 SERVERS = ["network.name=lenet", "training.preprocessing=torchvision", "training.sgd=pytorch"]

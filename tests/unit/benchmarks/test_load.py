@@ -132,3 +132,55 @@ def test_another_file_as_config_toml_is_a_one_line_error(tmp_path, text, said):
     with pytest.raises(UserError, match=said) as error:
         load.load_file(path, "cosmoflow")
     assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def config_with(tmp_path, before, after):
+    """A run's config.toml with one line changed, and the number of that line."""
+    text = load.dumps(load.load("cosmoflow", "smoke"))
+    assert text.count(before) == 1
+    path = tmp_path / "config.toml"
+    path.write_text(text.replace(before, after))
+    return path, text[: text.index(before)].count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("max_epochs = 16", "max_epochs = -3", "training.max_epochs: .*got -3"),
+        ("max_epochs = 16", "max_epoch = 16", "unknown key 'training.max_epoch'; did you mean"),
+        ("conv_kernel = 3", "conv_kernel = 3.5", "network.conv_kernel: .*got 3.5"),
+        ("dropout = 0.0", 'dropout = "none"', "hyperparameters.dropout: .*got 'none'"),
+        ('framework = "tensorflow"', 'framework = "caffe"', "no training.framework 'caffe'"),
+        ('framework = "tensorflow"', "framework = [1]", "no training.framework"),
+        ('mode = "replicate"', 'mode = "mirror"', "staging.mode: .*got 'mirror'"),
+    ],
+)
+def test_a_bad_setting_of_a_config_toml_is_named_with_its_line(tmp_path, before, after, said):
+    path, line = config_with(tmp_path, before, after)
+    with pytest.raises(UserError, match=said) as error:
+        load.load_file(path, "cosmoflow")
+    assert str(error.value).startswith(f"{path}, line {line}: ") and "\n" not in str(error.value)
+
+
+def test_an_element_of_a_list_is_named_with_the_line_of_the_list(tmp_path):
+    text = load.dumps(load.load("cosmoflow", "smoke"))
+    start = text.index("dense_units")
+    path = tmp_path / "config.toml"
+    path.write_text(f'{text[:start]}dense_units = [8, "many"]\n{text[text.index("]", start) + 2 :]}')
+    line = text[:start].count("\n") + 1
+    with pytest.raises(UserError, match=rf"config.toml, line {line}: network.dense_units.1: "):
+        load.load_file(path, "cosmoflow")
+
+
+def test_a_setting_given_over_a_config_toml_is_not_blamed_on_the_file(tmp_path):
+    path, line = config_with(tmp_path, "max_epochs = 16", "max_epochs = 16")
+    for setting in ("training.max_epochs=-3", "training.epochs=3", "training=3"):
+        with pytest.raises(UserError) as error:
+            load.load_file(path, "cosmoflow", [setting])
+        assert str(path) not in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"hyperparameters.dropout: .*got 7") as error:
+        load.load_file(path, "cosmoflow", [], {"hyperparameters": {"dropout": 7}})
+    assert str(path) not in str(error.value)
+    path, line = config_with(tmp_path, "max_epochs = 16", "max_epochs = -3")
+    with pytest.raises(UserError, match=f"config.toml, line {line}: training.max_epochs"):
+        load.load_file(path, "cosmoflow", ["training.eval_batch_size=2"])

@@ -5,6 +5,8 @@ import pytest
 from mlhpc.benchmarks import load
 from mlhpc.errors import UserError
 
+EXCHANGE = ["staging.mode=shard", "staging.exchange=true"]
+
 
 @pytest.mark.parametrize(
     ("benchmark", "settings", "message"),
@@ -26,6 +28,12 @@ from mlhpc.errors import UserError
         ),
         ("deepcam", ["loading.cache=true", "loading.loader=dali"], "set loading.loader=threads"),
         ("cosmoflow", ["staging.read_once=true", "staging.overlap=true"], "nodes cannot pass files on"),
+        ("cosmoflow", ["staging.exchange=true"], "with mode=replicate every node has everything"),
+        (
+            "cosmoflow",
+            ["staging.mode=shard", "staging.exchange=true", "staging.overlap=true"],
+            "exchange=true needs whole shards",
+        ),
         (
             "resnet50",
             ["loading.broken_images=skip", "loading.loader=dali"],
@@ -59,11 +67,26 @@ def test_settings_that_exclude_each_other_are_refused(benchmark, settings, messa
         ("resnet50", ["staging.overlap=true"], 1, "staging.overlap is not for resnet50; set"),
         ("deepcam", ["staging.overlap=true"], 1, "staging.overlap is not for deepcam; set"),
         ("cosmoflow", ["staging.overlap=true"], 1, "staging.overlap needs staged data; give --stage, or set"),
+        ("resnet50", EXCHANGE, 2, "staging.exchange is not for resnet50; set staging.exchange=false"),
+        ("deepcam", EXCHANGE, 2, "staging.exchange needs staged data; give --stage, or set"),
     ],
 )
 def test_settings_that_these_ranks_cannot_run_are_refused(benchmark, settings, ranks, message):
     with pytest.raises(UserError, match=message):
         load.load(benchmark, "smoke", settings).require_startable(ranks, staged=False)
+
+
+def test_a_cache_of_samples_that_move_to_other_nodes_is_refused():
+    run = load.load("deepcam", "smoke", [*EXCHANGE, "loading.cache=true"])
+    with pytest.raises(UserError, match=r"another; set one of them to false"):
+        run.require_startable(2, staged=True)
+
+
+def test_a_run_to_the_target_reads_no_earlier_epochs():
+    settings = ["study.earlier_epochs=1"]
+    with pytest.raises(UserError, match="earlier_epochs is for mlhpc study"):
+        load.load("cosmoflow", "smoke", settings).require_startable(1, staged=False)
+    load.load("cosmoflow", "smoke", [*settings, "study.steps=20"]).require_startable(1, staged=False)
 
 
 def test_a_study_measures_no_copying_beside_its_steps():

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.cli import main
 from mlhpc.errors import UserError
 from mlhpc.iobench import sweep as module
-from mlhpc.iobench.sweep import Sweep, advise, in_a_run
+from mlhpc.iobench.sweep import Sweep, advise, in_a_run, require_counterparts
 
 SMALL = ("dataset.files=4",)
 
@@ -67,10 +68,36 @@ def test_a_recommendation_is_applied_to_a_run_of_the_suite(tmp_path, stand_ins):
     found = in_a_run(deepcam, ("reader.threads=8",), tmp_path / "data", "smoke")
     assert found.confirmed and found.gain == pytest.approx(2, rel=0.02)
     assert "loading.workers=8" in stand_ins[1] and "--evict" in stand_ins[1]
-    with pytest.raises(UserError, match=r"no counterpart of reader\.transfer_bytes"):
-        in_a_run(deepcam, ("reader.transfer_bytes=1MB",), tmp_path / "data", "smoke")
+    for key in ("reader.transfer_bytes", "dataset.compression"):
+        foreign = made(tmp_path, {"reader.threads": ["8"], key: ["none"]}, "deepcam")
+        with pytest.raises(UserError, match=f"no counterpart of {key}=none"):
+            require_counterparts(foreign, tmp_path / "data")
     with pytest.raises(UserError, match="no counterpart of the workload"):
-        in_a_run(made(tmp_path, {}), (), tmp_path / "data", "smoke")
+        require_counterparts(made(tmp_path, {}), tmp_path / "data")
+
+
+def test_a_recommended_compression_is_that_of_the_files_that_the_run_reads(tmp_path, stand_ins):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "manifest.json").write_text('{"version": 1, "facts": {"gzip": true}, "files": []}')
+    axes = {"dataset.compression": ["gzip", "none"], "reader.threads": ["4", "8"]}
+    cosmoflow = made(tmp_path, axes, "cosmoflow")
+    in_a_run(cosmoflow, ("dataset.compression=none", "reader.threads=8"), data, "smoke")
+    convert, *runs = stand_ins
+    converted = tmp_path / "data-real"
+    assert convert[:5] == ("data", "convert", "cosmoflow", str(data), str(converted)) and "plain" in convert
+    read = [(run[run.index("--data") + 1], "loading.workers=8" in run) for run in runs]
+    assert read == [(str(data), False), (str(converted), True)] * 2
+    (data / "manifest.json").write_text('{"version": 1, "facts": {"gzip": false}, "files": []}')
+    with pytest.raises(UserError, match="not GZIP TFRecord"):
+        require_counterparts(cosmoflow, data)
+
+
+def test_what_cannot_be_confirmed_is_refused_before_the_sweep(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "_mlhpc", lambda *words: pytest.fail("something ran"))
+    words = ["--vary", "reader.transfer_bytes=64KiB", "--out", tmp_path / "out", "--confirm", tmp_path]
+    assert main(["io", "sweep", "cosmoflow", *map(str, words)]) == 2
+    assert "no counterpart of reader.transfer_bytes=64KiB" in capsys.readouterr().err
 
 
 def test_a_value_that_is_none_is_refused_before_anything_runs(tmp_path, stand_ins):

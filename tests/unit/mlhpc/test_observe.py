@@ -19,7 +19,7 @@ from mlhpc.errors import UserError
 from mlhpc.observe.trace import write_trace
 from mlhpc.observe.watch import progress_of, watch
 from mlhpc.submission.logs.differences import differences
-from mlhpc.submission.logs.progress import Follower
+from mlhpc.submission.logs.progress import Follower, _Tail
 
 # Of the Trace Event Format: what Perfetto's JSON importer needs of the phases that are used here.
 TRACE_SCHEMA = {
@@ -123,6 +123,121 @@ def test_a_follower_reads_only_whole_lines_and_goes_on_where_it_stopped(tmp_path
     assert follower.look().best == 0.25
 
 
+def lines_of(*events: dict) -> str:
+    return "".join(json.dumps({"t": 20.0, **event}) + "\n" for event in events)
+
+
+def test_a_hole_that_a_shared_file_system_shows_is_read_when_it_is_filled(tmp_path: Path) -> None:
+    """NFS and Lustre may know how long a file is before its last bytes: a reader sees zeros there."""
+    out = started(tmp_path / "run", epochs=1)
+    follower = Follower(out)
+    assert follower.look().best == 1.0
+    path = out / "events.rank0.jsonl"
+    whole, at = path.read_bytes(), path.stat().st_size
+    added = lines_of({"event": "metric", "name": "eval_error", "value": 0.25, "epoch": 2}).encode()
+    later = lines_of({"event": "metric", "name": "eval_error", "value": 0.125, "epoch": 3}).encode()
+    path.write_bytes(whole + added[:20] + bytes(len(added) - 20) + later)
+    assert follower.look().best == 1.0
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(added)
+    assert follower.look().best == 0.125
+    assert Follower(out).look().best == 0.125
+
+
+@pytest.mark.parametrize("lost", [b"", b'{"t": 59.0, "eve'])  # whole lines, or from the middle of one
+def test_a_hole_that_stays_is_passed_when_its_bytes_must_be_lost(
+    tmp_path: Path, monkeypatch, lost: bytes
+) -> None:
+    """The pages of a client that a file system has evicted, or of a node that crashed, stay zeros."""
+    out, now, got = started(tmp_path / "run", epochs=1), [1000.0], [0]
+    pread = os.pread
+
+    def counted(fd: int, length: int, offset: int) -> bytes:
+        data = pread(fd, length, offset)
+        got[0] += len(data)
+        return data
+
+    follower = Follower(out, clock=lambda: now[0])
+    assert follower.look().best == 1.0
+    path = out / "events.rank0.jsonl"
+    with path.open("ab") as file:
+        file.write(lost + bytes(300))
+    now[0] += 100.0
+    assert follower.look().best == 1.0
+    now[0] += 100.0
+    assert follower.look().best == 1.0, "nothing follows the zeros: this may be the end that is being written"
+    metrics = [lines_of({"event": "metric", "name": "eval_error", "value": 1.0 / 2**n}) for n in range(1, 4)]
+    with path.open("a") as file:
+        file.write("\n" + "".join(metrics) + lines_of({"event": "note", "name": "x", "text": "y" * 500_000}))
+    monkeypatch.setattr(os, "pread", counted)
+    for _ in range(20):
+        now[0] += 1.0
+        follower.look()
+    assert got[0] < 600_000, "what follows a hole is not read again with each look"
+    now[0] += 10.0
+    assert follower.look().best == 0.125
+    with path.open("a") as file:
+        file.write(lines_of({"event": "metric", "name": "eval_error", "value": 0.0625}))
+    assert follower.look().best == 0.0625, "one hole does not delay what comes later"
+
+
+def test_a_file_that_is_cut_and_written_anew_is_read_anew(tmp_path: Path) -> None:
+    out = started(tmp_path / "run", epochs=3)
+    follower = Follower(out)
+    before = follower.look()
+    assert (before.epoch, before.best) == (4, pytest.approx(1 / 3))
+    other = started(tmp_path / "other", epochs=1)
+    for path in out.glob("events.rank*"):
+        path.write_bytes((other / path.name).read_bytes())
+    after, fresh = follower.look(), Follower(out).look()
+    assert (after.epoch, after.best) == (2, 1.0)
+    assert after.data_wait_share == fresh.data_wait_share != before.data_wait_share
+
+
+def test_a_size_that_a_file_system_remembers_makes_no_file_cut(tmp_path: Path) -> None:
+    """NFS tells an old size for seconds, while the reading of the file has got all of it."""
+    path = tmp_path / "events.rank0.jsonl"
+    path.write_text("one\ntwo\n")
+    tail = _Tail(str(path))
+    assert tail.read(4) == [b"one", b"two"]
+    assert not tail.was_cut(4) and tail.read(4) == []
+    path.write_text("on")
+    assert tail.was_cut(2)
+
+
+def test_the_data_wait_is_the_mean_over_ranks_whenever_their_events_appear(tmp_path: Path) -> None:
+    out = started(tmp_path / "run", epochs=0)
+    for path in out.glob("events.rank*"):
+        path.unlink()
+
+    def epoch(number: int, wait: float, train: float) -> str:
+        part = [
+            {"event": "begin", "name": "train", "epoch": number},
+            {"event": "timed", "name": "data_wait", "epoch": number, "count": 4, "seconds": wait / 2},
+            {"event": "steps", "name": "train", "epoch": number, "count": 4, "seconds": 99.0},
+            {"event": "end", "name": "train", "epoch": number, "seconds": train / 2},
+            {"event": "timed", "name": "eval_data_wait", "epoch": number, "count": 1, "seconds": 50.0},
+            {"event": "end", "name": "eval", "epoch": number, "seconds": 60.0},
+        ]
+        return lines_of(*part, *part)  # an evaluation in the middle of the epoch
+
+    (out / "events.rank0.jsonl").write_text(epoch(1, 2.0, 10.0))
+    (out / "events.rank7.jsonl").write_text("")
+    (out / "events.rankx.jsonl").write_text(epoch(1, 9.0, 10.0))
+    follower = Follower(out)
+    assert follower.look().data_wait_share == pytest.approx(0.2)
+    (out / "events.rank7.jsonl").write_text(epoch(1, 4.0, 10.0))  # rank 7 of a node that is late
+    assert follower.look().data_wait_share == pytest.approx((0.2 + 0.4) / 2)
+    text = epoch(1, 6.0, 10.0) + epoch(2, 1.0, 10.0)
+    (out / "events.rank12.jsonl").write_text(text[:-30])  # it is an epoch ahead, and its last line is cut
+    assert follower.look().data_wait_share == pytest.approx((0.2 + 0.4 + 0.6) / 3)
+    (out / "events.rank12.jsonl").write_text(text)
+    with (out / "events.rank0.jsonl").open("a") as file:
+        file.write(epoch(2, 3.0, 10.0))
+    assert follower.look().data_wait_share == pytest.approx((0.3 + 0.1) / 2)
+
+
 def test_damaged_and_foreign_events_do_not_stop_it(tmp_path: Path) -> None:
     out = started(tmp_path / "run", epochs=2)
     bad = [
@@ -200,6 +315,16 @@ def test_a_trace_has_the_energy_of_each_node_as_counters(tmp_path: Path) -> None
     assert counted("energy of processors, J", 1) == readings[1]
     assert counted("power of processors, W", 0) == [(1.0, 300.0), (11.0, 400.0)]
     assert counted("power of processors, W", 1) == [(2.0, 500.0)]
+
+
+@pytest.mark.parametrize("levels", [100, 700, 850])  # which of them Python can read depends on its version
+def test_a_trace_of_events_that_nest_is_a_trace_or_one_line(tmp_path: Path, capsys, levels: int) -> None:
+    out, trace = started(tmp_path / "run", epochs=1), tmp_path / "trace.json"
+    with (out / "events.rank0.jsonl").open("a") as file:
+        file.write('{"t": 60.0, "event": "begin", "name": "x", "tag": ' + "[" * levels + "]" * levels + "}\n")
+    status = cli.main(["trace", str(out), "--out", str(trace)])
+    assert trace.exists() == (status == 0) and (status == 0 or levels > 100)
+    assert status == 0 or (status == 2 and capsys.readouterr().err.count("\n") == 1)
 
 
 def test_a_trace_overwrites_nothing(tmp_path: Path) -> None:

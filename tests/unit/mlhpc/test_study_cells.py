@@ -1,6 +1,9 @@
 """How the cells of a study are named, told apart and shown."""
 
+import json
+
 import pytest
+from helpers.page import Page, rows_of
 from helpers.study_site import Site
 
 from mlhpc.study_plan import parse_axes
@@ -79,3 +82,79 @@ def test_values_are_shown_as_given(site, capsys):
     assert "[red]x" in capsys.readouterr().out
     page = (site.out / "study.html").read_text()
     assert "&lt;b&gt;y" in page and "<b>y" not in page
+
+
+def data_set(site, name, **facts):
+    """An empty data set with a manifest of these facts."""
+    folder = site.folder / name
+    folder.mkdir(exist_ok=True)
+    content = {"version": 1, "facts": facts, "files": []}
+    (folder / "manifest.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_codecs_are_data_sets_beside_the_published_one(site):
+    """By name, whichever of them is given; the published one may have no manifest, or one that says no codec."""
+    for name, codec in (("data-lut", "lut"), ("data-plain", "plain")):
+        data_set(site, name, benchmark="cosmoflow", codec=codec)
+    words = ["--vary", "codec=gzip,plain,lut", "--vary", "batch=1,8", "--repeats", "1"]
+    assert site.study(*words) == 0
+    data_set(site, "data", benchmark="cosmoflow", gzip=True)
+    assert site.study(*words, "--data", site.folder / "data-lut") == 0, "the same cells"
+    read_by = [call["--data"].rpartition("/")[2] for call in site.settings()]
+    assert sorted(read_by) == sorted(2 * ["data", "data-plain", "data-lut"])
+    study = read(site.out)
+    assert study.axes == ("codec", "batch"), "the folder follows from the codec"
+    assert {cell.settings["data"] for cell in study.cells} == {"data"}
+    assert study.values("codec") == ["gzip", "plain", "lut"]
+
+
+def test_a_codec_that_names_no_data_set_is_refused_with_the_command_that_makes_it(site, capsys):
+    data = site.folder / "data"
+    for codec, message in (
+        ("lut", f"mlhpc data convert cosmoflow {data} {data}-lut --codec lut"),
+        ("lutt", "codec=lutt: did you mean 'lut'?"),
+    ):
+        assert site.study("--vary", f"codec={codec}") == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+    data_set(site, "data-lut", benchmark="cosmoflow", codec="zstd")
+    assert site.study("--vary", "codec=lut") == 2
+    assert "data-lut: is in zstd; move it away" in capsys.readouterr().err
+    data_set(site, "data-delta", benchmark="deepcam", codec="delta")
+    (site.folder / "data").rmdir()
+    assert site.study("--data", site.folder / "data-delta", "--vary", "codec=hdf5", benchmark="deepcam") == 2
+    assert "give the data set that it was made from" in capsys.readouterr().err
+    assert not site.calls()
+
+
+def test_storage_may_be_several_folders_to_stage_to(site, capsys):
+    disk, memory = site.folder / "nvme", site.folder / "shm"
+    assert site.study("--vary", f"storage=shared,{disk},{memory}", "--repeats", "1") == 0
+    assert [call.get("--stage") for call in site.settings()] == [None, str(disk), str(memory)]
+    assert read(site.out).values("storage") == ["shared", "staged in nvme", "staged in shm"]
+    words = ["--vary", "parameter_servers=1", "--vary"]
+    assert site.study(*words, f"storage={disk}", benchmark="resnet50") == 2
+    assert "leave --stage and storage out" in capsys.readouterr().err
+    assert site.study(*words, "study.earlier_epochs=1", benchmark="resnet50") == 2
+    assert "is for studies without parameter_servers" in capsys.readouterr().err
+
+
+def test_the_page_shows_codecs_for_each_storage_batch_and_set_size(site):
+    """Curves over batch and set size have a codec each; a sample's time is that of its cell's runs."""
+    data_set(site, "data-lut", benchmark="cosmoflow", codec="lut")
+    site.takes(run1=[4.0, 1.0])
+    words = ["--vary", "codec=gzip,lut", "--vary", "batch=2,4", "--vary", "data.train_samples=256,2048"]
+    words += ["--vary", f"storage=shared,{site.folder / 'nvme'}", "--repeats", "1", "--steps", "10"]
+    assert site.study(*words) == 0
+    page = Page((site.out / "study.html").read_text())
+    assert "<h2>Time of a sample</h2>" in (site.out / "study.html").read_text()
+    curves = [c for c in page.charts if "codec" not in c["description"] and "gzip" in c["description"]]
+    assert curves
+    (times,) = [chart for chart in page.charts if chart["description"].startswith("Time of a sample")]
+    found = {(row["what"], row["part"]): row["value"] for row in rows_of(times) if "part" in row}
+    assert len(found) == 2 * 16
+    for batch in (2, 4):  # 4 s for 10 steps of one rank, 1 s of them waiting
+        cell = f"codec lut, batch {batch}, storage shared, train_samples 256"
+        assert found[cell, "waiting for data"] == pytest.approx(1e3 / (10 * batch))
+        assert found[cell, "rest of the step"] == pytest.approx(3e3 / (10 * batch))

@@ -106,6 +106,36 @@ def test_a_hostile_record_of_a_run_is_a_failure_of_that_run(site):
     assert "did not end" in failure()
 
 
+@pytest.mark.parametrize(
+    "time, waited", [(1, 10**400), (-1e12, 0.1), (1e250, float("nan"))], ids=["wait", "order", "nan"]
+)
+def test_a_run_of_impossible_times_is_a_failure_of_that_run(site, time, waited):
+    assert site.study("--vary", "batch=4", "--repeats", "1", "--steps", "20", "--warmup", "3") == 0
+    path = read(site.out).cells[0].runs[0].path / "events.rank0.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        if event["event"] == "mark":
+            event["waited"]["data_wait"] = waited
+        if (event["event"], event["name"]) == ("end", "train"):
+            event["t"] *= time
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    (cell,) = read(site.out).cells
+    assert not cell.runs and "its record is damaged" in cell.failures[0]
+
+
+def test_a_run_of_a_warm_up_alone_has_measured_nothing(site):
+    assert site.study("--vary", "batch=4", "--repeats", "1", "--steps", "20", "--warmup", "3") == 0
+    run = read(site.out).cells[0].runs[0].path
+    cell_file, config, events = run.parent / "cell.json", run / "config.toml", run / "events.rank0.jsonl"
+    content = json.loads(cell_file.read_text())
+    content["settings"].pop("study.steps")
+    cell_file.write_text(json.dumps(content))
+    config.write_text(re.sub(r"^steps = 20$", "steps = 0", config.read_text(), flags=re.MULTILINE))
+    events.write_text(events.read_text().replace('"count": 23', '"count": 3'))
+    (cell,) = read(site.out).cells
+    assert not cell.runs and "measured no steps" in cell.failures[0]
+
+
 def test_a_damaged_cell_is_reported_before_anything_runs(site, capsys):
     assert site.study("--vary", "batch=4", "--repeats", "1") == 0
     (path,) = site.out.glob("*/cell.json")

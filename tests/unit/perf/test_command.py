@@ -9,6 +9,10 @@ import pytest
 from helpers.page import Page
 
 from mlhpc import cli
+from mlhpc.benchmarks.load import load
+from mlhpc.perf.machines import machine
+from mlhpc.perf.page import accelerator, page
+from mlhpc.perf.prediction import Model
 
 
 def output(capsys, *words: str) -> str:
@@ -42,7 +46,7 @@ def test_json_is_what_is_printed(capsys):
 def test_without_nodes_there_is_a_row_for_each_power_of_two(capsys):
     words = ("cosmoflow", "--preset", "closed-512", "--machine", "perlmutter", "--json")
     nodes = [record["nodes"] for record in json.loads(output(capsys, *words))]
-    assert nodes == [4 * 2**n for n in range(len(nodes))]  # 64 samples do not fit 40 GB
+    assert nodes == [4 * 2**n for n in range(len(nodes))]  # 64 samples leave no 1 GiB of 40 GB
     assert len(nodes) > 8
     assert "shortest of all batch sizes" in output(capsys, *words[:-1])
 
@@ -50,6 +54,25 @@ def test_without_nodes_there_is_a_row_for_each_power_of_two(capsys):
 def test_the_batch_may_be_another(capsys):
     words = ("cosmoflow", "--machine", "perlmutter", "--nodes", "32", "--batch", "256", "--json")
     assert json.loads(output(capsys, *words))["global_batch_size"] == 256
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_largest_batch_that_fits_is_printed_and_is_the_largest(capsys, passes):
+    """In the terminal, in --json and in the refusal of a larger one; four accelerators a node."""
+    run = ("deepcam", "--machine", "perlmutter", "--preset", "open")
+    if passes > 1:
+        run += ("--set", f"hyperparameters.gradient_accumulation_frequency={passes}")
+    one = ("--nodes", "1", "--batch")
+    record = json.loads(output(capsys, *run, *one, str(4 * passes), "--json"))
+    largest = record["largest_batch_that_fits"]
+    full = json.loads(output(capsys, *run, *one, str(4 * passes * largest), "--json"))
+    assert full["largest_batch_that_fits"] == largest > 1
+    assert record["memory_bytes"] < full["memory_bytes"] <= 39.59 * 2**30
+    says = f"the largest batch that fits an accelerator's 39.6 GiB is {largest}"
+    for words in (one, ("--batch",)):
+        assert says in " ".join(output(capsys, *run, *words, str(4 * passes)).split())
+    assert cli.main(["predict", *run, *one, str(4 * passes * (largest + 1))]) == 2
+    assert f"the largest that fits is {largest};" in capsys.readouterr().err
 
 
 def test_the_errors_against_published_sets(capsys):
@@ -90,22 +113,40 @@ def test_the_page_shows_every_picture_and_the_papers_points(capsys, tmp_path):
         "training.precision=mixed_float16",
     )
     output(capsys, *words, "--out", str(out))
-    page = Page(out.read_text("utf-8"))
+    shown = Page(out.read_text("utf-8"))
     sections = ("Time to train against nodes", "Scaling", "Cost against batch", "Roofline", "Memory")
     for text in (*sections, "Predicted, not measured", "data sheet, NVIDIA V100"):
-        assert text in page.text
+        assert text in shown.text
     specs = out.read_text("utf-8")
     assert "paper 000: sample from NVMe" in specs and "corigpu_n64_tf1.15.0" in specs
     # Figure 4: samples bind at every batch, and what a V100 at its peak would take; figure 8: its two ratios.
     assert (
         "What is highest binds: samples from a batch of 1 on. At its peak an accelerator would take"
-        in page.text
+        in shown.text
     )
-    assert "paper 000: not staged, 1 nodes, 2 times as long as staged" in specs
+    assert "paper 000: not staged, 1 node, 2 times as long as staged" in specs
     assert "paper 000: not staged, 4 nodes, 1.15 times as long as staged" in specs
+    assert "staged, 1 node, data in node-local storage" in specs  # shards: a copy has no room there
     assert re.search(
-        r"The update of all weights \(sgd\) comes on top once a step: [\d.]+ GFLOP and", page.text
+        r"The update of all weights \(sgd\) comes on top once a step: [\d.]+ GFLOP and", shown.text
     )
+
+
+@pytest.mark.parametrize(("name", "copies"), [("perlmutter", False), ("dgx-a100", True)])
+def test_the_page_draws_what_is_staged_where_there_is_room_for_it(name, copies):
+    """1.67 TB in the 256 GB of a node, or in its 2 TB."""
+    run = load("cosmoflow", "closed-512", ["training.precision=mixed_float16"])
+    specs = page(machine(name), run, 128)
+    assert "staged in shards, 128 nodes, data in host memory" in specs
+    assert ("staged, replicated, 128 nodes, data in host memory" in specs) is copies
+    assert copies or "staged, replicated" not in specs
+
+
+def test_the_page_names_the_largest_batch_beyond_those_drawn():
+    """ResNet-50 on an A100 of 80 GB: 512 images fit and 1024 do not, the curve ends at 256."""
+    a100, run = machine("dgx-a100"), load("resnet50", "closed")
+    _, memory = accelerator(a100, run, Model(a100, run).largest(1))
+    assert memory.about.startswith("The largest power of two that fits is 512.")
 
 
 def test_a_page_does_not_overwrite_what_is_none(capsys, tmp_path):

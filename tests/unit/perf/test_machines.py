@@ -64,6 +64,7 @@ def test_cori_gpu_is_the_machine_of_paper_000():
         (GOOD.replace('bandwidth = { value = "900 GB/s", source = "data sheet" }', ""), 3, "bandwidth is missing"),
         (GOOD.replace("bandwidth =", "bandwith ="), 9, "did you mean 'bandwidth'"),
         (GOOD.replace("[storage]", "[storge]"), 11, "did you mean 'storage'"),
+        (GOOD + '[efficiency]\nattention = { value = "0.3", source = "x" }\n', 14, "'efficiency.attention'"),
         (GOOD.replace("per_node = 8", "per_node = 0"), 6, "whole number above 0"),
         (GOOD.replace("per_node = 8", "per_node = true"), 6, "whole number above 0"),
         (GOOD.replace('model = "X"', 'model = ""'), 4, "not a text"),
@@ -113,3 +114,19 @@ def test_an_unknown_machine_and_an_unreadable_file_are_told_apart(tmp_path):
 def test_quantities(text, dimension, value):
     assert quantity(text, dimension) == pytest.approx(value)
     assert quantity(written(value, dimension), dimension) == pytest.approx(value, rel=5e-3)
+
+
+DRIVERS = [name for name in known() if "reports it" in machine(name).sources["accelerator.memory"]]
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_memory_that_a_driver_reports_is_the_product_s_in_gib(name):
+    """Products count GiB as GB, and drivers keep up to 2%: 39.59 GiB of an A100 "40 GB", which are no 37.3 GiB."""
+    there = machine(name)
+    says = f"{there.facts['accelerator.model']}; {there.sources['accelerator.memory']}"
+    product = int(re.search(r"(\d+) GB", says)[1])
+    assert 0.98 * product <= there.figures["accelerator.memory"] / 2**30 <= product
+
+
+def test_most_machines_have_the_memory_that_a_driver_reports():
+    assert len(DRIVERS) >= 14

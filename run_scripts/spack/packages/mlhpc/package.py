@@ -21,7 +21,8 @@ class Mlhpc(PythonPackage):
 
     variant("pytorch", default=True, description="DeepCAM, and CosmoFlow with training.framework=pytorch")
     variant("torchvision", default=True, description="ResNet-50", when="+pytorch")
-    variant("io", default=True, description="the I/O benchmark's formats HDF5, JPEG and Parquet")
+    variant("io", default=True, description="the I/O benchmark's formats HDF5 and JPEG")
+    variant("parquet", default=False, description="the I/O benchmark's format Parquet")
 
     depends_on("c", type="build")
     depends_on("python@3.11:3.13", type=("build", "run"))
@@ -50,7 +51,7 @@ class Mlhpc(PythonPackage):
         depends_on("py-pyyaml@6:", when="+io")
         depends_on("py-h5py@3.10:", when="+io")
         depends_on("py-pillow@10:", when="+io")
-        depends_on("py-pyarrow@15:", when="+io")
+        depends_on("py-pyarrow@15:", when="+parquet")
 
     # Importing mlhpc.cosmoflow.tf and others needs frameworks that this package does not install.
     import_modules = ["mlhpc", "mlhpc.benchmarks", "mlhpc.common", "mlhpc.submission"]

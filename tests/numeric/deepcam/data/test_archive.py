@@ -7,6 +7,7 @@ from helpers.deepcam_files import CHANNELS, SHAPE, make_data_set
 from mlhpc.benchmarks.deepcam import Loading
 from mlhpc.common.data import manifest
 from mlhpc.common.data.assign import assign_samples
+from mlhpc.common.data.verify import verify
 from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam.data.convert import convert
 from mlhpc.deepcam.data.hdf5 import read_statistics
@@ -57,7 +58,7 @@ def test_batches_from_archives_are_those_from_hdf5(source, tmp_path, codec):
     expected = batches(source)
     for loader in ("threads", "workers"):
         assert equal(batches(tmp_path / "packed", loader), expected)
-    assert manifest.verify(tmp_path / "packed", workers=1) == []
+    assert verify(tmp_path / "packed", workers=1) == []
 
 
 def test_encoded_samples_are_packed_as_they_are_lossy_or_not(source, tmp_path):

@@ -22,14 +22,20 @@ from mlhpc.resnet50 import model as resnet50_model
 from mlhpc.resnet50.metric import cross_entropy
 from mlhpc.resnet50.optim.optimizer import make_optimizer as resnet50_optimizer
 
+LARGER = {
+    "deepcam": ("data.sample_shape=[192,288,16]", "network.width=0.5", "network.middle_blocks=8"),
+    "resnet50": ("data.sample_shape=[112,112,3]", "network.width=1.0", "network.blocks=[2,2,2,2]"),
+    "cosmoflow": ("data.sample_shape=[64,64,64,4]", "network.conv_filters=16", "network.conv_layers=5"),
+}
+"""Between smoke and closed, whatever the size of mini."""
 CASES = [
     ("deepcam", 2, "smoke", "hyperparameters.opt_name=AdamW"),
-    pytest.param(("deepcam", 2, "mini"), marks=pytest.mark.slow),
+    pytest.param(("deepcam", 2, "smoke", *LARGER["deepcam"]), marks=pytest.mark.slow),
     ("deepcam", 4, "smoke", "training.precision=mixed_bfloat16"),
     ("resnet50", 2, "smoke"),
-    ("resnet50", 64, "mini", "hyperparameters.opt_name=lars"),
+    ("resnet50", 64, "smoke", "hyperparameters.opt_name=lars", *LARGER["resnet50"]),
     ("cosmoflow", 2, "smoke", "training.framework=pytorch"),
-    ("cosmoflow", 4, "mini", "training.framework=pytorch", "hyperparameters.opt_name=adam"),
+    ("cosmoflow", 4, "smoke", "training.framework=pytorch", *LARGER["cosmoflow"]),
     pytest.param(("cosmoflow", 2, "closed", "training.framework=pytorch"), marks=pytest.mark.slow),
     pytest.param(("resnet50", 16, "closed", "training.precision=mixed_bfloat16"), marks=pytest.mark.slow),
 ]

@@ -37,7 +37,7 @@ RUNS = [
     *different_networks("resnet50"),
     ("resnet50", "closed", "data.sample_shape=[33,33,3]"),
     ("resnet50", "mini", "data.sample_shape=[288,288,3]", "network.width=1.5"),
-    ("resnet50", "mini", "network.name=resnet101", "network.blocks=[]"),
+    ("resnet50", "mini", "network.name=resnet101", "network.blocks=[]", "network.width=1.0"),
     ("resnet50", "mini", "network.name=alexnet", "data.sample_shape=[224,224,3]"),
     ("resnet50", "mini", "network.name=lenet", "data.sample_shape=[32,32,3]"),
     ("resnet50", "mini", "network.name=lenet", "data.sample_shape=[96,96,3]"),

@@ -44,6 +44,7 @@ def measured(request, tmp_path_factory):
         "--trace",
         str(folder / "t"),
     )
+    assert done.stderr.count("mlhpc: warning: --machine cori-gpu: measured on another machine (") == 1
     run = load(request.param, "smoke", SMALL[request.param][1::2])
     return run, json.loads(done.stdout), folder
 
@@ -81,8 +82,11 @@ def test_histogram_holds_the_layers_time(measured):
 
 
 def test_page_and_trace_are_written(measured):
-    _, _, folder = measured
-    assert "Hardware efficiency" in (folder / "p.html").read_text()
+    """The page says that these are not the GPUs of Cori."""
+    _, found, folder = measured
+    page = (folder / "p.html").read_text()
+    assert "Hardware efficiency" in page and "measured on another machine" in page
+    assert found["measured_elsewhere"].startswith("--machine cori-gpu: measured on another machine (")
     trace = folder / "t"
     assert trace.is_file() or any(Path(trace).rglob("*.xplane.pb"))
 

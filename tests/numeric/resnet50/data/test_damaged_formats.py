@@ -21,7 +21,7 @@ from helpers.resnet50_sets import (
 )
 
 from mlhpc.common.data import manifest
-from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.convert import convert
@@ -183,7 +183,7 @@ def test_a_damaged_record_is_named(own):
         images_of(opened(path.parents[1]).train)
 
 
-@pytest.mark.parametrize("record", [b"\xff" * 30, tfrecord.encode_features({"x": [1]})])
+@pytest.mark.parametrize("record", [b"\xff" * 30, tf_example.encode_features({"x": [1]})])
 def test_records_of_another_kind_are_named(own, record):
     path = own("tfrecord") / "train" / "train-00002-of-00016"
     tfrecord.write_records(path, [record] * 2, gzip=False)

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from helpers.thread_world import on_ranks
 from PIL import Image
 
 from mlhpc.common.data import manifest
-from mlhpc.common.formats import tfrecord
+from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.convert import convert
@@ -54,6 +56,25 @@ def test_packing_keeps_every_byte_label_and_index(sets, kind):
         ]
 
 
+@pytest.mark.parametrize("kind", ["tfrecord", "lmdb", "raw"])
+def test_a_full_disk_is_a_one_line_error_and_nothing_is_half_written(sets, tmp_path, kind):
+    """On a tmpfs of 64 KiB, if one may be mounted."""
+    out = tmp_path / "out"
+    out.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(out)]
+    if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root may mount")
+    try:
+        with pytest.raises(UserError) as error:
+            convert(sets["jpeg"], out, kind, Solo(), 2)
+        message = str(error.value)
+        assert message.startswith(str(out)) and "cannot be written" in message
+        assert "No space left on device" in message and "check free space and permissions" in message
+        assert not list(out.rglob("*.part")) and not (out / "manifest.json").exists()
+    finally:
+        subprocess.run(["umount", str(out)], check=True)
+
+
 def test_raw_pixels_equal_pillows(sets):
     raw, files = opened(sets["raw"]).train, opened(sets["jpeg"]).train
     for index in range(TRAIN):
@@ -79,7 +100,7 @@ def test_shards_have_tensorflows_layout_and_balanced_sizes(sets):
     again = [bytes(tfrecord.read_record(shards[0], *map(int, extent))) for extent in extents]
     assert again == [bytes(record) for record in tfrecord.read_records(shards[0])]
     names = [f"image/{name}" for name in ("class/label", "class/synset", "encoded", "width", "height", "no")]
-    found = tfrecord.decode_features(again[0], names)
+    found = tf_example.decode_features(again[0], names)
     assert set(found) == set(names[:-1])
     assert found["image/class/label"] == [1] and bytes(found["image/class/synset"]) == b"class0000"
     with Image.open(io.BytesIO(bytes(found["image/encoded"]))) as image:

@@ -12,6 +12,7 @@ from helpers.thread_world import on_ranks
 
 from mlhpc.benchmarks.resnet50 import Data
 from mlhpc.common.data import manifest
+from mlhpc.common.data.verify import verify
 from mlhpc.common.files import locks
 from mlhpc.common.files.filesystem import FileSystem
 from mlhpc.common.ranks.world import Solo
@@ -86,7 +87,7 @@ def test_every_image_is_packed_and_remove_deletes_everything(pictures, target):
     assert holds_the_images(made, pictures)
     assert (report.files, report.kept, report.verified) == (IMAGES, 0, True)
     assert report.bytes == sum(path.stat().st_size for path in pictures.rglob("*.JPEG"))
-    assert manifest.verify(target, 1) == []
+    assert verify(target, 1) == []
     remove(target)
     assert not target.exists()
 

@@ -16,11 +16,10 @@ from mlhpc.common.data.manifest import (
     index,
     listing,
     load,
-    require,
     save,
     take,
-    verify,
 )
+from mlhpc.common.data.verify import require_listed, verify
 from mlhpc.common.files import atomic
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
@@ -217,7 +216,7 @@ def test_a_missing_file_of_the_manifest_is_named_on_all_ranks(root: Path) -> Non
     os.truncate(root / "train/2.tfrecord", whole - 1)
 
     def asked(*names: str) -> set[str]:
-        outcomes = on_ranks(1, 3, lambda world: require(root, world, 2, lambda name: name in names))
+        outcomes = on_ranks(1, 3, lambda world: require_listed(root, world, 2, lambda name: name in names))
         return {str(outcome) for outcome in outcomes}
 
     remedy = f"see: mlhpc data verify {root}"

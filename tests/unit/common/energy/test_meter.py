@@ -77,7 +77,7 @@ def test_counters_are_read_while_a_run_runs():
         return readings[-1]
 
     measuring = Meter(Solo(), [Counters("processors", "RAPL", {"package-0": read})], every_s=0.005)
-    measuring.start(lambda measured, joules: told.append((measured, joules)))
+    measuring.start(lambda measured, joules, whole: told.append((measured, joules)))
     assert enough.wait(60)
     measuring.halt()
     number = len(readings)

@@ -2,6 +2,7 @@
 a run starts and ends around them."""
 
 import json
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ def test_several_nodes_of_a_launcher_on_one_machine_count_once(tmp_path, monkeyp
     def one(world):
         told = []
         measuring = meter_of(world, False, roots[world.node // 2])
-        measuring.start(lambda measured, joules: told.append(measured))
+        measuring.start(lambda measured, joules, whole: told.append(measured))
         return json.dumps([measuring.stop(), bool(told)])
 
     results = [json.loads(result) for result in on_ranks(3, 2, one)]
@@ -41,7 +42,7 @@ def seen_by_ranks(monkeypatch, tmp_path, devices):
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     monkeypatch.setattr(
         "mlhpc.common.energy.meter.accelerator_counters",
-        lambda root: Counters(
+        lambda vendor, root: Counters(
             "accelerators", "NVML", {name: lambda: 5.0 for name in own.sees}, devices=tuple(own.sees)
         ),
     )
@@ -49,10 +50,38 @@ def seen_by_ranks(monkeypatch, tmp_path, devices):
     def one(world):
         own.sees = devices[world.rank]
         measuring = meter_of(world, accelerators=True, root=tmp_path)
-        measuring.start(lambda measured, joules: None)
+        measuring.start(lambda measured, joules, whole: None)
         return measuring.stop()
 
     return on_ranks(1, len(devices), one)[0]
+
+
+def test_the_first_rank_of_each_node_lists_its_accelerators_for_the_others(monkeypatch, tmp_path):
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    roots = [booted(tmp_path / f"m{node}", f"boot {node}") for node in range(2)]
+    listed = []
+
+    def tools():
+        listed.append(threading.get_ident())
+        return "nvidia"
+
+    monkeypatch.setattr("mlhpc.common.energy.meter.vendor_here", tools)
+    monkeypatch.setattr("mlhpc.common.energy.accelerators.vendor_here", tools)
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 4, nvmlDeviceGetHandleByIndex=lambda n: n,
+        nvmlDeviceGetTotalEnergyConsumption=lambda n: 5000, nvmlDeviceGetUUID=lambda n: f"GPU-{n}",
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+
+    def one(world):
+        measuring = meter_of(world, accelerators=True, root=roots[world.node])
+        measuring.start(lambda measured, joules, whole: None)
+        return [measuring.stop(), threading.get_ident()]
+
+    results = on_ranks(2, 4, one)
+    figures, warnings = results[0][0]
+    assert (figures["accelerators"]["counters"], figures["accelerators"]["nodes"], warnings) == (8, 2, [])
+    assert sorted(listed) == sorted(results[rank][1] for rank in (0, 4))
 
 
 def test_accelerators_that_the_reading_rank_cannot_see_are_said_to_be_missing(monkeypatch, tmp_path):
@@ -96,7 +125,7 @@ def test_no_node_reads_its_counters_before_slurm_has_answered():
     def one(world):
         slurm = Asked(order) if world.rank == 0 else None
         measuring = Meter(world, [Counters("processors", "RAPL", {"package-0": read})], slurm)
-        measuring.start(lambda measured, joules: None)
+        measuring.start(lambda measured, joules, whole: None)
         measuring.halt()
 
     assert on_ranks(2, 1, one) == [None, None]
@@ -124,7 +153,7 @@ def test_the_nodes_of_all_ranks_are_asked_for_at_once(tmp_path, monkeypatch):
     def one(world):
         PerThread.own.variables = {"SLURMD_NODENAME": f"n{7 + world.node}"}
         measuring = meter_of(world, False, booted(tmp_path / f"m{world.rank}", f"boot {world.node}"))
-        measuring.start(lambda measured, joules: None)
+        measuring.start(lambda measured, joules, whole: None)
         world.barrier()
         if world.rank == 0:
             slurm.show({"n7": (400, now), "n8": (700, now)})
@@ -150,7 +179,7 @@ def test_a_driver_that_blocks_does_not_hold_up_the_end_of_a_run():
 
     reads = Counters("accelerators", "NVML", {"GPU 0": read})
     measuring = Meter(Solo(), [reads], every_s=0.001, halt_s=0.05)
-    measuring.start(lambda measured, joules: None)
+    measuring.start(lambda measured, joules, whole: None)
     assert asked.wait(60)
     found, [warning] = measuring.stop()
     assert len(calls) == 2, "the reading in progress has not ended, and none was begun beside it"

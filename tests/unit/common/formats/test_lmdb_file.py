@@ -10,6 +10,7 @@ from pathlib import Path
 
 import lmdb
 import pytest
+from helpers.descriptors import open_descriptors
 
 from mlhpc.common.formats.lmdb_file import LmdbFile
 from mlhpc.errors import UserError
@@ -145,11 +146,11 @@ def test_it_is_used_by_threads_and_sent_to_processes(tmp_path):
 
 def test_no_descriptor_stays_open(tmp_path):
     path = write(tmp_path / "data.mdb", numbered(10))
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     file = LmdbFile(path)
     file.value(3)
     del file
-    assert os.listdir("/proc/self/fd") == before
+    assert not open_descriptors() - before
 
 
 # --- damage ---------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 import itertools
 import json
 import math
+import re
 from typing import Any
 
 import pytest
+from helpers.page import rows_of
 
-from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages import bars, charts, plots
 from mlhpc.common.pages.charts import DARK, PARTS, SERIES, log_axis, ticks
 
 # Machado, Oliveira, Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
@@ -142,3 +144,65 @@ def test_the_static_picture_shows_the_titles_and_escapes_text() -> None:
 
 def test_a_lone_surrogate_does_not_reach_the_renderer() -> None:
     assert figure_of([{"x": 1, "y": 1.0, "what": "\ud800"}]).svg.startswith("<svg")
+
+
+def drawn_bars(**options: Any) -> charts.Figure:
+    """Of two bars: a quarter and three quarters of 8 s; all of 2 s."""
+    two = [
+        bars.Bar("A  one", {"staging": 2.0, "rest": 6.0}),
+        bars.Bar("B", {"staging": 0.0, "rest": 2.0}, "B two"),
+    ]
+    return bars.stacked_bars(
+        two, "Time", parts={"staging": "Staging", "rest": "Rest"}, value_title="min", unit=2.0, **options
+    )
+
+
+def test_bars_have_the_sizes_and_shares_of_their_parts() -> None:
+    figure = drawn_bars(write="{:g} s".format)
+    assert figure.alt_text == "Time: A one: Staging 25.0%, Rest 75.0%; B: Rest 100.0%"
+    rows = [row for row in rows_of(figure.spec) if "part" in row]
+    assert [(row["what"], row["part"], row["value"], row["size"], row["share"]) for row in rows] == [
+        ("A  one", "Staging", 1.0, "2 s", "25.0%"),
+        ("A  one", "Rest", 3.0, "6 s", "75.0%"),
+        ("B two", "Rest", 1.0, "2 s", "100.0%"),
+    ]
+
+
+def test_shares_are_written_on_bars_that_show_shares() -> None:
+    def labels(figure: charts.Figure) -> list[str]:
+        return [row["label"] for row in rows_of(figure.spec) if "part" in row]
+
+    assert labels(drawn_bars()) == ["", "", ""]
+    assert labels(drawn_bars(relative=True)) == ["25%", "75%", "100%"]
+    alone = bars.stacked_bars(
+        [bars.Bar("", {"rest": 97.0, "step": 3.0})],
+        "T",
+        parts={"step": "Step", "rest": "Rest"},
+        value_title="s",
+    )
+    assert labels(alone) == ["", "97%"], "3% of a bar has no room for a number"
+
+
+def test_columns_are_stacked_or_beside_each_other() -> None:
+    rows = [{"x": "1", "y": 3.0, "part": "b"}, {"x": "1", "y": 4.0, "part": "a"}]
+    for beside in (False, True):
+        figure = bars.columns(
+            rows,
+            "says",
+            x_title="x",
+            y_title="y",
+            tooltip=[],
+            parts={"step": "a", "rest": "b"},
+            beside=beside,
+        )
+        heights = [float(h) for h in re.findall(r'<path d="M[\d.]+,[\d.]+h[\d.]+v([\d.]+)', figure.svg)][-2:]
+        tops = [float(y) for y in re.findall(r'<path d="M[\d.]+,([\d.]+)h[\d.]+v', figure.svg)][-2:]
+        assert heights[1] / heights[0] == pytest.approx(4 / 3, rel=0.01)
+        ends = [top + height for top, height in zip(tops, heights, strict=True)]
+        if beside:
+            assert ends[0] == ends[1], "both stand on the axis"
+        else:
+            assert tops[1] == pytest.approx(ends[0], abs=0.02) or tops[0] == pytest.approx(ends[1], abs=0.02)
+            assert ends[1] > ends[0], (
+                "the first of the parts is at the bottom, whatever the order of the rows"
+            )

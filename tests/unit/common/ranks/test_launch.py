@@ -289,7 +289,7 @@ def test_an_error_raised_by_all_ranks_is_reported_by_rank_0_only(monkeypatch, ra
     """The command line prints a UserError, but not AlreadyReported."""
 
     class Failing(Solo):
-        def same_failure_on_rank0(self):
+        def reported_elsewhere(self):
             return rank > 0 and other == "the same"
 
     monkeypatch.setattr(launch, "connect", lambda framework: Failing(rank=rank, size=2))

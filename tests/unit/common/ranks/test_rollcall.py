@@ -217,13 +217,45 @@ def knock(port):
     raise AssertionError(f"nothing listens on port {port}")
 
 
-@pytest.mark.parametrize(("reasons", "same"), [(("a", "a"), True), (("a", "b"), False)])
+@pytest.mark.parametrize(
+    ("reasons", "same"), [(("a", "a"), True), (("a", "b"), False), (("a; resume it", "a"), True)]
+)
 def test_a_failure_shared_with_rank_0_is_recognised(rendezvous, reasons, same):
     calls = call(rendezvous, range(2), 2)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(RollCall.fail, calls, reasons))
-        assert list(pool.map(RollCall.same_failure_on_rank0, calls)) == [False, same]
+        assert list(pool.map(RollCall.reported_elsewhere, calls)) == [False, same]
     close(calls)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit
+@pytest.mark.parametrize("failing", [[0], [1], [2], [1, 2]])
+def test_why_a_rank_fails_is_one_line_of_another_rank(rendezvous, monkeypatch, capfd, failing):
+    """On four nodes, each of which would report a rank 0 that had vanished."""
+    ended = threading.Semaphore(0)
+    monkeypatch.setattr(rollcall, "PRINTED_S", 0)
+    monkeypatch.setattr(rollcall.os, "_exit", lambda status: ended.release() or sys.exit(status))
+    calls = call(rendezvous, range(4), 4)
+    with ThreadPoolExecutor(4) as pool:
+        for rank in failing:
+            calls[rank].fail("/data/7.npz: damaged")
+        told = [pool.submit(calls[rank].reported_elsewhere) for rank in failing]
+        assert all(each.result(timeout=20) for each in told)
+    for _ in range(4 - len(failing)):
+        assert ended.acquire(timeout=20)
+    (line,) = capfd.readouterr().err.splitlines()
+    named = f"rank {failing[0]} on n{failing[0]}"
+    assert line == f"mlhpc: {named} was lost in phase 'start': /data/7.npz: damaged"
+
+
+def test_a_rank_that_fails_when_rank_0_is_gone_reports_it_itself(rendezvous, monkeypatch):
+    monkeypatch.setattr(rollcall, "ANSWER_S", 1e6)
+    zero, one = call(rendezvous, range(2), 2)
+    zero._leaving.set()  # it answers nothing
+    one.fail("/data/7.npz: damaged")
+    zero._connections[1].sock.shutdown(socket.SHUT_RDWR)  # as of a killed process
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(one.reported_elsewhere).result(timeout=20) is False
 
 
 def test_a_rank_that_said_goodbye_is_not_reported_lost(rendezvous):

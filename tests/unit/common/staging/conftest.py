@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
+from helpers.staging_files import data_set
 
-from mlhpc.common.data.manifest import Manifest, index
-from mlhpc.common.ranks.world import Solo
+from mlhpc.common.data.manifest import Manifest
 
 SIZES = [3_000_000, 0, 1, 2_097_152, 2_097_153, 70_000, 70_000, 5]
 
@@ -14,14 +13,9 @@ SIZES = [3_000_000, 0, 1, 2_097_152, 2_097_153, 70_000, 70_000, 5]
 @pytest.fixture
 def source(tmp_path: Path) -> Manifest:
     """Sixteen files of awkward sizes in two folders, one file outside, and a manifest."""
-    root = tmp_path / "source"
-    rng = np.random.default_rng(3)
-    for folder in ("train", "validation"):
-        (root / folder).mkdir(parents=True)
-        for i, size in enumerate(SIZES):
-            (root / folder / f"{i}.tfrecord").write_bytes(rng.bytes(size))
-    (root / "stats.h5").write_bytes(b"statistics")
-    return index(root, {"benchmark": "b", "samples": {"train": 8, "validation": 8}}, Solo(), workers=2)
+    folders = ("train", "validation")
+    sizes = {f"{folder}/{i}.tfrecord": size for folder in folders for i, size in enumerate(SIZES)}
+    return data_set(tmp_path / "source", sizes, samples={"train": 8, "validation": 8})
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 from helpers.thread_world import ThreadWorld, on_ranks
 
 from mlhpc.common.data.assign import assign_samples
-from mlhpc.common.data.manifest import Manifest, index, verify
+from mlhpc.common.data.manifest import Manifest, index
+from mlhpc.common.data.verify import verify
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging import beside
 from mlhpc.common.staging.beside import stage_beside

@@ -7,8 +7,9 @@ import pytest
 from helpers.thread_world import on_ranks
 
 from mlhpc.common.data.manifest import File, index
+from mlhpc.common.data.partition import Shards, balance
 from mlhpc.common.ranks.world import Solo
-from mlhpc.common.staging.plan import plan
+from mlhpc.common.staging.plan import exchanged_bytes, plan
 from mlhpc.common.staging.stage import stage
 
 WAYS = [("replicate", False), ("replicate", True), ("shard", False), ("shard", True)]
@@ -59,3 +60,13 @@ def test_every_node_reading_everything_costs_the_nodes_times_as_much() -> None:
 
 def test_nothing_to_stage_is_even() -> None:
     assert plan([], 4, "shard").imbalance == 1.0
+
+
+def test_the_expected_bytes_of_an_exchange_are_the_mean_of_those_that_move():
+    sizes = np.random.default_rng(1).integers(500, 1500, 600)
+    files = [File(f"train/{i:03d}", int(size)) for i, size in enumerate(sizes)]
+    shards = Shards(balance(sizes, 8), seed=2)
+    moved = [sizes[shards.moves(epoch, epoch + 1)].sum() for epoch in range(30)]
+    others = [File("stats.h5", 10**9), File("validation/1", 10**9)]
+    spread = np.std(moved) / np.sqrt(len(moved))
+    assert exchanged_bytes([*files, *others], 8) == pytest.approx(np.mean(moved), abs=4 * spread)

@@ -7,17 +7,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
+from helpers.staging_files import contents, damage_on_the_way, data_set, on_nodes
 from helpers.thread_world import on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlhpc.common.data.manifest import NAME, File, Manifest, index, verify
+from mlhpc.common.data.manifest import File, Manifest
 from mlhpc.common.data.partition import files_of_ring
-from mlhpc.common.ranks.world import Solo
+from mlhpc.common.data.verify import verify
 from mlhpc.common.staging import copier
-from mlhpc.common.staging import ring as module
+from mlhpc.common.staging import transfer as module
 from mlhpc.common.staging.stage import StagingReport, stage
 from mlhpc.errors import AlreadyReported, UserError
 
@@ -26,28 +26,16 @@ SIZES = [900_000, 0, 1, 262_144, 262_145, 70_000, 70_000, 5, 31]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Manifest:
-    root = tmp_path / "source"
-    rng = np.random.default_rng(3)
-    for folder in ("train", "validation/deep"):
-        (root / folder).mkdir(parents=True)
-        for i, size in enumerate(SIZES):
-            (root / folder / f"{i}.tfrecord").write_bytes(rng.bytes(size))
-    (root / "stats.h5").write_bytes(b"statistics")
-    return index(root, {"benchmark": "b"}, Solo(), workers=2)
-
-
-def staged(root: Path) -> dict[str, bytes]:
-    files = (path for path in root.rglob("*") if path.is_file() and path.name != NAME)
-    return {
-        str(p.relative_to(root)): p.read_bytes() for p in files if not p.name.startswith((".use", ".lock"))
-    }
+    folders = ("train", "validation/deep")
+    sizes = {f"{folder}/{i}.tfrecord": size for folder in folders for i, size in enumerate(SIZES)}
+    return data_set(tmp_path / "source", sizes)
 
 
 def read_once(source: Manifest, folder: Path, nodes: int, local_size: int, mode: str = "replicate") -> list:
-    def work(world):
-        return stage(source, folder / f"node{world.node}", world, mode, workers=2, read_once=True)
+    def work(world, target):
+        return stage(source, target, world, mode, workers=2, read_once=True)
 
-    return on_ranks(nodes, local_size, work)
+    return on_nodes(folder, nodes, local_size, work)
 
 
 @given(st.lists(st.integers(0, 10**7), max_size=200), st.integers(1, 4), st.integers(1, 64))
@@ -73,7 +61,7 @@ def test_every_node_gets_everything_and_the_source_is_read_once(source, tmp_path
     assert (reports[0].files, reports[0].bytes) == (nodes * len(source.files), nodes * source.bytes)
     assert reports[0].read_once and reports[0].verified and reports[0].shuffle_scope == "sample"
     for node in range(nodes):
-        assert staged(tmp_path / f"node{node}") == staged(source.root)
+        assert contents(tmp_path / f"node{node}") == contents(source.root)
         assert verify(tmp_path / f"node{node}", workers=1) == []
     times = {(tmp_path / f"node{n}" / "stats.h5").stat().st_mtime_ns for n in range(nodes)}
     assert times == {(source.root / "stats.h5").stat().st_mtime_ns}
@@ -98,7 +86,7 @@ def test_what_one_node_lacks_comes_from_the_node_that_read_it(source, tmp_path, 
     reader = next(r for f, r in zip(files, readers, strict=True) if f.path == "train/0.tfrecord")
     assert reports[0].source_bytes == SIZES[3] + (SIZES[0] if reader == node else 0)
     for each in range(3):
-        assert staged(tmp_path / f"node{each}") == staged(source.root)
+        assert contents(tmp_path / f"node{each}") == contents(source.root)
 
 
 @pytest.mark.parametrize("damage", ["missing", "other bytes", "truncated"])
@@ -116,8 +104,8 @@ def test_a_bad_source_file_ends_all_ranks_with_its_own_message(source, tmp_path,
     assert str(bad) in str(outcomes[0]) and "connection" not in str(outcomes[0])
     assert isinstance(outcomes[0], UserError) and isinstance(outcomes[3], AlreadyReported)
     for node in range(4):
-        whole = staged(source.root)
-        for path, content in staged(tmp_path / f"node{node}").items():
+        whole = contents(source.root)
+        for path, content in contents(tmp_path / f"node{node}").items():
             assert not path.endswith(".part") and path != "train/4.tfrecord"
             assert content == whole[path]
 
@@ -126,8 +114,8 @@ def test_a_link_that_breaks_halfway_leaves_no_partial_file(source, tmp_path, mon
     """As when the node before is lost: the connection ends in the middle of a file."""
     real = module._pieces
 
-    def cut(connection, size, block, sender):
-        for piece in real(connection, size, block, sender):
+    def cut(connection, size, *more):
+        for piece in real(connection, size, *more):
             yield piece
             if size > 300_000:
                 with suppress(OSError):
@@ -136,22 +124,19 @@ def test_a_link_that_breaks_halfway_leaves_no_partial_file(source, tmp_path, mon
     monkeypatch.setattr(module, "_pieces", cut)
     outcomes = read_once(source, tmp_path, 3, 1)
     assert all("the connection to rank " in str(outcome) for outcome in outcomes), outcomes
-    whole = staged(source.root)
+    whole = contents(source.root)
     for node in range(3):
-        kept = staged(tmp_path / f"node{node}")
+        kept = contents(tmp_path / f"node{node}")
         assert kept.items() <= whole.items()
     monkeypatch.undo()
     read_once(source, tmp_path, 3, 1)
-    assert staged(tmp_path / "node0") == staged(tmp_path / "node2") == whole
+    assert contents(tmp_path / "node0") == contents(tmp_path / "node2") == whole
 
 
 def test_a_rank_stops_copying_its_own_share_when_another_rank_of_its_ring_fails(tmp_path, monkeypatch):
     """A file that only the last rank reads is missing; all the others have hours of copying before them."""
     root = tmp_path / "source"
-    (root / "train").mkdir(parents=True)
-    for i in range(300):
-        (root / "train" / f"{i:03d}").write_bytes(b"x" * 1000)
-    source = index(root, {"benchmark": "b"}, Solo(), workers=2)
+    source = data_set(root, {f"train/{i:03d}": 1000 for i in range(300)})
     files, readers = files_of_ring(source.files, 0, 1, 3)
     bad = next(file for file, reader in zip(files, readers, strict=True) if reader == 2)
     (root / bad.path).unlink()
@@ -171,14 +156,7 @@ def test_a_rank_stops_copying_its_own_share_when_another_rank_of_its_ring_fails(
 
 
 def test_bytes_damaged_on_the_way_are_found(source, tmp_path, monkeypatch):
-    real = module._pieces
-
-    def damaged(connection, size, block, sender):
-        for piece in real(connection, size, block, sender):
-            piece[0] ^= 1
-            yield piece
-
-    monkeypatch.setattr(module, "_pieces", damaged)
+    damage_on_the_way(monkeypatch)
     outcomes = read_once(source, tmp_path, 2, 1)
     assert re.search(r"from rank \d: checksum", str(outcomes[0]))
 
@@ -201,4 +179,4 @@ def test_nodes_with_unequal_numbers_of_ranks(source, tmp_path):
 
     outcomes = on_ranks(3, 1, work)
     assert outcomes[0].source_bytes == source.bytes
-    assert staged(tmp_path / "node0") == staged(tmp_path / "node1") == staged(source.root)
+    assert contents(tmp_path / "node0") == contents(tmp_path / "node1") == contents(source.root)

@@ -3,16 +3,19 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from helpers.staging_files import contents, fails_alike
 from helpers.thread_world import on_ranks
 
 from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.files import locks
 from mlhpc.common.ranks.world import Solo
-from mlhpc.common.staging.stage import stage
+from mlhpc.common.staging.stage import remove, stage
 
 SHARER = """\
 import sys, time
@@ -80,6 +83,43 @@ def test_a_run_that_dies_does_not_keep_the_target_for_ever(source: Manifest, tar
         one.wait()
         end(other)
     assert not target.exists()
+
+
+def test_runs_that_end_at_the_same_time_leave_no_folder(
+    source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits for the first's lock, and has it before the first could remove the folder that it is in."""
+    stage(source, target, Solo(), "replicate")
+    waits, has_lock, first_done = (threading.Event() for _ in range(3))
+    first, second = threading.current_thread(), threading.Thread(target=remove, args=(target,))
+    in_use, try_lock, unlock = locks.in_use, locks.try_lock, locks.unlock
+
+    def in_use_of_both(folder: Path) -> bool:
+        if threading.current_thread() is first:  # it has the lock
+            second.start()
+            assert waits.wait(60)
+        return in_use(folder)
+
+    def try_lock_of_both(folder: Path) -> int | None:
+        fd = try_lock(folder)
+        if threading.current_thread() is second:
+            (waits if fd is None else has_lock).set()
+        return fd
+
+    def unlock_of_both(folder: Path, fd: int) -> None:
+        if threading.current_thread() is second:
+            assert first_done.wait(60)
+        unlock(folder, fd)
+        if threading.current_thread() is first:
+            assert has_lock.wait(60)
+
+    monkeypatch.setattr(locks, "in_use", in_use_of_both)
+    monkeypatch.setattr(locks, "try_lock", try_lock_of_both)
+    monkeypatch.setattr(locks, "unlock", unlock_of_both)
+    remove(target)
+    first_done.set()
+    second.join(60)
+    assert not second.is_alive() and not target.exists()
 
 
 def test_what_no_run_uses_any_more_is_kept_and_not_shared(source: Manifest, target: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from helpers.staging_files import contents
 from helpers.thread_world import on_ranks
 
-from mlhpc.common.data.manifest import File, Manifest, listing, verify
+from mlhpc.common.data.manifest import File, Manifest, listing
 from mlhpc.common.data.partition import files_of_node
+from mlhpc.common.data.verify import verify
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.ranks.world import Solo

@@ -35,6 +35,16 @@ def test_parts_equal_a_calculation_by_hand():
     assert told.without_staging == pytest.approx(59.5)
 
 
+def test_exchanges_between_epochs_are_a_part_of_their_own():
+    made = events([20, 10], [1, 1], [1, 1], staging=5, rest=0.5)
+    made[-1]["seconds"] += 3.5
+    made += [{"event": "end", "name": "exchange", "epoch": n, "seconds": s} for n, s in ((2, 1.5), (3, 2.0))]
+    told = breakdown(made)
+    assert told.parts()["exchange"] == 3.5
+    assert told.rest == pytest.approx(0.5) and told.without_staging == pytest.approx(told.total - 5)
+    assert "exchange" not in breakdown(events([20, 10], [1, 1], [1, 1])).parts()
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_parts_add_up_to_time_to_train(count):
     told = breakdown(

@@ -10,6 +10,7 @@ from helpers.cosmoflow_files import make, open_loader
 
 from mlhpc.cli import main
 from mlhpc.common.data import manifest
+from mlhpc.common.data.verify import verify
 from mlhpc.common.ranks.world import Solo
 from mlhpc.cosmoflow.data.convert import convert
 from mlhpc.errors import UserError
@@ -45,7 +46,7 @@ def test_batches_from_archives_are_those_from_files(source: Path, tmp_path: Path
     assert [len(list((out / folder).iterdir())) for folder in ("train", "validation")] == [3, 1]
     for one, other in zip(batches(source, sample_dtype=dtype), batches(out, sample_dtype=dtype), strict=True):
         assert all((a == b).all() for a, b in zip(one, other, strict=True))
-    assert manifest.verify(out, workers=1) == []
+    assert verify(out, workers=1) == []
 
 
 def test_without_a_codec_the_files_are_packed_as_they_are(source: Path, tmp_path: Path) -> None:

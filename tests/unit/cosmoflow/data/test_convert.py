@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -10,8 +11,10 @@ import pytest
 from helpers.thread_world import on_ranks
 from helpers.unpacked import content
 
-from mlhpc.common.data.manifest import index, load, verify
-from mlhpc.common.formats.tfrecord import read_examples
+from mlhpc.common.data.manifest import index, load
+from mlhpc.common.data.verify import verify
+from mlhpc.common.files import atomic
+from mlhpc.common.formats.tf_example import read_examples
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.cosmoflow.data import convert as module
 from mlhpc.cosmoflow.data.convert import convert, find_universes
@@ -226,7 +229,7 @@ def test_samples_of_another_kind_are_refused_and_not_overwritten(raw: Path, tmp_
     run(raw, out, gzip=True)
     before = content(out)
     with pytest.raises(
-        UserError, match="another --sample, --codec or --packer; convert into an empty folder"
+        UserError, match="another --sample, --codec or --packer; remove it, or convert into an empty folder"
     ):
         run(raw, out, gzip=False)
     with pytest.raises(UserError, match="another --sample, --codec or --packer"):
@@ -241,3 +244,43 @@ def test_files_of_another_origin_are_detected(raw: Path, tmp_path: Path) -> None
     (tmp_path / "out" / "train" / "foreign.tfrecord").write_bytes(b"?")
     with pytest.raises(UserError, match="109 files, but 108 were converted"):
         run(raw, tmp_path / "out")
+
+
+def test_a_full_disk_is_a_one_line_error_with_folder_and_remedy(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "write_all", full)
+        with pytest.raises(UserError) as error:
+            run(raw, out)
+    assert str(error.value) == (
+        f"{out}: cannot be written: No space left on device; check free space and permissions"
+    )
+    assert content(out) == {}, "nothing half-written"
+
+
+@pytest.mark.parametrize("how", [{"codec": "lut"}, {"codec": "gzip"}, {"codec": "lut", "archive": 5}])
+def test_a_file_that_a_power_cut_left_without_its_end_is_written_again(
+    raw: Path, tmp_path: Path, how: dict[str, object]
+) -> None:
+    """From universes and from samples. Files are renamed when complete but never synced."""
+    run(raw, tmp_path / "samples")
+    sources = {"samples": tmp_path / "samples"} | ({} if "archive" in how else {"universes": raw})
+    for name, source in sources.items():
+        out = tmp_path / f"from {name}"
+
+        def made(source: Path = source, out: Path = out) -> dict[str, bytes]:
+            convert(source, out, Solo(), 2, sample=SAMPLE, validation=0.25, **how)  # type: ignore[arg-type]
+            return content(out)
+
+        before = made()
+        empty, cut, *_ = sorted(path for path in (out / "train").iterdir())
+        empty.write_bytes(b"")
+        if cut.suffix != ".tfrecord":  # whose ends do not tell
+            cut.write_bytes(cut.read_bytes()[:-70])
+        (out / "manifest.json").unlink()
+        assert made() == before

@@ -10,7 +10,8 @@ import pytest
 from mlhpc.benchmarks.cosmoflow import Loading
 from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
-from mlhpc.common.formats.tfrecord import encode_example, write_records
+from mlhpc.common.formats.tf_example import encode_example
+from mlhpc.common.formats.tfrecord import write_records
 from mlhpc.cosmoflow.data.augment import SYMMETRIES, apply_symmetry, draw
 from mlhpc.cosmoflow.data.loader import Loader
 from mlhpc.cosmoflow.data.sample import Reader, list_samples

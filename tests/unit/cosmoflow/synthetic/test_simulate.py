@@ -16,7 +16,8 @@ from helpers.unpacked import content
 from mlhpc.benchmarks.cosmoflow import Data, Simulation
 from mlhpc.common.data import manifest
 from mlhpc.common.data.generate import in_processes
-from mlhpc.common.formats import tfrecord
+from mlhpc.common.data.verify import verify
+from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.common.ranks.world import Solo
 from mlhpc.cosmoflow.synthetic import evidence
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN
@@ -99,7 +100,7 @@ def test_the_official_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for number, piece in enumerate(pieces):
         path = tmp_path / f"d/train/seed2019_universe000001_{number:03d}.tfrecord"
         assert path.read_bytes()[:2] == b"\x1f\x8b"
-        ((x, y),) = tfrecord.read_examples(path)
+        ((x, y),) = tf_example.read_examples(path)
         assert np.array_equal(np.frombuffer(x, "<i2").reshape(4, 4, 4, 4), piece)
         assert np.array_equal(y, unit)
     found = manifest.load(tmp_path / "d")
@@ -110,7 +111,7 @@ def test_the_official_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         0.5,
         0.0,
     ]
-    assert manifest.verify(tmp_path / "d", 2) == []
+    assert verify(tmp_path / "d", 2) == []
 
 
 def test_the_bytes_depend_on_neither_workers_nor_ranks(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_raw_universes_cut_to_the_same_samples(tmp_path: Path) -> None:
     np.testing.assert_allclose(physical, np.array(MEAN) * (1 + 0.3 * unit), rtol=1e-6)
     for number, piece in enumerate(cut(full, 4)):
         path = tmp_path / f"cut/validation/seed2019_universe000005_{number:03d}.tfrecord"
-        ((x, y),) = tfrecord.read_examples(path)
+        ((x, y),) = tf_example.read_examples(path)
         assert x == piece.tobytes() and np.array_equal(y, unit)
 
 
@@ -266,7 +267,7 @@ def test_show_draws_a_sample(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be written: there is no folder .*no such; make it or"):
         show(sample, tmp_path / "no such/sample.png")
     tfrecord.write_records(
-        tmp_path / "odd", [tfrecord.encode_example(np.zeros(9, np.int16), np.zeros(4))], False
+        tmp_path / "odd", [tf_example.encode_example(np.zeros(9, np.int16), np.zeros(4))], False
     )
     with pytest.raises(UserError, match="not one sample"):
         show(tmp_path / "odd", tmp_path / "odd.png")

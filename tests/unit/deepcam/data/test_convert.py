@@ -19,7 +19,8 @@ from helpers.deepcam_files import (
 )
 from helpers.thread_world import on_ranks
 
-from mlhpc.common.data.manifest import index, load, verify
+from mlhpc.common.data.manifest import index, load
+from mlhpc.common.data.verify import verify
 from mlhpc.common.files import atomic
 from mlhpc.common.formats import npy
 from mlhpc.common.ranks.world import Solo
@@ -121,6 +122,38 @@ def test_a_full_disk_is_a_one_line_error_with_the_path(source, tmp_path, monkeyp
         ):
             convert(source, tmp_path / "out", Solo(), 1)
     assert not list(tmp_path.rglob("*.npy")) and not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize("codec", ["npy", "delta"])
+def test_a_file_that_a_power_cut_left_without_its_end_is_written_again(source, tmp_path, codec):
+    """Files get their source's time before their name, so the time says nothing of the content."""
+    out = tmp_path / "out"
+    convert(source, out, Solo(), 1, codec)
+    before = {path: path.read_bytes() for path in out.glob("*/data-*")}
+    for length, path in zip((0, 100), sorted(before), strict=False):
+        times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+        path.write_bytes(before[path][:length])
+        os.utime(path, ns=times)
+    convert(source, out, Solo(), 1, codec)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("codec", ["npy", "npy-float16"])
+def test_a_disk_that_is_full_when_the_statistics_are_written_is_a_one_line_error(
+    source, tmp_path, monkeypatch, codec
+):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("mlhpc.deepcam.data.convert._copy", full)
+        patch.setattr("mlhpc.deepcam.data.hdf5.write_statistics", full)
+        with pytest.raises(UserError) as error:
+            convert(source, out, Solo(), 1, codec)
+    wanted = f"{out}: cannot be written: No space left on device; check free space and permissions"
+    assert str(error.value) == wanted
+    assert not (out / "manifest.json").exists()
 
 
 def test_float16_samples_never_mix_two_statistics(source, tmp_path):

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from helpers.deepcam_files import SHAPE, as_the_reference_reads, fields, mask, write_sample, write_statistics
+from helpers.descriptors import open_descriptors
 
 from mlhpc.common.formats import npy
 from mlhpc.deepcam.data import hdf5
@@ -89,10 +90,10 @@ def test_a_layout_is_located_once_and_never_used_for_another(tmp_path, monkeypat
 
 def test_the_library_keeps_no_file_open(tmp_path):
     path = write_sample(tmp_path / "data-0.h5", 1)
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     read(path)
     assert h5py.h5f.get_obj_count(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE) == 0
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert not open_descriptors() - before
 
 
 def with_value(value, where=(20, 7, 5)):
@@ -311,6 +312,23 @@ def test_the_shape_of_a_sample_is_read_from_its_file(tmp_path):
     assert sample_shape(write_pair(tmp_path, fields(1), mask(1))) == SHAPE
     with pytest.raises(UserError, match=r"data-1\.h5: .* has shape \[32, 48\]"):
         sample_shape(write_sample(tmp_path / "data-1.h5", 1, fields(1)[..., 0]))
+
+
+def test_numbers_that_numpy_does_not_have_are_read_as_the_library_reads_them(tmp_path):
+    biased = h5py.h5t.IEEE_F32LE.copy()
+    biased.set_ebias(126)  # each number is twice what its bits are in IEEE 754
+    high = h5py.h5t.STD_I64LE.copy()
+    high.set_precision(48)
+    high.set_offset(8)
+    path = tmp_path / "data-0.h5"
+    with h5py.File(path, "w") as file:
+        for name, kind, values in (("data", biased, fields(1)), ("labels_0", high, mask(1).astype(np.int64))):
+            group = file.require_group("climate")
+            space = h5py.h5s.create_simple(values.shape)
+            array = h5py.h5d.create(group.id, name.encode(), kind, space)
+            array.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+    x, y, _ = read(path)
+    assert np.array_equal(x, fields(1)) and np.array_equal(y, mask(1))
 
 
 def linked(folder, target):

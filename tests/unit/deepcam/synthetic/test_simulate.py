@@ -17,6 +17,7 @@ from helpers.thread_world import on_ranks
 
 from mlhpc.benchmarks.deepcam import Data, Simulation
 from mlhpc.common.data import generate, manifest
+from mlhpc.common.data.verify import verify
 from mlhpc.common.host import picture
 from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam.synthetic import simulate as module
@@ -83,7 +84,7 @@ def test_the_manifest_says_what_a_run_asks_for(tmp_path: Path) -> None:
     assert not taken.folder("test") and "stats.h5" in {file.path for file in taken.files}
     with pytest.raises(UserError, match="5 samples, but 6 are needed"):
         manifest.take(found, train=6, validation=3)
-    assert manifest.verify(tmp_path, 2) == []
+    assert verify(tmp_path, 2) == []
 
 
 def test_the_bytes_depend_on_neither_workers_nor_ranks(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """Requests to an object store that does not answer as it should, and URLs that are not sent."""
 
+import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import fsspec
+import fsspec.asyn
 import pytest
 
 from mlhpc.errors import UserError
@@ -15,6 +19,7 @@ from mlhpc.iobench.dataset.layout import root_of
 from mlhpc.iobench.dataset.objects import ObjectStore
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Dataset, Storage, has_password
+from mlhpc.iobench.formats.counting import ReadStatistics
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +74,46 @@ def test_all_threads_read_at_once():
             reply(handler, 404, b"")
 
     with answering(answer) as store, ThreadPoolExecutor(24) as pool:
-        assert store._client().s3  # one client, before the threads begin
         assert list(pool.map(lambda _: store.read_range(0, 4), range(24))) == [b"data"] * 24
+
+
+def test_threads_that_come_together_get_one_client(monkeypatch):
+    both = threading.Barrier(2)
+    made: list[object] = []
+
+    class Client(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
+        def __init__(self, **options: object) -> None:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(timeout=0.2)  # as long as it takes for another one to be made meanwhile
+            made.append(self)
+            super().__init__(**options)
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", lambda protocol: Client)
+    store = ObjectStore("memory://bucket", attempts=71)
+    with ThreadPoolExecutor(2) as pool:
+        clients = list(pool.map(lambda _: store._client(), range(2)))
+    assert len(made) == 1 and clients == [made[0]] * 2
+
+
+def test_the_thread_of_all_requests_gives_way_to_the_loop_once_there_are_readers(monkeypatch):
+    """Not while data are generated, when there is no loop to give way to. With a thread of its own, since that of
+    other tests may have given way."""
+    ours = asyncio.new_event_loop()
+    threading.Thread(target=ours.run_forever, daemon=True).start()
+    monkeypatch.setattr(fsspec.asyn, "get_loop", lambda: ours)
+
+    async def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    store = ObjectStore("s3://bucket/x", "http://127.0.0.1:9", attempts=1)
+    with pytest.raises(UserError, match="cannot be written"):
+        store.write("y", lambda fd: None)
+    assert fsspec.asyn.sync(ours, niceness) == before
+    with pytest.raises(UserError, match="cannot be opened"):
+        store.open("y", ReadStatistics(), transfer=0, direct=False, streaming=False)
+    assert fsspec.asyn.sync(ours, niceness) == 19
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before < 19
 
 
 def test_a_silent_server_is_asked_as_often_as_stated(monkeypatch):

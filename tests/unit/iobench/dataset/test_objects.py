@@ -15,7 +15,7 @@ from mlhpc.iobench.dataset.generate import generate, require_data
 from mlhpc.iobench.dataset.layout import Layout, root_of
 from mlhpc.iobench.dataset.objects import ObjectStore
 from mlhpc.iobench.definition.schema import Dataset, Storage
-from mlhpc.iobench.formats.access import ReadStatistics
+from mlhpc.iobench.formats.counting import ReadStatistics
 from mlhpc.iobench.formats.formats import find
 
 SMALL = Dataset(

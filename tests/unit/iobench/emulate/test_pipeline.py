@@ -10,7 +10,7 @@ from mlhpc.iobench.dataset.layout import Layout
 from mlhpc.iobench.definition.schema import Dataset, Reader
 from mlhpc.iobench.emulate.pipeline import NullStorage, Pipeline, Storage
 from mlhpc.iobench.emulate.plan import pieces
-from mlhpc.iobench.formats.access import Activity
+from mlhpc.iobench.formats.counting import Activity
 
 DATASET = Dataset(format="binary", files=6, samples_per_file=4, sample_bytes=3000, sample_bytes_stdev=300)
 

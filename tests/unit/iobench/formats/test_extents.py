@@ -9,8 +9,9 @@ from mlhpc.iobench.dataset.generate import generate
 from mlhpc.iobench.dataset.layout import Layout
 from mlhpc.iobench.definition.load import load
 from mlhpc.iobench.definition.schema import Dataset, Extent
-from mlhpc.iobench.formats.access import CountedFile, ReadStatistics
+from mlhpc.iobench.formats.access import CountedFile
 from mlhpc.iobench.formats.binary import ExtentReader
+from mlhpc.iobench.formats.counting import ReadStatistics
 
 EXTENTS = (
     Extent(bytes=8),

@@ -2,7 +2,9 @@
 
 import io
 import os
+import re
 import zlib
+from importlib.metadata import metadata
 from pathlib import Path
 
 import h5py
@@ -11,14 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mlhpc.common.formats.tfrecord import decode_features, read_records
+from mlhpc.common.formats.tf_example import decode_features
+from mlhpc.common.formats.tfrecord import read_records
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.content import Content
 from mlhpc.iobench.dataset.generate import generate
 from mlhpc.iobench.dataset.layout import Layout
 from mlhpc.iobench.definition.schema import Dataset
-from mlhpc.iobench.formats.access import CountedFile, ReadStatistics
+from mlhpc.iobench.formats.access import CountedFile
+from mlhpc.iobench.formats.counting import ReadStatistics
 from mlhpc.iobench.formats.formats import find
 
 MANY = ("tfrecord", "npz", "binary", "csv", "hdf5", "parquet")
@@ -144,10 +148,14 @@ def test_a_flipped_bit_is_found(tmp_path, format):
         read(layout, 0)
 
 
-def test_a_missing_library_is_a_line(monkeypatch):
+@pytest.mark.parametrize(("name", "package"), [("hdf5", "h5py"), ("jpeg", "pillow"), ("parquet", "pyarrow")])
+def test_a_missing_library_is_a_line_with_the_extra_that_has_it(monkeypatch, name, package):
     monkeypatch.setattr("mlhpc.iobench.formats.formats.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"the format parquet needs the package pyarrow.*mlhpc\[io\]"):
-        find("parquet").load()
+    with pytest.raises(UserError, match=rf"the format {name} needs the package {package}") as error:
+        find(name).load()
+    extra = re.search(r"mlhpc\[(\w+)\]", str(error.value))[1]
+    required = metadata("mlhpc").get_all("Requires-Dist")
+    assert any(each.startswith(package) and each.endswith(f'extra == "{extra}"') for each in required)
 
 
 def counted(path: Path, reads: list[tuple[int, int]], **options: object) -> ReadStatistics:

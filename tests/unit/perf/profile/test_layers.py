@@ -88,10 +88,18 @@ def test_parts_add_up_to_the_step():
     assert by_operation(profile)[0] == ("mm", pytest.approx(0.6), 2)
 
 
-def test_another_number_of_modules_is_a_user_error():
-    profile = Profile("a device", 2, 1, 1.0, MODULES[:-1], ())
-    with pytest.raises(UserError, match="calls 3 modules with weights, its description has 4 layers"):
+@pytest.mark.parametrize(
+    ("modules", "says"),
+    [
+        (MODULES[:-1], "calls 3 modules.* has 4 layers.*layer 'dense' is the first without a module"),
+        ((*MODULES, "extra"), "calls 5 modules.* has 4 layers.*module 'extra' is the first without a layer"),
+    ],
+)
+def test_another_number_of_modules_names_the_network_and_the_layer(modules, says):
+    profile = Profile("a device", 2, 1, 1.0, modules, ())
+    with pytest.raises(UserError, match=f"^network small: .*{says}") as refused:
         by_layer(profile, small(), "float32")
+    assert "\n" not in str(refused.value)
 
 
 def time(seconds, products=0, others=0, moved=0.0):

@@ -53,6 +53,34 @@ def test_a_step_between_the_sizes_measured_is_within_a_tenth(side, filters, batc
     assert (found.bare, found.bare_seconds) == ((), 0.0)
 
 
+def pyramid(side, filters, batch):
+    """Four convolutions of equal FLOPs, each with four times the weights and a quarter of the pixels of the one
+    before, on a machine that rearranges weights in every call."""
+    net = Builder("pyramid", (side, side, 3))
+    x = net.convolution("1", net.input, filters, 3)
+    for number in range(2, 6):
+        x = net.convolution(f"{number}", x, filters * 2 ** (number - 1), 3, stride=2)
+    net.cross_entropy(net.dense("6", net.mean_pool("mean", x), 10), labels=1)
+    network, work, total = net.network(), [], 0.0
+    for layer in (layer for layer in network if layer.parameters):
+        for direction in ("forward", "backward"):
+            passes = [p for p in layer.passes if (p.name == "forward") == (direction == "forward")]
+            flops, weights = batch * sum(p.flops for p in passes), sum(p.weights for p in passes)
+            seconds = 2e-5 + flops / 1e11 + weights * 2e-8
+            work.append(Work(direction, layer.name, "op", seconds, 1.0))
+            total += seconds
+    profile = Profile("toy", batch, 1, total, tuple("123456"), tuple(work), plain=total)
+    return StandIn(profile, network, "float32")
+
+
+@pytest.mark.parametrize("batch", [7, 8, 9])
+def test_layers_with_many_weights_and_few_pixels_are_predicted_from_their_like(batch):
+    stand_ins = [pyramid(*size) for size in [(48, 16, 12), (80, 16, 5), (48, 32, 8)]]
+    target = pyramid(64, 16, batch)
+    found = predict_step(stand_ins, target.network, "float32", batch, PEAKS)
+    assert found.seconds == pytest.approx(target.profile.plain, rel=0.1)
+
+
 def test_layers_that_no_stand_in_has_are_named():
     """The second convolution is 1 x 1, another kind, in the target, and 3 x 3 in all stand-ins."""
     stand_ins = [measured(*size) for size in SIZES]

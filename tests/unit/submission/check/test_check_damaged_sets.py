@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -37,7 +38,9 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str | None]] = {
     "one record twice": (lambda text: text.splitlines(keepends=True)[9] + text, None),
     "nothing": (lambda text: "", "hpc_2.0.0/log"),
     "no text": (lambda text: "\x00\xff" * 1000, "hpc_2.0.0/log"),
-    "a line that nests": (lambda text: text + ":::MLLOG " + "[" * 9_900 + "\n", "hpc_2.0.0/crash"),
+    # Python 3.13 reads 10 000 levels of JSON, which is more than a line of the longest that is checked has.
+    "a line that nests": (lambda text: text + ":::MLLOG " + "[" * 9_900 + "\n",
+                          "hpc_2.0.0/crash" if sys.version_info < (3, 13) else "hpc_2.0.0/line"),
     "a line that does not end": (lambda text: text + ":::MLLOG " + "[" * 99_000 + "\n", "hpc_2.0.0/line"),
     "endless numbers": (lambda text: text.replace(": 121266", ": 1e999").replace('num": 3', 'num": 1e999'),
                         "hpc_2.0.0/train_samples"),

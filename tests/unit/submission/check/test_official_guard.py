@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from golden.make_tree import Records, make_set, records, write_log
 from mlperf_logging.compliance_checker import mlp_compliance
 
@@ -138,10 +139,23 @@ def test_rules_that_include_themselves_terminate(ruleset: str, division: str, tm
 
 
 def test_the_guard_restores_the_tools() -> None:
-    before = mlp_compliance.ComplianceChecker.configured_checks
+    before, parser = mlp_compliance.ComplianceChecker.configured_checks, mlp_compliance.yaml
     with guarded():
         assert mlp_compliance.ComplianceChecker.configured_checks is not before
     assert mlp_compliance.ComplianceChecker.configured_checks is before
+    assert mlp_compliance.yaml is parser
+
+
+def test_the_second_log_parses_no_rule_file_again_and_gets_the_same_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = records()
+    next(record for record in made if record["key"] == "global_batch_size")["value"] = "many"
+    log = parse(write_log(tmp_path / "a.txt", made))
+    first = official_findings(log, "2.0.0")
+    monkeypatch.setattr(yaml, "load", lambda *_, **__: pytest.fail("parsed again"))
+    assert official_findings(log, "2.0.0") == first
+    assert "hpc_2.0.0/global_batch_size" in {finding.rule for finding in first}
 
 
 def test_the_official_tools_are_called_in_one_file_and_only_under_guard() -> None:

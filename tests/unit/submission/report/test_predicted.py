@@ -1,5 +1,6 @@
 """Predicted beside measured, in the terminal and on the page."""
 
+import math
 from io import StringIO
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from mlhpc.perf.machines import machine, parse
 from mlhpc.submission.logs.run_directory import read
 from mlhpc.submission.report.predicted import beside
 from mlhpc.submission.report.report import report, report_on
+
+# The part of a machine file that no test here is about.
+ACCELERATOR = """[accelerator]
+model = "X"
+family = "X"
+per_node = 1
+float32 = { value = "1 TFLOP/s", source = "x" }
+memory = { value = "64 GB", source = "x" }
+bandwidth = { value = "50 GB/s", source = "x" }
+"""
 
 
 def test_every_part_stands_beside_its_prediction_with_the_ratio(tmp_path: Path) -> None:
@@ -73,21 +84,71 @@ def test_an_aborted_run_has_its_training_beside_it_and_no_word_on_what_limited_i
     assert found.measured.startswith("not known")
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_first_epoch_of_a_run_that_was_not_staged_is_predicted_where_it_is_measured(
+    tmp_path, apart
+) -> None:
+    """A file system of 1 MB/s: the first epoch waits for all its bytes, the later ones have all in memory. With
+    three epochs that is the first epoch's excess and no data wait; with fewer there is no such part."""
+    text = f"""title = "mine"
+{ACCELERATOR}[host]
+memory = {{ value = "64 GB", source = "x" }}
+memory_bandwidth = {{ value = "100 GB/s", source = "x" }}
+[storage]
+shared_read = {{ value = "1 MB/s", source = "x" }}
+"""
+
+    def short(result):
+        result["breakdown_s"]["first_epoch_excess"] = None
+
+    plain, change = ["data.gzip=false"], (lambda _: None) if apart else short
+    run = read(make_run(tmp_path / "run", staged=False, settings=plain, result=change))
+    rows = {part.label: part for part in beside(run, parse(text, "mine.toml", "mine")).parts}
+    size = run.config.data.train_samples * math.prod(run.config.data.sample_shape) * 2
+    reading = rows["First-epoch excess" if apart else "Data wait"].predicted
+    assert reading[0] == pytest.approx(size / 1e6, rel=0.1)
+    assert reading[1] <= reading[0] <= reading[2]
+    if apart:
+        assert rows["Data wait"].predicted[0] == 0
+    else:
+        assert rows["First-epoch excess"].predicted is None
+
+
 def test_staging_on_one_machine_is_predicted_by_its_disk(tmp_path: Path) -> None:
     figures = "\n".join(f'{key} = {{ value = "{value}", source = "x" }}' for key, value in (
         ("local", "1 TB"), ("local_read", "2 GB/s"), ("local_write", "1 GB/s")))  # fmt: skip
     text = f"""title = "mine"
 nodes = 1
-[accelerator]
-model = "X"
-family = "X"
-per_node = 1
-float32 = {{ value = "1 TFLOP/s", source = "x" }}
-memory = {{ value = "64 GB", source = "x" }}
-bandwidth = {{ value = "50 GB/s", source = "x" }}
-[storage]
+{ACCELERATOR}[storage]
 {figures}
 """
     run = read(make_run(tmp_path / "run"))
     staging = beside(run, parse(text, "mine.toml", "mine")).parts[0]
     assert staging.predicted[0] == pytest.approx(run.result.staging.bytes / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("read_once", "source", "seconds"),
+    [(False, 2 * 128_450_560, 128.45056 / 5), (True, 128_450_560, 128.45056 / 2 / 1)],
+)
+def test_staging_to_two_nodes_is_predicted_from_what_each_read_and_passed_on(
+    tmp_path: Path, read_once, source, seconds
+) -> None:
+    """Both hold all 128 MB. Read by both, at 5 MB/s each of a file system of 10 MB/s; read once, half of it goes
+    to the other node, at 1 MB/s."""
+    text = f"""title = "mine"
+nodes = 2
+{ACCELERATOR}[network]
+bandwidth = {{ value = "1 MB/s", source = "x" }}
+latency = {{ value = "4 us", source = "x" }}
+[storage]
+shared_read = {{ value = "10 MB/s", source = "x" }}
+"""
+
+    def on_two_nodes(result):
+        result["nodes"] = 2
+        result["staging"] |= {"bytes": 2 * 128_450_560, "source_bytes": source, "read_once": read_once}
+
+    run = read(make_run(tmp_path / "run", ranks=2, result=on_two_nodes))
+    staging = beside(run, parse(text, "mine.toml", "mine")).parts[0]
+    assert staging.predicted[0] == pytest.approx(seconds)

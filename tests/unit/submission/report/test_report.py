@@ -57,7 +57,7 @@ def test_the_breakdown_adds_up_to_the_whole(tmp_path: Path) -> None:
     assert sum(p[1] for p in parts) == pytest.approx(100, abs=0.3)
     bar = page.rows("Where the time went")
     assert sum(row["value"] for row in bar) == pytest.approx(93.246, abs=0.03)
-    assert [row["key"] for row in bar][:2] == ["staging", "first_epoch_excess"]
+    assert [row["part"] for row in bar][:2] == ["Staging", "First-epoch excess"]
 
 
 def test_a_resnet_run_is_checked_under_the_training_rules(tmp_path: Path) -> None:
@@ -147,6 +147,27 @@ def test_missing_staging_and_unknown_excess_are_labelled(tmp_path: Path) -> None
     for text in (page.text, terminal):
         assert "Staging" in text and "nothing staged" in text
         assert "needs three epochs" in text
+
+
+@pytest.mark.parametrize(
+    ("evicted", "says"),
+    [
+        (True, "The data set was dropped from the page cache before the run."),
+        (False, "The data set was not dropped from the page cache: memory may have held it."),
+        (None, "Whether the page cache held it is not known."),
+    ],
+)
+def test_a_run_in_place_says_whether_its_data_was_cold(
+    evicted: bool | None, says: str, tmp_path: Path
+) -> None:
+    run = make_run(
+        tmp_path / "run", staged=False, result=lambda result: result.update(source_evicted=evicted)
+    )
+    page, _ = report_of(run)
+    assert f"Nothing was staged: training read the data set in place. {says} shuffled over" in page.text
+    # Sections of which the run has nothing are left out.
+    for title in ("Energy", "Spatial parallelism", "Missing pieces"):
+        assert title not in page.text
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 128])

@@ -54,7 +54,7 @@ def test_the_spread_over_ranks_names_the_slowest(tmp_path: Path) -> None:
     page, _ = report_of(with_events(make_run(tmp_path / "run", ranks=4), 4))
     assert "Spread over 4 ranks" in page.text
     assert "data wait 1.00 s 2.50 s 4.00 s 3" in page.text
-    assert [row["value"] for row in page.rows("Data wait by rank")] == [1.0, 2.0, 3.0, 4.0]
+    assert [row["y"] for row in page.rows("Data wait by rank")] == [1.0, 2.0, 3.0, 4.0]
     # The step time is that of the slowest rank.
     assert {row["series"]: row["y"] for row in page.rows("Step time by epoch")}["p50"] == 5000.0
 

@@ -3,6 +3,7 @@
 import struct
 import tracemalloc
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +55,17 @@ def test_any_sections_come_back(sections: dict[str, bytes], shape: list[int], dt
         shape = [1]
     read = frame.unpack(frame.pack("x", dtype, tuple(shape), sections))
     assert read.shape == tuple(shape) and {k: bytes(v) for k, v in read.sections.items()} == sections
+
+
+def test_a_file_is_whole_at_its_own_length_only(tmp_path: Path) -> None:
+    path = tmp_path / "sample.mlc"
+    for sections in ({}, {"empty": b""}, SECTIONS, {f"s{n}": b"x" for n in range(64)}):
+        data = frame.pack("lut", "<i2", (3, 4, 5), sections)
+        for length in range(0, len(data) + 2, 1 if len(data) < 1000 else 31):
+            path.write_bytes((data + b"\0")[:length])
+            assert frame.is_whole(path) == (length == len(data))
+        path.write_bytes(data)
+        assert frame.is_whole(path)
 
 
 @pytest.mark.parametrize("length", range(0, len(PACKED), 7))

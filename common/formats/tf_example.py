@@ -1,0 +1,127 @@
+"""tf.train.Example, the message in each record of the published TFRecord files, without TensorFlow.
+
+tensorflow/core/example/{example,feature}.proto, field numbers in parentheses: Example has features (1), Features
+is a map (1) of entries key (1), value (2); a Feature is one of bytes_list (1), float_list (2), int64_list (3);
+each list has the repeated field value (1). ``*_example``: the features ``x``, an array, and ``y``, floats;
+``*_features``: any bytes and integers by name.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.formats.archive import Sample
+from mlhpc.common.formats.protobuf import field, fields, head, read_varint, varint
+from mlhpc.common.formats.tfrecord import MAX_BYTES, REMEDY, read_records
+from mlhpc.errors import UserError
+
+
+def read_examples(
+    path: Sample, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
+) -> Iterator[tuple[memoryview, npt.NDArray[np.float32]]]:
+    """``x`` and ``y`` of every example of a file: ``decode_example`` over ``read_records``.
+
+    Raises UserError naming the file, as those two do.
+    """
+    for number, record in enumerate(read_records(path, max_bytes, raw)):
+        try:
+            yield decode_example(record)
+        except UserError as error:
+            raise UserError(f"{path}: record {number}: {error}") from error
+
+
+def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> bytes:
+    """A serialised tf.train.Example with the features ``x``, one bytes value holding the array in C order,
+    little-endian int16, and ``y``, a float list. Any shapes; the message does not store them."""
+    values = np.ascontiguousarray(x, dtype="<i2").tobytes()
+    floats = np.ascontiguousarray(y, dtype="<f4").tobytes()
+    features = [(b"x", field(1, field(1, values))), (b"y", field(2, field(1, floats)))]
+    return field(1, b"".join(field(1, field(1, key) + field(2, value)) for key, value in features))
+
+
+def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
+    """The bytes of ``x`` as a view of ``record``, and ``y`` as float32, of a serialised tf.train.Example.
+
+    Other features are skipped. Raises UserError when the message is malformed or a feature is missing.
+    """
+    values_of: dict[bytes, memoryview] = {}
+    try:
+        for number, features in fields(memoryview(record)):
+            if number == 1:
+                for _, entry in fields(features):
+                    parts = dict(fields(entry))
+                    values_of[bytes(parts[1])] = parts[2]
+        x = [
+            value for number, values in fields(values_of[b"x"]) if number == 1 for _, value in fields(values)
+        ]
+        # Writers may pack the floats into one run or give each its own field: the bytes are the same.
+        y = [bytes(v) for number, values in fields(values_of[b"y"]) if number == 2 for _, v in fields(values)]
+        if len(x) != 1 or not y:
+            raise ValueError("x must be one bytes value and y a list of floats")
+        return x[0], np.frombuffer(b"".join(y), "<f4").astype(np.float32, copy=False)
+    except KeyError as error:
+        has = ", ".join(sorted(name.decode("utf-8", "replace") for name in values_of)) or "none"
+        raise UserError(
+            f"not an example with the features x (bytes) and y (floats): missing {error}; it has {has}"
+        ) from error
+    except (ValueError, IndexError) as error:
+        raise UserError(f"not a readable tf.train.Example: {error}; {REMEDY}") from error
+
+
+def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
+    """A serialised tf.train.Example of features that are one bytes value or a list of non-negative
+    integers; sorted by name, as in TensorFlow's deterministic serialisation."""
+    return b"".join(feature_pieces(features))
+
+
+def feature_pieces(
+    features: Mapping[str, bytes | memoryview | Sequence[int]],
+) -> list[bytes | memoryview]:
+    """``encode_features`` in pieces, which include the bytes values without a copy."""
+    pieces: list[bytes | memoryview] = []
+    for name, value in sorted(features.items()):
+        key = field(1, name.encode())
+        if isinstance(value, bytes | memoryview):
+            feature = head(1, len(value))
+            feature = head(1, len(feature) + len(value)) + feature
+            feature = head(2, len(feature) + len(value)) + feature
+            pieces += [head(1, len(key) + len(feature) + len(value)) + key + feature, value]
+        else:
+            numbers = b"".join(map(varint, value))
+            pieces.append(field(1, key + field(2, field(3, field(1, numbers)))))
+    return [head(1, sum(map(len, pieces))), *pieces]
+
+
+def decode_features(record: bytes | memoryview, names: Collection[str]) -> dict[str, memoryview | list[int]]:
+    """The features ``names`` of a serialised tf.train.Example that hold one bytes value or integers, by
+    name.
+
+    Reading stops when all are found. Raises UserError when the message is malformed before that.
+    """
+    values_of: dict[str, memoryview | list[int]] = {}
+    requested = {name.encode() for name in names}
+    try:
+        for number, features in fields(memoryview(record)):
+            for _, entry in fields(features) if number == 1 else ():
+                parts = dict(fields(entry))
+                if (key := bytes(parts[1])) not in requested:
+                    continue
+                for kind, values in fields(parts[2]):
+                    items = [value for number, value in fields(values) if number == 1]
+                    if kind == 1 and len(items) == 1:
+                        values_of[key.decode()] = items[0]
+                    elif kind == 3:
+                        values_of[key.decode()] = [n for item in items for n in _varints(item)]
+                if len(values_of) == len(requested):
+                    return values_of
+    except (KeyError, ValueError, IndexError) as error:
+        raise UserError(f"not a readable tf.train.Example: {error}; {REMEDY}") from error
+    return values_of
+
+
+def _varints(data: memoryview) -> Iterator[int]:
+    at = 0
+    while at < len(data):
+        value, at = read_varint(data, at)
+        yield value

@@ -1,0 +1,288 @@
+"""Shards that nodes exchange between epochs over the network: in every epoch each node has a new random share of
+the training files, and each file is on one node (``partition.Shards`` says on which).
+
+Files move in rounds, the same on all ranks. In a round a rank sends files to the ranks of its place on other nodes
+and receives theirs, over TCP, ``AT_ONCE`` of either at a time in the order of their steps (``moves``); each is
+checked against its checksum, where it has one, before it gets its name. When every rank has finished the round,
+what was sent is deleted. So a file is on one node or, until its round has ended, on two: a failure loses none. A
+node needs free space for what it receives in a round, at most ``ROUND`` bytes or one file; and for what the files
+that it has got by then are larger than those that it has sent.
+"""
+
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+
+from mlhpc.common.data import manifest as manifests
+from mlhpc.common.data.manifest import File, Manifest
+from mlhpc.common.data.partition import Indices, Shards
+from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_each_rank
+from mlhpc.common.ranks.links import listening, require_descriptors
+from mlhpc.common.ranks.world import World
+from mlhpc.common.staging.moves import (
+    Moves,
+    bytes_by_node,
+    extra_space,
+    moves_between,
+    of_rank,
+    rounds,
+    sizes_of,
+)
+from mlhpc.common.staging.record import mark_exchanging
+from mlhpc.common.staging.target import (
+    StagingGroup,
+    as_user_error,
+    exclusive,
+    gigabytes,
+    make_folders,
+    unlink,
+)
+from mlhpc.common.staging.transfer import Activity, LinkBroken, Receiver, cause_of, send_file
+from mlhpc.errors import UserError
+
+ROUND = 1 << 30
+"""Bytes that a node receives, at most, before what it has sent is deleted; or one file."""
+
+AT_ONCE = 4
+"""Files that a rank sends at a time, and receives. Files differ in size, and a node may have none in a step: with
+several under way, others go on while one waits for its other end (docs/performance.md)."""
+
+EXCHANGE = Activity(
+    "the exchange of shards",
+    "start the run again: staging keeps the files that belong on each node, and copies the others",
+)
+_SPARE_DESCRIPTORS = 64
+"""For a listener, the files that are sent and received, and what the run opens meanwhile."""
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What all nodes together have sent each other."""
+
+    files: int
+    bytes: int
+
+
+def reserve(
+    files: Sequence[File],
+    shards: Shards,
+    epochs: Sequence[int],
+    target: Path,
+    world: World,
+    most: int = ROUND,
+) -> None:
+    """Before training: require what exchanging ``files`` through ``epochs`` will need, of which the first is that
+    of the staged files, and keep later runs out of the ``target`` of each node.
+
+    Called by all ranks, which share the planning of the epochs: half a million files take almost a second each.
+    Raises UserError, the same on all ranks, when a node will lack space or descriptors, or another run uses the
+    target.
+    """
+    sizes = sizes_of(files)
+
+    def peak() -> Indices:
+        grown = np.zeros(world.nodes, np.int64)
+        for before, after in list(pairwise(epochs))[world.rank :: world.size]:
+            grows = bytes_by_node(sizes, shards, before, world.nodes) - at_first
+            extra = extra_space(moves_between(sizes, shards, before, after), world.nodes, most)
+            grown = np.maximum(grown, grows + extra)
+        return grown
+
+    at_first = bytes_by_node(sizes, shards, epochs[0], world.nodes)
+    on_all_ranks(world, lambda: require_descriptors(world.nodes + _SPARE_DESCRIPTORS))
+    needed = np.max(on_all_ranks(world, peak), axis=0)
+    group = _group(world)
+
+    def require() -> None:
+        _require_alone(target, in_use)
+        if group.leads:
+            _require_room(target, int(needed[world.node]))
+            mark_exchanging(target)
+
+    with exclusive(target, world, group) as in_use:
+        on_all_ranks(world, require)
+
+
+def exchange(
+    files: Sequence[File],
+    shards: Shards,
+    before: int,
+    after: int,
+    target: Path,
+    world: World,
+    most: int = ROUND,
+) -> Exchanged:
+    """Move ``files`` from where they are in epoch ``before``, in the ``target`` of each node, to where they are in
+    ``after``.
+
+    Called by all ranks. Raises UserError, the same on all ranks, when another run uses the target, when a node
+    lacks space (before the first file moves, where that can be predicted), or when a file cannot be sent, written
+    or differs from its checksum.
+    """
+    mine = world.node
+    moves = moves_between(sizes_of(files), shards, before, after)
+    group = _group(world)
+
+    def prepare() -> None:
+        _require_alone(target, in_use)
+        if group.leads:
+            _require_room(target, int(extra_space(moves, world.nodes, most)[mine]))
+            arriving = [files[number] for number in moves.numbers[moves.receivers == mine]]
+            make_folders(target, {os.path.dirname(file.path) for file in arriving})
+            # Before the first file arrives: what is listed is known to have been put there by staging.
+            held = manifests.load(target)
+            listed = {file.path for file in held.files}
+            _save(held, [*held.files, *(file for file in arriving if file.path not in listed)])
+
+    def finish() -> None:
+        if group.leads:
+            _forget(target, {files[number].path for number in moves.numbers[moves.senders == mine]})
+
+    ranks = {place: rank for rank, place in enumerate(world.gather((mine, world.local_rank)))}
+    peers = [ranks[node, world.local_rank] for node in range(world.nodes)]
+    with exclusive(target, world, group) as in_use:
+        on_all_ranks(world, prepare)
+        with _links(world, peers) as links:
+            for part in rounds(moves, most):
+                own = of_rank(part, world.local_rank, world.local_size)
+                sent, arriving = transfers(files, own, mine)
+                _run_round(sent, arriving, links, peers, target, world)
+                on_each_rank(world, partial(_delete, [each.file for each in sent], target))
+        on_all_ranks(world, finish)
+    return Exchanged(len(moves.numbers), int(moves.sizes.sum()))
+
+
+class Transfer(NamedTuple):
+    """File ``number`` of the exchanged ones, and the node that it goes to or comes from."""
+
+    node: int
+    number: int
+    file: File
+
+
+def transfers(files: Sequence[File], moves: Moves, node: int) -> tuple[list[Transfer], list[Transfer]]:
+    """What ``node`` sends, and what it receives, in the order of ``moves``."""
+
+    def chosen(here: Indices, there: Indices) -> list[Transfer]:
+        own = np.flatnonzero(here == node)
+        partners, numbers = there[own].tolist(), moves.numbers[own].tolist()
+        return [Transfer(*pair, files[pair[1]]) for pair in zip(partners, numbers, strict=True)]
+
+    return chosen(moves.senders, moves.receivers), chosen(moves.receivers, moves.senders)
+
+
+def _group(world: World) -> StagingGroup:
+    """This node's ranks. Called by all ranks."""
+    members = tuple(rank for rank, node in enumerate(world.gather(world.node)) if node == world.node)
+    return StagingGroup(members, world.local_rank == 0, False, ())
+
+
+def _require_alone(target: Path, in_use: bool) -> None:
+    if in_use:
+        raise UserError(
+            f"{target}: another run uses the shard there, so it cannot be exchanged; choose another --stage"
+        )
+
+
+def _require_room(target: Path, size: int) -> None:
+    filesystem = filesystem_of(target)
+    if size > filesystem.free_bytes:
+        raise UserError(
+            f"{target}: exchanging shards needs {gigabytes(size)}, {filesystem.type} on "
+            f"{filesystem.mount_point} has {gigabytes(filesystem.free_bytes)} free; free some, choose another "
+            "--stage, or set staging.exchange=false"
+        )
+
+
+@contextmanager
+def _links(world: World, peers: Sequence[int]) -> Iterator[dict[int, socket.socket]]:
+    """A connection of this rank with each of the others among ``peers``. Called by all ranks."""
+    with ExitStack() as opened, listening(world) as port:
+
+        def connect() -> dict[int, socket.socket]:
+            lower = [rank for rank in peers if rank < world.rank]
+            higher = [rank for rank in peers if rank > world.rank]
+            links = {rank: opened.enter_context(port.connect(rank)) for rank in lower}
+            for rank, link in zip(higher, port.accept(higher), strict=True):
+                links[rank] = opened.enter_context(link)
+            return links
+
+        yield on_each_rank(world, connect)
+
+
+def _run_round(
+    sent: Sequence[Transfer],
+    arriving: Sequence[Transfer],
+    links: dict[int, socket.socket],
+    peers: Sequence[int],
+    target: Path,
+    world: World,
+) -> None:
+    """Send and receive this rank's files, in order; ``peers`` has its partner on each node. Called by all ranks;
+    raises UserError, the same on all ranks."""
+    failures = list[BaseException]()
+    expected: dict[int, dict[int, File]] = defaultdict(dict)
+    for each in arriving:
+        expected[each.node][each.number] = each.file
+    sending, receiving = ({node: Lock() for node in range(world.nodes)} for _ in range(2))
+
+    # Ranks do not wait for each other in a circle: of all files under way, the first in the order of steps, or
+    # another one on the same link, has its turn at both ends.
+    def send(node: int, number: int, file: File) -> None:
+        rank = peers[node]
+        with sending[node]:
+            send_file(links[rank], number, file, target, f"rank {rank}", EXCHANGE)
+
+    def receive(node: int) -> None:
+        rank = peers[node]
+        with receiving[node]:
+            Receiver(links[rank], target, rank, f"rank {rank}", EXCHANGE).next(expected[node])
+
+    def or_end(work: Callable[[], object]) -> None:
+        try:
+            if not failures:
+                work()
+        except BaseException as error:
+            failures.append(error)
+            for link in links.values():  # ends the other threads, and lets the other ranks know
+                with suppress(OSError):
+                    link.shutdown(socket.SHUT_RDWR)
+
+    def work() -> None:
+        with ThreadPoolExecutor(AT_ONCE) as senders, ThreadPoolExecutor(AT_ONCE) as receivers:
+            going_on = [senders.submit(or_end, partial(send, *each)) for each in sent]
+            going_on += [receivers.submit(or_end, partial(receive, each.node)) for each in arriving]
+            or_end(lambda: wait(going_on))
+        if failures:
+            raise min(failures, key=lambda error: isinstance(error, LinkBroken))  # a cause before its symptom
+
+    _, error = attempt(work)
+    gather_or_raise(world, None, cause_of(world, error))
+
+
+def _delete(files: Sequence[File], target: Path) -> None:
+    for file in files:
+        with as_user_error(target / file.path, "cannot be removed", "choose another --stage"):
+            (target / file.path).unlink()
+
+
+def _forget(target: Path, gone: set[str]) -> None:
+    held = manifests.load(target)
+    _save(held, [file for file in held.files if file.path not in gone])
+    unlink(target, gone)  # the folders that are empty now
+
+
+def _save(held: Manifest, files: Sequence[File]) -> None:
+    manifests.save(replace(held, files=tuple(sorted(files))))

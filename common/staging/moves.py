@@ -1,0 +1,153 @@
+"""Which files change nodes between two epochs, and in which order: computed, the same on all ranks.
+
+Files move in steps. In a step a node sends one file and receives one, or does neither. Nobody waits for the end of
+a step, but ranks send and receive in this order. In an order without regard to the receivers nodes would queue for
+one receiver while others have nothing to receive, and files would wait for files that wait for others.
+
+A node sends as many files as it receives, since it has the same number in every epoch. Files are the edges of a
+bipartite graph: of nodes as senders, and of nodes as receivers. At each end the files of a node are taken in pairs
+of similar size. These pairs form cycles, along which files go in turn to the first half of the steps and to the
+second. So each half has half of what a node sends and receives, in files and in bytes, and is divided likewise (H.
+Gabow, "Using Euler partitions to edge color bipartite multigraphs", International Journal of Computer and
+Information Sciences 5, 1976).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.data.manifest import File
+from mlhpc.common.data.partition import Indices, Shards
+from mlhpc.common.staging.target import FILE_OVERHEAD
+
+
+class Moves(NamedTuple):
+    """Files that change nodes, in order of their steps: in ``steps[i]`` file ``numbers[i]`` of the exchanged ones,
+    of ``sizes[i]`` bytes, goes from node ``senders[i]`` to ``receivers[i]``. Arrays of int64: as objects, half a
+    million moves would take 100 MB in every rank."""
+
+    numbers: Indices
+    sizes: Indices
+    senders: Indices
+    receivers: Indices
+    steps: Indices
+
+    def part(self, chosen: slice | npt.NDArray[np.bool_]) -> "Moves":
+        """Those that are ``chosen``, in order."""
+        return Moves(*(column[chosen] for column in self))
+
+
+def moves_between(sizes: Indices, shards: Shards, before: int, after: int) -> Moves:
+    """The moves of files of these ``sizes``, in bytes, from epoch ``before`` to ``after``."""
+    numbers = shards.moves(before, after)
+    senders, receivers = shards.nodes(before)[numbers], shards.nodes(after)[numbers]
+    order, steps = in_steps(sizes[numbers], senders, receivers)
+    numbers = numbers[order]
+    return Moves(numbers, sizes[numbers], senders[order], receivers[order], steps)
+
+
+def in_steps(sizes: Indices, senders: Indices, receivers: Indices) -> tuple[Indices, Indices]:
+    """The order of files in which they move, and the step of each one in that order, from 0. Each node of
+    ``senders`` is as often in ``receivers``. Steps are fewer than twice the largest number of files of a node."""
+    if not len(sizes):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    sent = np.bincount(senders)
+    nodes, width = len(sent), int(sent.max())
+    # As if files stayed where they are, so that all nodes have as many; later, so that they have an even number.
+    staying = np.repeat(np.arange(nodes), width - sent)
+    by_size = np.argsort(np.append(sizes, np.zeros(len(staying), np.int64)), kind="stable")
+    files, by_receiver = (
+        by_size[np.argsort(np.append(ends, staying)[by_size].astype(np.int32), kind="stable")]
+        for ends in (senders, receivers)
+    )
+    # In rows of ``width``, for each part and node: the files that it sends, and in ``received`` the places in
+    # ``files`` of those that it receives.
+    received = _put(np.arange(len(files)), files)[by_receiver]
+    while width > 1:
+        if width % 2:
+            files = _with_column(files, width, np.full(len(files) // width, len(by_size)))
+            moved_on = received + received // width + 1
+            width += 1
+            received = _with_column(moved_on, width - 1, np.arange(0, len(files), width))
+        is_second = _alternating(received)
+        block, width = nodes * width, width // 2
+        halved = np.arange(0, len(files), block)[:, np.newaxis] + np.repeat(np.arange(block // 2), 2)
+        place = halved.reshape(-1) + is_second * (block // 2)
+        place_received = halved.reshape(-1) + is_second[received] * (block // 2)
+        files, received = _put(files, place), _put(place[received], place_received)
+    moving = np.flatnonzero(files < len(senders))
+    return files[moving], moving // nodes
+
+
+def _with_column(values: Indices, width: int, column: Indices) -> Indices:
+    """``values`` in rows of ``width``, with another column before the first."""
+    return np.insert(values.reshape(-1, width), 0, column, axis=1).reshape(-1)
+
+
+def _alternating(received: Indices) -> npt.NDArray[np.bool_]:
+    """Whether each file goes to the second half: of those at 2i and 2i + 1, which share a sender, one does, and of
+    those at ``received[2i]`` and ``received[2i + 1]``, which share a receiver."""
+    other = np.empty_like(received)
+    other[received[::2]], other[received[1::2]] = received[1::2], received[::2]
+    # From a file to the one two further along its cycle; those between are passed in the opposite direction. So
+    # each cycle is two circles, known by their lowest file, which is searched for with strides that double.
+    onwards, lowest = other ^ 1, np.arange(len(received), dtype=np.int32)
+    while True:
+        lower = np.minimum(lowest, np.take(lowest, onwards, mode="clip"))  # twice as fast as an index
+        if np.array_equal(lower, lowest):
+            return np.asarray(lowest > lowest[other])
+        onwards, lowest = np.take(onwards, onwards, mode="clip"), lower
+
+
+def _put(values: Indices, places: Indices) -> Indices:
+    moved = np.empty_like(values)
+    moved[places] = values
+    return moved
+
+
+def rounds(moves: Moves, most: int) -> Iterator[Moves]:
+    """``moves`` in parts of whole steps, in each of which a node receives at most ``most`` bytes, or one file."""
+    if not len(moves.steps):
+        return
+    ends = [*(np.flatnonzero(np.diff(moves.steps)) + 1).tolist(), len(moves.steps)]
+    received = np.zeros(moves.receivers.max() + 1, np.int64)
+    start = at = 0
+    for end in ends:
+        receivers, sizes = moves.receivers[at:end], moves.sizes[at:end]
+        received[receivers] += sizes  # one file each
+        if start < at and received[receivers].max() > most:
+            yield moves.part(slice(start, at))
+            start = at
+            received[:] = 0
+            received[receivers] = sizes
+        at = end
+    yield moves.part(slice(start, at))
+
+
+def of_rank(part: Moves, local_rank: int, local_size: int) -> Moves:
+    """What ranks with this ``local_rank`` move between them in a round: as many steps in a row as the others."""
+    steps, of_step = np.unique(part.steps, return_inverse=True)
+    return part.part(of_step * local_size // len(steps) == local_rank)
+
+
+def extra_space(moves: Moves, nodes: int, most: int) -> Indices:
+    """The largest number of bytes by which each of ``nodes`` holds more, while ``moves`` are made, than before."""
+    grown, largest = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+    for part in rounds(moves, most):
+        np.add.at(grown, part.receivers, part.sizes + FILE_OVERHEAD)
+        largest = np.maximum(largest, grown)
+        np.subtract.at(grown, part.senders, part.sizes + FILE_OVERHEAD)
+    return largest
+
+
+def sizes_of(files: Sequence[File]) -> Indices:
+    return np.fromiter((file.size for file in files), np.int64, len(files))
+
+
+def bytes_by_node(sizes: Indices, shards: Shards, epoch: int, nodes: int) -> Indices:
+    """Bytes of the files, of these ``sizes``, that each node holds in ``epoch``."""
+    held = np.zeros(nodes, np.int64)
+    np.add.at(held, shards.nodes(epoch), sizes)
+    return held

@@ -1,0 +1,123 @@
+"""Files that go from one node's target to another's over TCP: verified on arrival, and no name before that."""
+
+import errno
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from mlhpc.common.data.manifest import File
+from mlhpc.common.files.regular import open_regular
+from mlhpc.common.ranks.links import receive_exactly
+from mlhpc.common.ranks.world import World
+from mlhpc.common.staging.copier import BLOCK, write_verified
+from mlhpc.common.staging.target import as_user_error
+from mlhpc.errors import UserError
+
+_HEADER = struct.Struct("<Iq")  # the file's number, and its modification time in ns
+_LINK_ERRNOS = frozenset(
+    {errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
+)
+
+
+class Activity(NamedTuple):
+    """What files are sent for, and what to do when it fails, in words."""
+
+    name: str
+    remedy: str
+
+
+STAGING = Activity("staging", "start the run again: complete files are kept")
+
+
+class LinkBroken(UserError):
+    """The rank at the other end is gone. A symptom: the cause is another rank's error, or its loss."""
+
+
+def send_file(
+    connection: socket.socket, number: int, file: File, target: Path, to: str, activity: Activity = STAGING
+) -> None:
+    """Send ``file`` of ``target`` to ``to``, which knows it as ``number``. Raises UserError, or LinkBroken."""
+    path = target / file.path
+    changed = f"{path}: changed during {activity.name}; {activity.remedy}"
+    with as_user_error(path, "cannot be read", "choose another --stage"):
+        reader = os.fdopen(open_regular(path, os.O_NOFOLLOW), "rb", buffering=0)
+    with reader:
+        status = os.fstat(reader.fileno())
+        if status.st_size != file.size:
+            raise UserError(changed)
+        with _other_end(to, activity):
+            connection.sendall(_HEADER.pack(number, status.st_mtime_ns))
+        # sendfile reads and sends: what is no error of the connection is one of the disk.
+        with (
+            as_user_error(path, "cannot be read", "choose another --stage"),
+            _other_end(to, activity, _is_of_link),
+        ):
+            if file.size and connection.sendfile(reader, count=file.size) != file.size:
+                raise UserError(changed)
+
+
+class Receiver:
+    """Receives files from ``rank`` into ``target``. ``sender``: how messages name it."""
+
+    def __init__(
+        self, connection: socket.socket, target: Path, rank: int, sender: str, activity: Activity = STAGING
+    ) -> None:
+        self._connection, self._target = connection, target
+        self._rank, self._sender, self._activity = rank, sender, activity
+        self._block = memoryview(mmap.mmap(-1, BLOCK))
+
+    def next(self, expected: dict[int, File]) -> File:
+        """The next file, in place and verified: one of those ``expected``, by number, from which it is removed.
+        Raises UserError, or LinkBroken."""
+        with _other_end(self._sender, self._activity):
+            number, mtime_ns = _HEADER.unpack(receive_exactly(self._connection, _HEADER.size))
+        if number not in expected:
+            raise LinkBroken(f"{self._target}: file {number} arrived unexpectedly; {self._activity.remedy}")
+        file = expected.pop(number)
+        pieces = _pieces(self._connection, file.size, self._block, self._sender, self._activity)
+        origin = f"{self._target / file.path} from rank {self._rank}"
+        write_verified(file, self._target, pieces, mtime_ns, origin, self._activity.remedy)
+        return file
+
+
+def cause_of(world: World, error: Exception | None) -> Exception | None:
+    """This rank's ``error``; None for a broken link where another rank knows the cause. Called by all ranks."""
+    is_symptom = isinstance(error, LinkBroken)
+    known = any(world.gather(error is not None and not is_symptom))
+    return None if is_symptom and known else error
+
+
+def _pieces(
+    connection: socket.socket, size: int, block: memoryview, sender: str, activity: Activity
+) -> Iterator[memoryview]:
+    """``size`` bytes from ``connection`` to ``sender``, through ``block``."""
+    while size:
+        with _other_end(sender, activity):
+            count = connection.recv_into(block, min(size, len(block)))
+            if not count:
+                raise EOFError
+        yield block[:count]
+        size -= count
+
+
+def _is_of_link(error: OSError | EOFError) -> bool:
+    return isinstance(error, (ConnectionError, TimeoutError)) or getattr(error, "errno", None) in _LINK_ERRNOS
+
+
+@contextmanager
+def _other_end(
+    which: str, activity: Activity, is_of_link: Callable[[OSError | EOFError], bool] = lambda error: True
+) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        if not is_of_link(error):
+            raise
+        raise LinkBroken(
+            f"{activity.name}: the connection to {which} broke ({str(error) or 'closed'}); {activity.remedy}"
+        ) from error

@@ -1,0 +1,236 @@
+"""What a thread asked of its storage, counted at a cost that does not show in what is measured.
+
+Of each read only when it began and ended is noted; where it was follows from the run of reads it belongs to. Notes
+take memory of fixed size, and many are counted at once.
+"""
+
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+DISTINCT_SIZES = 4096
+UNSETTLED = 4096
+"""Reads of a thread that are noted before they are counted, and at most in a run."""
+SPANS_KEPT = 1 << 16
+"""Reads of all threads whose times are kept before those that are over for all are summed up."""
+_RUN = struct.Struct("qqqq")
+
+Spans = npt.NDArray[np.float64]
+clock = time.perf_counter
+
+
+class ReadEvent(NamedTuple):
+    """One read: seconds on the process's clock."""
+
+    start: float
+    seconds: float
+    offset: int
+    size: int
+
+
+class Activity:
+    """How long at least one thread was reading, and how much of that the training loop spent waiting. Complete
+    once the threads have handed in their reads (``ReadStatistics.settle``).
+
+    Times before the last handed-in read of the slowest thread are summed up and forgotten, so that memory does not
+    grow with the number of reads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._handed_in: list[float] = []  # up to when, of each thread
+        self._reads: list[Spans] = []
+        self._kept, self._most = 0, SPANS_KEPT
+        self._reading_s = self._waited_s = 0.0
+        self._waits: list[tuple[float, float]] = []
+        self._waiting_since: float | None = None
+
+    def enter(self) -> int:
+        """Take part: the number of a thread that will ``add`` its reads."""
+        with self._lock:
+            self._handed_in.append(-np.inf)
+            return len(self._handed_in) - 1
+
+    def add(self, number: int, reads: Spans) -> None:
+        """Reads of a thread, [n, 2]: when each began and ended, none before the end of the one before."""
+        with self._lock:
+            self._reads.append(reads)
+            self._kept += len(reads)
+            self._handed_in[number] = float(reads[-1, 1])
+            if self._kept > self._most:
+                self._sum_up(min(self._handed_in))
+                self._most = max(SPANS_KEPT, 2 * self._kept)
+
+    def leave(self, number: int) -> None:
+        """The thread reads no more."""
+        with self._lock:
+            self._handed_in[number] = np.inf
+
+    def waiting(self, waiting: bool) -> None:
+        """Whether the loop waits for a batch from now on."""
+        now = clock()
+        if self._waiting_since is not None:
+            self._waits.append((self._waiting_since, now))
+        self._waiting_since = now if waiting else None
+
+    @property
+    def reading_s(self) -> float:
+        with self._lock:
+            self._sum_up(np.inf)
+            return self._reading_s
+
+    @property
+    def waited_s(self) -> float:
+        with self._lock:
+            self._sum_up(np.inf)
+            return self._waited_s
+
+    def _sum_up(self, until: float) -> None:
+        """Count what was before ``until``, from when on other reads may still be handed in."""
+        reads = union(np.concatenate([np.empty((0, 2)), *self._reads]))
+        if not len(reads):
+            return
+        until = min(until, reads[-1, 1])
+        # The loop adds a wait before it forgets since when, so one of the two is seen, or both.
+        since = self._waiting_since
+        waits = list(self._waits)
+        over = sum(end <= until for _, end in waits)
+        if since is not None and since < until:
+            waits.append((since, until))
+        first = np.searchsorted(reads[:, 0], until)
+        if not first:  # a thread has handed in nothing yet
+            self._reads, self._kept = [reads], len(reads)
+            return
+        before = np.minimum(reads[:first], until)
+        lengths = before[:, 1] - before[:, 0]
+        sums = np.zeros(len(lengths) + 1)
+        np.cumsum(lengths, out=sums[1:])
+
+        def read_until(moments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            last = np.searchsorted(before[:, 0], moments, "right") - 1  # that has begun; -1: none
+            return np.where(last < 0, 0, sums[last] + np.clip(moments - before[last, 0], 0, lengths[last]))
+
+        begins, ends = union(np.array(waits).reshape(-1, 2)).T
+        self._reading_s += float(sums[-1])
+        self._waited_s += float((read_until(ends) - read_until(begins)).sum())
+        rest = np.maximum(reads[np.searchsorted(reads[:, 1], until, "right") :], until)
+        self._reads, self._kept = [rest], len(rest)
+        del self._waits[:over]
+
+
+def union(spans: Spans) -> Spans:
+    """The same times as in ``spans`` [n, 2] of begin and end, in order and without overlaps."""
+    if (spans[1:, 0] > spans[:-1, 1]).all():  # as those of one thread are
+        return spans
+    begins, ends = spans[np.argsort(spans[:, 0], kind="stable")].T
+    latest = np.maximum.accumulate(ends)
+    first = np.concatenate([[True], begins[1:] > latest[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.stack([begins[first], latest[last]], 1)
+
+
+@dataclass
+class ReadStatistics:
+    """What one thread asked of the storage. As in Darshan, a read is sequential when it starts at or behind
+    the end of the previous read of that file, consecutive when exactly there.
+
+    Opens, calls and bytes are always up to date, for other threads too; the rest is after ``settle``.
+    """
+
+    activity: Activity = field(default_factory=Activity)
+    events: list[ReadEvent] | None = None
+    opens: int = 0
+    open_s: float = 0.0
+    seconds: float = 0.0
+    follow_ups: int = 0  # reads that are not the first of an open file: those that can be sequential
+    sequential: int = 0
+    consecutive: int = 0
+    sizes: Counter[int] = field(default_factory=Counter)
+    _times: list[float] = field(default_factory=list)  # when reads began and ended, in turn
+    # Of the run that goes on, in one object because other threads look at it: calls and bytes before it, bytes of
+    # a read and of the run, and the list of times and its length when the run began.
+    _going_on: tuple[int, int, int, int, list[float], int] = field(init=False)
+    _number: int = field(init=False)
+    _runs: bytearray = field(default_factory=lambda: bytearray(UNSETTLED * _RUN.size))
+    _noted: int = 0  # bytes of them
+
+    def __post_init__(self) -> None:
+        self._number = self.activity.enter()
+        self._going_on = 0, 0, 0, 0, self._times, 0
+
+    @property
+    def calls(self) -> int:
+        before, _, _, _, times, length = self._going_on
+        return before + (len(times) - length) // 2
+
+    @property
+    def bytes(self) -> int:
+        _, before, transfer, most, times, length = self._going_on
+        return before + min((len(times) - length) // 2 * transfer, most)
+
+    def add(self, begin: float, end: float, offset: int, size: int, previous_end: int) -> None:
+        """A read of ``size`` bytes. ``previous_end``: of the read before in this file, -1 for the first."""
+        note = self.begin_run(size, size)
+        note(begin)
+        note(end)
+        self.end_run(offset, size, size, previous_end)
+
+    def begin_run(self, transfer: int, length: int) -> Callable[[float], None]:
+        """At most ``UNSETTLED`` reads of up to ``length`` bytes one behind the other follow, each of ``transfer``
+        but the last, which may be shorter. Returns what notes when one began and, right after, when it ended."""
+        self._going_on = self.calls, self.bytes, transfer, length, self._times, len(self._times)
+        return self._times.append
+
+    def end_run(self, offset: int, transfer: int, length: int, previous_end: int) -> None:
+        """Where that run was, and how long."""
+        self._going_on = self.calls, self._going_on[1] + length, 0, 0, self._times, len(self._times)
+        _RUN.pack_into(self._runs, self._noted, offset, transfer, length, previous_end)
+        self._noted += _RUN.size
+        if len(self._times) >= 2 * UNSETTLED:
+            self.settle()
+
+    def settle(self) -> None:
+        """Bring everything up to date."""
+        if not self._noted:
+            return
+        runs = np.frombuffer(self._runs, np.int64, self._noted // 8).reshape(-1, 4)
+        offset, transfer, length, previous = runs.T
+        number = np.maximum(1, -(-length // np.maximum(1, transfer)))
+        last = length - (number - 1) * transfer
+        # Packed by struct they are an array in a third of the time that NumPy needs for a list.
+        times = np.frombuffer(struct.pack(f"{len(self._times)}d", *self._times)).reshape(-1, 2)
+        times = times[: number.sum()]  # without those of a run that an error ended
+        self.seconds += float((times[:, 1] - times[:, 0]).sum())
+        self.activity.add(self._number, times)
+        within = int((number - 1).sum())  # runs; each of these reads begins where the one before ended
+        self.follow_ups += within + int(np.count_nonzero(previous >= 0))
+        self.sequential += within + int(np.count_nonzero((previous >= 0) & (offset >= previous)))
+        self.consecutive += within + int(np.count_nonzero((previous >= 0) & (offset == previous)))
+        sizes, which = np.unique(np.concatenate([transfer, last]), return_inverse=True)
+        counts = np.bincount(which, np.concatenate([number - 1, np.ones_like(number)]))
+        for size, count in zip(sizes.tolist(), counts.astype(int).tolist(), strict=True):
+            if count:
+                # Where sizes vary without end, only their powers of two are kept.
+                known = size in self.sizes or len(self.sizes) < DISTINCT_SIZES
+                self.sizes[size if known else 1 << (size - 1).bit_length()] += count
+        if self.events is not None:
+            transfers = np.repeat(transfer, number)
+            place = np.arange(len(times)) - np.repeat(np.cumsum(number) - number, number)  # in its run
+            offsets = np.repeat(offset, number) + place * transfers
+            asked = np.minimum(transfers, np.repeat(length, number) - place * transfers)
+            for begin, end, at, size in zip(*times.T.tolist(), offsets.tolist(), asked.tolist(), strict=True):
+                self.events.append(ReadEvent(begin, end - begin, at, size))
+        self._times, self._noted = [], 0
+        self._going_on = self.calls, self.bytes, 0, 0, self._times, 0
+
+    def finish(self) -> None:
+        """The thread reads no more."""
+        self.settle()
+        self.activity.leave(self._number)

@@ -1,0 +1,70 @@
+"""Checks that a profile was measured on the machine whose peaks it is compared with."""
+
+import os
+import platform
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from mlhpc.common.host import provenance
+from mlhpc.common.host.accelerators import Accelerator, found
+from mlhpc.common.host.binding import parse_ranges
+from mlhpc.common.timing.profile import Profile
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.units import binary
+
+_SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+_NEAR = 0.1
+"""Share by which two readings of one memory may differ: drivers keep some of it."""
+
+
+def differences(machine: Machine, profile: Profile) -> list[str]:
+    """How this node differs from a node of ``machine``, according to the first rank's ``profile`` and to what the
+    host reports; empty if no difference is found."""
+    if not profile.gpu:
+        return list(_differences(machine, _processor(), [], cores()))
+    there = found()  # TensorFlow's name of a device is its number
+    return list(_differences(machine, there[0].name if there else "", there, cores()))
+
+
+def _processor() -> str:
+    """Its model; empty where the kernel names only the architecture, as on ARM."""
+    name = str(provenance.machine()["cpu"] or "")
+    return "" if name == platform.machine() else name
+
+
+def _differences(
+    machine: Machine, name: str, accelerators: Sequence[Accelerator], cores: Collection[int]
+) -> Iterator[str]:
+    """``name``: of what was measured, empty if unknown. ``accelerators``: of the node as its driver lists them.
+    ``cores``: how many it has, by each way of counting."""
+    if name and not _is_of(machine.family, name):
+        yield f"{name} for {machine.facts['accelerator.model']}"
+    elif accelerators and (mib := accelerators[0].memory_mib):
+        memory = machine.figures["accelerator.memory"]
+        if abs(mib * 2**20 / memory - 1) > _NEAR:
+            yield f"accelerators of {binary(mib * 2**20)} for {binary(memory)}"
+    if len(accelerators) > machine.per_node:  # a batch job may see fewer than the node has
+        yield f"{len(accelerators)} accelerators for {machine.per_node} a node"
+    there = machine.facts.get("host.cores")
+    if there is not None and cores and int(there) not in cores:
+        yield f"{max(cores)} cores for {there}"
+
+
+def _is_of(family: str, name: str) -> bool:
+    """Whether the product ``name`` contains ``family`` as words of its own: GH200 is no H200."""
+    words = r"[^a-z0-9]+".join(re.findall(r"[a-z0-9]+", family.lower()))
+    # Intel(R) Xeon Phi(TM): marks are no words.
+    plain = re.sub(r"\((r|tm)\)", " ", name.lower())
+    return re.search(rf"(?<![a-z0-9]){words}(?![a-z0-9])", plain) is not None
+
+
+def cores() -> set[int]:
+    """The number of cores of this node by each way of counting: those of this process, all, and without their
+    hardware threads."""
+    logical = os.cpu_count() or 1
+    try:
+        threads = len(parse_ranges(_SIBLINGS.read_text("ascii").strip()))
+    except (OSError, ValueError):
+        threads = 1
+    return {len(os.sched_getaffinity(0)), logical, logical // max(1, threads)}
