@@ -186,7 +186,7 @@ def transfers(files: Sequence[File], moves: Moves, node: int) -> tuple[list[Tran
 def _group(world: World) -> StagingGroup:
     """This node's ranks. Called by all ranks."""
     members = tuple(rank for rank, node in enumerate(world.gather(world.node)) if node == world.node)
-    return StagingGroup(members, world.local_rank == 0, False, ())
+    return StagingGroup(members, world.local_rank == 0, ())
 
 
 def _require_alone(target: Path, in_use: bool) -> None:

@@ -16,7 +16,7 @@ from mlhpc.errors import UserError
 def record_of(manifest: Manifest) -> dict[str, Any] | None:
     """What staging recorded in the manifest of a target; None where it did not stage it."""
     record = manifest.facts.get("staged")
-    kinds = {"of": str, "mode": str, "made_folder": bool}
+    kinds = {"of": str, "mode": str}
     if not isinstance(record, dict) or any(type(record.get(key)) is not kind for key, kind in kinds.items()):
         return None
     return record
@@ -58,13 +58,7 @@ def write_record(
     facts = dict(manifest.facts)
     if len(files) < len(manifest.files):
         facts.pop("samples", None)  # they are the whole data set's
-    before = record_of(manifests.load(target)) if (target / manifests.NAME).exists() else None
-    # Of runs that start at once, the one that made the folder need not be the first to write in it.
-    facts["staged"] = {
-        "of": identity(manifest),
-        "mode": mode,
-        "made_folder": bool(before and before["made_folder"]) or group.made_folder,
-    }
+    facts["staged"] = {"of": identity(manifest), "mode": mode}
     manifests.save(replace(manifest, root=target, files=tuple(files), facts=facts))
 
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
@@ -50,6 +50,7 @@ from mlhpc.common.staging.target import (
     check_room,
     exclusive,
     names_job,
+    remove_made_folder,
     require_own,
     staging_group,
     unlink,
@@ -158,23 +159,28 @@ class Ready:
 def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_once: bool) -> Iterator[Ready]:
     """Make the target ready to be copied to; it is locked while the block runs. Called by all ranks. Raises
     UserError as ``stage`` does."""
-    group = staging_group(manifest.root, target, world, mode)
-    read_once = read_once and len(group.all) > 1
-    files_of_group = files_of_node(manifest.files, world.node, world.nodes, mode)
-    share = _share_of_rank(manifest.files, files_of_group, world.rank, group, mode, read_once)
-    todo = Todo([], [])
+    try:
+        group = staging_group(manifest.root, target, world, mode)
+        read_once = read_once and len(group.all) > 1
+        files_of_group = files_of_node(manifest.files, world.node, world.nodes, mode)
+        share = _share_of_rank(manifest.files, files_of_group, world.rank, group, mode, read_once)
+        todo = Todo([], [])
 
-    def survey() -> Need:
-        _survey([*share.alone, *share.passed], manifest.root, target, staged_before, todo)
-        size = sum(file.size + FILE_OVERHEAD for file in todo.missing)
-        return Need(size, group.members[0], target, filesystem_of(target) if group.leads else None)
+        def survey() -> Need:
+            _survey([*share.alone, *share.passed], manifest.root, target, staged_before, todo)
+            size = sum(file.size + FILE_OVERHEAD for file in todo.missing)
+            return Need(size, group.members[0], target, filesystem_of(target) if group.leads else None)
 
-    with exclusive(target, world, group) as in_use:
-        known = on_all_ranks(world, lambda: prepare(manifest, target, files_of_group, group, in_use))
-        staged_before = known[group.members[0]]
-        check_room(on_all_ranks(world, survey))
-        on_all_ranks(world, lambda: write_record(manifest, target, files_of_group, group, mode))
-        yield Ready(share, todo, in_use, read_once)
+        with exclusive(target, world, group) as in_use:
+            known = on_all_ranks(world, lambda: prepare(manifest, target, files_of_group, group, in_use))
+            staged_before = known[group.members[0]]
+            check_room(on_all_ranks(world, survey))
+            on_all_ranks(world, lambda: write_record(manifest, target, files_of_group, group, mode))
+            yield Ready(share, todo, in_use, read_once)
+    except UserError:
+        if world.local_rank == 0:
+            remove_made_folder(target)
+        raise
 
 
 def _share_of_rank(
@@ -238,10 +244,9 @@ def remove(target: Path) -> None:
     if target.exists():
         require_own(target)
     locks.unregister(target)
-    # Read before waiting for the lock: its holder may remove the files, and the last to leave removes the folder.
     if (staged := _staged_in(target)) is None:
         return
-    made_folder = _record(staged)["made_folder"]
+    _require_staged(staged)
     try:
         while (fd := locks.try_lock(target)) is None:
             if locks.in_use(target):
@@ -253,14 +258,12 @@ def remove(target: Path) -> None:
         if locks.in_use(target):
             return
         if (staged := _staged_in(target)) is not None:
-            made_folder = _record(staged)["made_folder"]
+            _require_staged(staged)
             unlink(target, (file.path for file in staged.files))
             (target / manifests.NAME).unlink()
     finally:
         locks.unlock(target, fd)
-    if made_folder:
-        with contextlib.suppress(OSError):  # it has other files of the user, or the next run's
-            target.rmdir()
+    remove_made_folder(target)
 
 
 def _staged_in(target: Path) -> manifests.Manifest | None:
@@ -273,11 +276,10 @@ def _staged_in(target: Path) -> manifests.Manifest | None:
         return None
 
 
-def _record(staged: manifests.Manifest) -> dict[str, Any]:
-    """What staging recorded in the manifest of a target. Raises UserError where it did not stage it."""
-    if (record := record_of(staged)) is None:
+def _require_staged(staged: manifests.Manifest) -> None:
+    """Raise UserError where staging did not put the data set there."""
+    if record_of(staged) is None:
         raise UserError(f"{staged.root}: not put there by staging, so nothing was removed; remove it by hand")
-    return record
 
 
 def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:

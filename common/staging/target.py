@@ -22,6 +22,10 @@ from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_rank
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 
+MADE = ".made_by_staging"
+"""A file in a target that staging made, so that the last run removes the folder too. Not in the manifest: that
+goes with the last file, when the next run may be in the folder already."""
+
 FILE_OVERHEAD = 4096
 """What a file may take beyond its size: up to a block of data and a directory entry and inode."""
 
@@ -33,7 +37,6 @@ class StagingGroup:
 
     members: tuple[int, ...]
     leads: bool
-    made_folder: bool
     all: tuple[tuple[int, ...], ...]
 
 
@@ -55,19 +58,23 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
     token = world.broadcast(secrets.token_hex(8))
     probe = target / f".{token}.{world.node}.probe"
 
-    def begin() -> bool:
+    def begin() -> None:
         if target.resolve().is_relative_to(source.resolve()):
             raise UserError(f"{target}: inside the data set itself; choose another --stage")
         with as_user_error(target, "cannot be written", "choose another --stage"):
-            made = not target.exists()
-            _make_own(target)
-            require_own(target)
-            if world.local_rank == 0:
-                os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
-        return made
+            for tries_left in reversed(range(10)):
+                try:
+                    _make_own(target)
+                    require_own(target)
+                    if world.local_rank == 0:
+                        _make_file(probe)
+                    return
+                except FileNotFoundError:  # another run, the last to use the folder, has just removed it
+                    if not tries_left:
+                        raise
 
     try:
-        made = on_all_ranks(world, begin)
+        on_all_ranks(world, begin)
         seen = [int(path.name.split(".")[2]) for path in target.glob(f".{token}.*.probe")]
         lowest = world.gather((world.node, min(seen, default=world.node)))
     finally:
@@ -85,7 +92,7 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
         by_target.setdefault(low, []).append(rank)
     members = tuple(by_target[lowest[world.rank][1]])
     groups = tuple(tuple(ranks) for ranks in by_target.values())
-    return StagingGroup(members, world.rank == members[0], any(made[rank] for rank in members), groups)
+    return StagingGroup(members, world.rank == members[0], groups)
 
 
 @contextlib.contextmanager
@@ -100,9 +107,9 @@ def exclusive(target: Path, world: World, group: StagingGroup) -> Iterator[bool]
         if not group.leads:
             return None, False
         with as_user_error(target, "cannot be written", "choose another --stage"):
-            _make_own(target)  # the last run may just have removed it
-            require_own(target)
             try:
+                _make_own(target)  # the last run may just have removed it, or do so now
+                require_own(target)
                 fd = locks.try_lock(target)
             except FileNotFoundError:
                 return None, False
@@ -220,6 +227,24 @@ def _make_own(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         target.mkdir(mode=0o700)
+        _make_file(target / MADE)
+
+
+def remove_made_folder(target: Path) -> None:
+    """Remove ``target`` if staging made it and nothing is left in it. A run that is beginning to stage there has a
+    file in it: then the folder stays, with its mark, and that run removes it."""
+    with contextlib.suppress(OSError):  # another run was quicker
+        if os.listdir(target) != [MADE]:
+            return
+        (target / MADE).unlink()
+        try:
+            target.rmdir()
+        except OSError:  # a run came in between
+            _make_file(target / MADE)
+
+
+def _make_file(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
 
 
 def _user(uid: int) -> str:

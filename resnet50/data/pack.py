@@ -186,13 +186,7 @@ def _record(packed: Manifest, of: str, team: StagingGroup) -> None:
     ``staging.remove``."""
     if not team.leads:
         return
-    path = packed.root / manifests.NAME
-    before = record_of(manifests.load(packed.root)) if path.exists() else None
-    staged = {
-        "of": of,
-        "mode": _MODE,
-        "made_folder": bool(before and before["made_folder"]) or team.made_folder,
-    }
+    staged = {"of": of, "mode": _MODE}
     manifests.save(replace(packed, facts=packed.facts | {"staged": staged}))
 
 

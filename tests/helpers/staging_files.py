@@ -11,6 +11,7 @@ from helpers.thread_world import T, ThreadWorld, on_ranks
 from mlhpc.common.data.manifest import Manifest, index
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging import transfer
+from mlhpc.common.staging.target import MADE
 from mlhpc.errors import UserError
 
 
@@ -48,7 +49,9 @@ def contents(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in root.rglob("*")
-        if path.is_file() and path.name != "manifest.json" and not path.name.startswith((".use.", ".lock"))
+        if path.is_file()
+        and path.name != "manifest.json"
+        and not path.name.startswith((".use.", ".lock", MADE))
     }
 
 

@@ -16,6 +16,7 @@ from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.files import locks
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging.stage import remove, stage
+from mlhpc.common.staging.target import exclusive, remove_made_folder, require_own
 
 SHARER = """\
 import sys, time
@@ -120,6 +121,53 @@ def test_runs_that_end_at_the_same_time_leave_no_folder(
     first_done.set()
     second.join(60)
     assert not second.is_alive() and not target.exists()
+
+
+@pytest.mark.parametrize("moment", ["while it looks who shares the folder", "before it has the lock"])
+def test_the_last_run_removes_the_folder_that_a_run_before_it_made(
+    source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The first ends just when the second begins, and does not know of it: the files and their record go."""
+    stage(source, target, Solo(), "replicate")
+
+    class Second(Solo):
+        def gather(self, value):
+            if moment.startswith("while") and list(target.glob(".*.probe")):
+                remove(target)
+                assert target.exists()
+            return super().gather(value)
+
+    @contextmanager
+    def late(*words: object) -> Iterator[bool]:
+        if moment.startswith("before"):
+            remove(target)
+            assert not target.exists()
+        with exclusive(*words) as in_use:
+            yield in_use
+
+    monkeypatch.setattr("mlhpc.common.staging.stage.exclusive", late)
+    report = stage(source, target, Second(), "replicate")
+    assert (report.files, contents(target)) == (17, contents(source.root))
+    remove(target)
+    assert not target.exists()
+
+
+def test_a_run_begins_while_another_removes_the_folder(
+    source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target.mkdir(mode=0o700)
+    real, times = require_own, iter([True, False, True])
+
+    def removed_meanwhile(folder: Path) -> None:
+        if next(times, False):
+            folder.rmdir() if not os.listdir(folder) else remove_made_folder(folder)
+        real(folder)
+
+    monkeypatch.setattr("mlhpc.common.staging.target.require_own", removed_meanwhile)
+    assert stage(source, target, Solo(), "replicate").files == 17
+    assert next(times, None) is None
+    remove(target)
+    assert not target.exists()
 
 
 def test_what_no_run_uses_any_more_is_kept_and_not_shared(source: Manifest, target: Path) -> None:

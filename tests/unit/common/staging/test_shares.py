@@ -37,7 +37,7 @@ def shares_of(
     mode: module.Mode,
     read_once: bool = False,
 ) -> list[Share]:
-    group = StagingGroup(groups[node], False, False, groups)
+    group = StagingGroup(groups[node], False, groups)
     held = files_of_node(files, node, len(groups), mode)
     return [module._share_of_rank(files, held, rank, group, mode, read_once) for rank in group.members]
 

@@ -1,0 +1,28 @@
+"""What torch.compile needs on the machine itself: a compiler and Python's headers."""
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from mlhpc.errors import UserError
+
+
+def require_compiler(device: torch.device) -> None:
+    """Raise UserError where torch.compile could not build its code for ``device``: C++ for a CPU; for a GPU the
+    functions in C that launch Triton's kernels. Both include Python's headers."""
+    variable, known = ("CXX", ("g++",)) if device.type == "cpu" else ("CC", ("gcc", "clang"))
+    names = (named,) if (named := os.environ.get(variable)) else known
+    if not any(shutil.which(name.split()[0]) for name in names):
+        raise UserError(
+            f"training.compile needs a compiler, and {' or '.join(names)} is not there; install one or name it in "
+            f"{variable}, or set training.compile=false"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        raise UserError(
+            f"training.compile needs Python's headers, and {header} is not there; install python3-dev "
+            "(python3-devel on RPM systems), or set training.compile=false"
+        )
