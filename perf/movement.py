@@ -154,9 +154,18 @@ def tier_of(
     )
 
 
-def unstaged(machine: Machine, train: float, nodes: int, together: int, scope: Scope = "sample") -> Placement:
+def unstaged(
+    machine: Machine,
+    train: float,
+    nodes: int,
+    together: int,
+    scope: Scope = "sample",
+    notes: tuple[str, ...] = (),
+) -> Placement:
     """``train`` bytes of training data on the shared file system."""
-    return Placement(tier_of(machine, train, nodes, together=together, staged=False, scope=scope), None)
+    return Placement(
+        tier_of(machine, train, nodes, together=together, staged=False, scope=scope), None, notes
+    )
 
 
 def place(
@@ -168,10 +177,8 @@ def place(
     Raises UserError where no tier is large enough.
     """
     copies = spanned(machine, together)
-    if staging.mode == "shard":
-        tier = tier_of(machine, train, nodes, together=together)
-    else:
-        tier = tier_of(machine, whole, nodes, together=together, scope="sample")
+    scope: Scope = "node" if staging.mode == "shard" else "sample"
+    tier = tier_of(machine, whole, nodes, together=together, scope=scope)
     if tier.name != FILE_SYSTEM:
         if lies_there(machine):
             return Placement(tier, None)
@@ -183,7 +190,7 @@ def place(
         )
         return Placement(tier, None, (why, _rate_of_file_system(tier)))
     space = room(machine)
-    needed = math.ceil(train * copies / space) if space else math.inf
+    needed = math.ceil(whole / space) if space else math.inf
     shards = f"staging.mode=shard fits on {needed} nodes or more"
     if not space or needed > (machine.nodes or math.inf):
         shards = "staging.mode=shard does not fit either, on any number of its nodes"
@@ -191,7 +198,7 @@ def place(
         f"the whole data set, {written(whole, 'bytes')}, fits neither the memory nor the local storage of a node, "
         f"as staging.mode=replicate needs, and is read from the shared file system; {shards}"
     )
-    return replace(unstaged(machine, train, nodes, together), notes=(why, _rate_of_file_system(tier)))
+    return unstaged(machine, train, nodes, together, notes=(why, _rate_of_file_system(tier)))
 
 
 def _rate_of_file_system(tier: Tier) -> str:

@@ -180,13 +180,13 @@ def _scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
 
 
 def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
-    """Figures 8 and 9 on the machine of paper 000: its number of samples, one at a time on each accelerator. Its
-    own points are ratios, drawn over what is predicted for staged samples."""
+    """Figures 8 and 9 on the machine of paper 000: its number of samples to train on, one at a time on each
+    accelerator, and none to evaluate. Its own points are ratios, drawn over what is predicted for staged samples."""
     paper = STRONG_SCALING.get(run.benchmark)
     if paper is None or machine.name != "cori-gpu":
         return None
     plain = {"gzip": False} if hasattr(run.data, "gzip") else {}
-    data = run.data.model_copy(update={"train_samples": paper.samples, **plain})
+    data = run.data.model_copy(update={"train_samples": paper.samples, "eval_samples": 0, **plain})
     rows = []
     for nodes in (1, 2, 4, 8):
         small = _staged_as(run.model_copy(update={"data": data}), "shard")

@@ -266,8 +266,13 @@ class Model:
                     "every node reads all of the data set off the shared file system; with staging.read_once one "
                     "node does, and with staging.mode=shard each reads its part"
                 )
-        if moved and (exchange_s := self.exchange(nodes, tier, notes)):
-            extra = added(extra, exchange_s)
+        if moved and self.epochs and (once := self.exchange(nodes, tier)) is not None:
+            notes.append(
+                f"nodes exchange their shards: {written(self._exchanged(nodes), 'bytes')} before an epoch, "
+                f"{once:.3g} s each time"
+            )
+            value, low, high = (once * max(0.0, epochs - 1) for epochs in self.epochs.ends)
+            extra = added(extra, (value, low, high))
         rate = None if step.input == 0 else batch / step.input
         return Prediction(machine, run, nodes, accelerators, together, local, step, step_s, self.efficiency, tier,
                           moved, staging_s, train_s, eval_s, self.epochs, extra, rate,
@@ -322,19 +327,16 @@ class Model:
         excess = [steps * (slow - fast) for slow, fast in zip(cold.ends, warm.ends, strict=True)]
         return excess[0], min(excess), max(excess)
 
-    def exchange(self, nodes: int, tier: Tier, notes: list[str]) -> Triple | None:
-        """Seconds in which nodes exchange their shards of the training data, before every epoch but the first;
-        None where they do not."""
-        if not self.run.staging.exchange or nodes == 1 or self.epochs is None:
+    def exchange(self, nodes: int, tier: Tier) -> float | None:
+        """Seconds in which nodes exchange their shards of the training data before an epoch, which they do before
+        every one but the first; None where they do not."""
+        if not self.run.staging.exchange or nodes == 1:
             return None
-        sent = self.data_bytes[0] * (nodes - 1) / nodes
-        once = exchange_seconds(self.machine, sent / nodes, tier)
-        value, low, high = (once * max(0.0, epochs - 1) for epochs in self.epochs.ends)
-        notes.append(
-            f"nodes exchange their shards: {written(sent, 'bytes')} before an epoch, {value:.3g} s in all, "
-            "within T_extra"
-        )
-        return value, low, high
+        return exchange_seconds(self.machine, self._exchanged(nodes) / nodes, tier)
+
+    def _exchanged(self, nodes: int) -> float:
+        """Bytes that all nodes send for an epoch."""
+        return self.data_bytes[0] * (nodes - 1) / nodes
 
     def interval(self, step: Step) -> tuple[Estimate, list[str]]:
         """From how far the published sets lie from each other: nine of ten are within it."""

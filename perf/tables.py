@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Cell, Table, number, table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.errors import count
+from mlhpc.errors import count, few
 from mlhpc.perf.accelerator.memory import RESERVED
 from mlhpc.perf.against import Compared, Summary, summary
 from mlhpc.perf.machines import Machine
@@ -133,9 +133,26 @@ def scaling(machine: Machine, run: Run, found: Sequence[Prediction], shortest: P
     if shortest and shortest.total_s:
         where = f"batch {shortest.batch} on {shortest.nodes} nodes"
         took = seconds_text(shortest.total_s[0])
-        say(console, f"shortest of all batch sizes with published convergence: {took}, {where}")
-    for note in dict.fromkeys(note for p in found for note in p.notes):
+        say(
+            console,
+            "shortest of all batch sizes with published convergence, with whole samples on each accelerator: "
+            f"{took}, {where}",
+        )
+    for note in notes_of(found):
         say(console, f"note: {note}")
+
+
+def notes_of(found: Sequence[Prediction]) -> list[str]:
+    """The notes of all, each once; after their numbers of nodes where it does not hold for all."""
+    nodes: dict[str, list[int]] = {}
+    for p in found:
+        for note in p.notes:
+            nodes.setdefault(note, []).append(p.nodes)
+    return [note if len(on) == len(found) else f"{_on(on)}: {note}" for note, on in nodes.items()]
+
+
+def _on(nodes: Sequence[int]) -> str:
+    return f"on {few([str(n) for n in nodes], 8)} {'node' if nodes == [1] else 'nodes'}"
 
 
 def _by_nodes(found: Sequence[Prediction]) -> Table:

@@ -53,10 +53,12 @@ def _differences(
 
 def _is_of(family: str, name: str) -> bool:
     """Whether the product ``name`` contains ``family`` as words of its own: GH200 is no H200."""
-    words = r"[^a-z0-9]+".join(re.findall(r"[a-z0-9]+", family.lower()))
-    # Intel(R) Xeon Phi(TM): marks are no words.
-    plain = re.sub(r"\((r|tm)\)", " ", name.lower())
-    return re.search(rf"(?<![a-z0-9]){words}(?![a-z0-9])", plain) is not None
+    return f" {_words(family)} " in f" {_words(name)} "
+
+
+def _words(name: str) -> str:
+    """In small letters, one space between any two; of Intel(R) Xeon Phi(TM) the marks are none."""
+    return " ".join(re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)", " ", name.lower())))
 
 
 def cores() -> set[int]:

@@ -83,6 +83,8 @@ def _predicted(model: Model, found: Prediction, result: Result, apart: bool) -> 
         "training": added(_times(found.step_s.value * trained, spread), within),
         "evaluation": _times(1.0, [evaluations * end for end in found.eval_s]),
     }
+    if found.moved and (once := model.exchange(found.nodes, found.tier)) is not None:
+        predicted["exchange"] = _times(once * (len(result.epochs) - 1), (1, 1, 1))
     if apart and cold[0] > 0:
         predicted["first_epoch_excess"] = cold
     if result.staging and not result.staging.overlapped:  # only what training did not hide was measured

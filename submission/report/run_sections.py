@@ -134,6 +134,8 @@ def _format_facts(result: Result) -> dict[str, str]:
     scope = (
         (data and data.shuffle_scope) or (result.staging.shuffle_scope if result.staging else "sample") or ""
     )
+    if scope == "global" and not (result.staging and result.staging.mode == "shard"):
+        scope = "sample"  # as it was called at first
     facts = {"shuffled over": _SCOPES.get(scope, "not known")}
     if data and data.samples_per_archive:
         facts["archives"] = f"of {count(data.samples_per_archive, 'sample')}, packed before the clock started"

@@ -1,7 +1,7 @@
 """Figures 5 to 9 of paper 000, on its machine: what the model says of them, and what it does not.
 
 One configuration for all: nodes with fixed shares of the data (section VI: "statically partition the total
-training data among nodes"), the GPUs' time of a sample from the paper itself (table II's traffic at its sustained
+training data among nodes") and nothing to speak of to evaluate, the GPUs' time of a sample from the paper itself (table II's traffic at its sustained
 bandwidth), and epochs after the first. The paper does not say how many epochs it averaged over;
 docs/performance_models.md has the other configurations. Of the machine two figures come from elsewhere: the rate
 of Lustre from a submission that trained straight from it (paper 001), and the rate at which the NVMe device writes
@@ -19,7 +19,7 @@ from mlhpc.perf.movement import cached_share
 from mlhpc.perf.prediction import Model, with_batch
 
 CORI = machine("cori-gpu")
-MIXED = ["training.precision=mixed_float16", "division=open", "staging.mode=shard"]
+MIXED = ["training.precision=mixed_float16", "division=open", "staging.mode=shard", "data.eval_samples=8"]
 RUNS = {
     "cosmoflow": ("v07", ["data.gzip=false", f"data.train_samples={STRONG_SCALING['cosmoflow'].samples}"]),
     "deepcam": ("closed", [f"data.train_samples={STRONG_SCALING['deepcam'].samples}"]),

@@ -1,5 +1,7 @@
 """Profiles warn when they are compared with the peaks of another machine."""
 
+from dataclasses import replace
+
 import pytest
 
 from mlhpc.common.host.accelerators import Accelerator
@@ -52,6 +54,20 @@ def test_a_node_of_the_machine_differs_in_nothing(monkeypatch, name):
 )
 def test_another_node_is_told_by_what_it_has(monkeypatch, name, node, says):
     assert any(each.startswith(says) for each in differences(monkeypatch, name, node))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Intel(R) Xeon(R) Gold 6148 CPU @ 2.40GHz", "AMD EPYC 7763 64-Core Processor", "NVIDIA GH200 120GB"],
+)
+def test_a_machine_is_of_the_family_that_doctor_writes_of_it(monkeypatch, name):
+    """``mlhpc doctor --calibrate`` gives a machine the processor's whole name as family."""
+    knl = machine("cori-knl")
+    mine = replace(knl, facts={**knl.facts, "accelerator.family": name})
+    monkeypatch.setattr(host, "cores", lambda: {68})
+    monkeypatch.setattr(host.provenance, "machine", lambda: {"cpu": name})
+    profile = Profile("CPU, 4 threads", 1, 1, 1.0, (), (), gpu=False)
+    assert host.differences(mine, profile) == []
 
 
 def test_a_job_that_sees_a_part_of_its_node_is_on_the_machine(monkeypatch):

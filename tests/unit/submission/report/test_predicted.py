@@ -44,6 +44,23 @@ def test_every_part_stands_beside_its_prediction_with_the_ratio(tmp_path: Path) 
     assert step.predicted[1] < step.predicted[0] < step.predicted[2]
 
 
+def test_exchanges_stand_beside_those_of_the_epochs_that_were_trained(tmp_path: Path) -> None:
+    """Eight epochs, so seven exchanges: of 2048 samples of 32^3 x 4 numbers of 16 bits, 0.5 GiB, each of two nodes
+    keeps a half and sends a quarter, 128 MiB at 25 GB/s of one network card."""
+
+    def two_nodes(result):
+        result["nodes"] = result["ranks"] = 2
+        result["staging"]["mode"], result["breakdown_s"]["exchange"] = "shard", 0.3
+
+    settings = ["data.gzip=false", "staging.mode=shard", "staging.exchange=true"]
+    run = read(make_run(tmp_path / "run", settings=settings, result=two_nodes))
+    found = beside(run, machine("perlmutter"))
+    (exchange,) = (part for part in found.parts if part.label == "Exchange")
+    assert exchange.measured == 0.3
+    assert exchange.predicted == pytest.approx((7 * 2**27 / 25e9,) * 3)
+    assert not any("in all" in note for note in found.notes)
+
+
 def test_a_run_that_waits_for_its_data_says_so_in_samples_per_second(tmp_path: Path) -> None:
     def slow(result):
         parts = result["breakdown_s"]
