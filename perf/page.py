@@ -14,7 +14,7 @@ from mlhpc.common.pages.bars import Bar, stacked_bars
 from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
-from mlhpc.errors import count
+from mlhpc.errors import count, few
 from mlhpc.perf.accelerator.memory import Memory, memory_of, power_of_two
 from mlhpc.perf.accelerator.paper000 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
@@ -181,7 +181,7 @@ def _scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
 
 def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
     """Figures 8 and 9 on the machine of paper 000: its number of samples to train on, one at a time on each
-    accelerator, and none to evaluate. Its own points are ratios, drawn over what is predicted for staged samples."""
+    accelerator, and none to evaluate. Its own points are ratios, drawn over what is predicted for staged data."""
     paper = STRONG_SCALING.get(run.benchmark)
     if paper is None or machine.name != "cori-gpu":
         return None
@@ -294,7 +294,7 @@ def _update(network: Network, optimizer: str) -> str:
 def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figure:
     names = list(dict.fromkeys(row["series"] for row in rows))
     ends = [row[key] for row in rows for key in ("y", "low", "high") if row[key]]
-    says = "; ".join(f"{row['series']}, {row['what']}: {row['y']:.3g}" for row in rows[:40])
+    says = few([f"{row['series']}, {row['what']}: {row['y']:.3g}" for row in rows], 60, "; ")
     shown = [{**row, "value": f"{row['y']:.3g}"} for row in rows]
     return plots.curves(
         shown,

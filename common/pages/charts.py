@@ -65,6 +65,8 @@ DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (4, 2), (10, 4))
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif'
 STATIC_WIDTH = 350
+ALT_TEXT = 20_000
+"""Characters: some hundred for each of the bars that a page has at most."""
 _AXIS = {
     "labelColor": SOFT[0],
     "titleColor": INK[0],
@@ -147,14 +149,15 @@ def figure(
 ) -> Figure:
     """The figure of an Altair chart, as wide as its place in the page. ``height`` in pixels; None if the
     chart sets its own."""
+    alt_text = printable(alt_text, ALT_TEXT)
     sized = chart.properties(
-        width="container", description=printable(alt_text), autosize={"type": "fit-x", "contains": "padding"}
+        width="container", description=alt_text, autosize={"type": "fit-x", "contains": "padding"}
     )
     if height is not None:
         sized = sized.properties(height=height)
     spec = _finite(sized.to_dict(validate=False))
     spec["config"] = THEME
-    return Figure(spec, printable(alt_text), title, note, static_width)
+    return Figure(spec, alt_text, title, note, static_width)
 
 
 def data(rows: Rows) -> alt.InlineData:

@@ -1,11 +1,11 @@
 """Figures 5 to 9 of paper 000, on its machine: what the model says of them, and what it does not.
 
 One configuration for all: nodes with fixed shares of the data (section VI: "statically partition the total
-training data among nodes") and nothing to speak of to evaluate, the GPUs' time of a sample from the paper itself (table II's traffic at its sustained
-bandwidth), and epochs after the first. The paper does not say how many epochs it averaged over;
-docs/performance_models.md has the other configurations. Of the machine two figures come from elsewhere: the rate
-of Lustre from a submission that trained straight from it (paper 001), and the rate at which the NVMe device writes
-from its specification.
+training data among nodes") and next to nothing to evaluate, the GPUs' time of a sample from the paper itself
+(table II's traffic at its sustained bandwidth), and epochs after the first. The paper does not say how many epochs
+it averaged over; docs/performance_models.md has the other configurations. Of the machine two figures come from
+elsewhere: the rate of Lustre from a submission that trained straight from it (paper 001), and the rate at which
+the NVMe device writes from its specification.
 """
 
 from dataclasses import replace

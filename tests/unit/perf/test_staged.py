@@ -137,8 +137,8 @@ def test_a_copy_on_every_node_needs_more_staging_with_every_node():
     ],
 )
 def test_a_copy_fits_memory_on_any_number_of_nodes_or_on_none(memory, replicated, sharded):
-    """Of 262 GB with those of the evaluation, 131 and 65.5 GB on 2 and 4 nodes. The training data alone would fit 64
-    GB there, and 250 GB on one."""
+    """Of 262 GB with those of the evaluation, 131 and 65.5 GB on 2 and 4 nodes. The training data alone would fit
+    64 GB there, and 250 GB on one."""
     for run, expected in ((REPLICATE, replicated), (SHARD, sharded)):
         found = [predict(cluster(memory=memory), run, nodes).tier.name for nodes in (1, 2, 4, 8)]
         assert found == expected

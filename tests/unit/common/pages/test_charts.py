@@ -168,6 +168,15 @@ def test_bars_have_the_sizes_and_shares_of_their_parts() -> None:
     ]
 
 
+def test_the_text_of_a_comparison_names_each_of_its_bars() -> None:
+    """24 of them, with names as long as those of published sets."""
+    named = [f"Some Site, system dgx-a100-{n}, 2 048 accelerators, median of ten runs" for n in range(24)]
+    parts = {"staging": "Staging", "step": "Training steps", "data_wait": "Waiting", "rest": "Rest"}
+    all_bars = [bars.Bar(name, dict.fromkeys(parts, 1.0)) for name in named]
+    text = bars.stacked_bars(all_bars, "Time", parts=parts, value_title="s").alt_text
+    assert all(f"{name}: Staging 25.0%, " in text for name in named)
+
+
 def test_shares_are_written_on_bars_that_show_shares() -> None:
     def labels(figure: charts.Figure) -> list[str]:
         return [row["label"] for row in rows_of(figure.spec) if "part" in row]
