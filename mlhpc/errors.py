@@ -1,6 +1,8 @@
 """Errors that the user can fix: one line, no traceback. And the termination of a run by a signal."""
 
+import contextlib
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 
 
@@ -31,6 +33,13 @@ class Terminated(BaseException):
 
 QUIET = "MLHPC_QUIET"
 """Environment variable of ``mlhpc --quiet``: results and errors only, on all ranks."""
+
+
+def say_at_once(line: str) -> None:
+    """Write ``line`` to standard error past ``sys.stderr``, whose lock another thread may hold. That nobody can
+    read it any more, because a terminal or the reader of a pipe is gone, is no reason not to go on."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"mlhpc: {line}\n".encode())
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

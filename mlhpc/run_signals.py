@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlhpc.common.ranks.local import TERMINATING
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import Terminated
+from mlhpc.errors import Terminated, say_at_once
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def exit_on_sigterm() -> Iterator[None]:
     loaded do not survive an exception from a signal handler (PyTorch 2.13 aborts with pages of frames)."""
 
     def leave(number: int, frame: object) -> None:
-        os.write(2, f"mlhpc: {reason(number)}\n".encode())
+        say_at_once(reason(number))
         os._exit(128 + number)
 
     before = [signal.signal(number, leave) for number in TERMINATING]
@@ -46,7 +46,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     def leave(number: int) -> None:
         world.fail(reason(number))
         if not world.reported_elsewhere():
-            os.write(2, f"mlhpc: {reason(number)}\n".encode())
+            say_at_once(reason(number))
         os._exit(128 + number)
 
     def handle(number: int, frame: object) -> None:

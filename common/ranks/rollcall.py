@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Self
 from mlhpc.common.ranks.connection import Connection
 from mlhpc.common.ranks.rendezvous import Peer, Rendezvous, gather_peers, join, listen
 from mlhpc.common.ranks.world import Loss
+from mlhpc.errors import say_at_once
 
 BEAT_S = 5.0
 """Every rank sends a beat this often once its backend is up."""
@@ -247,7 +248,7 @@ class RollCall:
         # The whole node of rank 0 may be gone, rank 1 with it: then the other nodes report it too.
         gone = loss.rank not in self._reasons
         if acts or (gone and loss.rank == 0 and self.me.local_rank == 0):
-            os.write(2, f"mlhpc: {loss}\n".encode())  # the main thread may hold the lock of sys.stderr
+            say_at_once(str(loss))
         if acts:  # now that it is printed, the lost rank need not, if it is there
             self._send_all(loss=asdict(loss))
         callback = threading.Thread(target=self._run_callback, args=(loss, acts), daemon=True)

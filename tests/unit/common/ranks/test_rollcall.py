@@ -346,6 +346,15 @@ def test_when_rank_0_is_killed_rank_1_names_it(tmp_path):
     assert one[1].startswith("callback of 1") and two[1] == ""
 
 
+def test_a_rank_whose_messages_nobody_reads_still_tells_the_others_of_a_lost_one(tmp_path):
+    processes = start(tmp_path, 5, "kill")
+    processes[0].stderr.close()
+    processes[0].stderr = None
+    zero, one, two = outcome(processes)
+    assert (zero[0], one[0], two[0]) == (1, -signal.SIGKILL, 1)
+    assert zero[1] == "callback of 0: killed or crashed (connection closed)\n"
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_raises_is_named_with_its_reason(tmp_path, who):
     ended = outcome(start(tmp_path, 5, "fail", str(who)))
