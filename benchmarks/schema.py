@@ -387,6 +387,10 @@ class Run(FrozenModel):
             raise UserError(f"staging.exchange is not for {self.benchmark}; {remedy}")
         if not staged:
             raise UserError(f"staging.exchange needs staged data; give --stage, or {remedy}")
+        if self.study.steps:
+            raise UserError(
+                f"a study measures steps of an epoch, and shards are exchanged between them; {remedy}"
+            )
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:

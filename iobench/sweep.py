@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.data import manifest
+from mlhpc.common.data.archives import samples_per_archive
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Workload
@@ -143,11 +145,22 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
             raise UserError(f"mlhpc run has no counterpart of {key}={','.join(values)}; leave out --confirm")
     if COMPRESSION in sweep.axes and workload.dataset:
         compressed = workload.dataset.compression != "none"
-        if manifest.load(data).facts.get("gzip") is not compressed:
+        dataset = manifest.load(data)
+        facts = dataset.facts
+        if samples_per_archive(dataset):
+            raise UserError(f"{data}: its samples are in archives; give one without, or leave out --confirm")
+        # The published files are compressed, though no manifest says so.
+        if facts.get("gzip", facts.get("codec", "gzip") == "gzip") is not compressed:
             kind = "GZIP" if compressed else "plain"
             raise UserError(
                 f"{data}: its files are not {kind} TFRecord, as those of the workload are; convert it "
                 "(mlhpc data convert), or leave out --confirm"
+            )
+        places = [filesystem_of(path).mount_point for path in (data, sweep.folder)]
+        if places[0] != places[1]:
+            raise UserError(
+                f"{data} and {sweep.folder} are on two file systems, so converted files would be compared with "
+                "those of another storage; give an --out beside the data, or leave out --confirm"
             )
 
 
@@ -158,7 +171,8 @@ def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> 
     require_counterparts(sweep, data)
     workload, chosen = sweep.workload(), dict(setting.split("=", 1) for setting in settings)
     converted = data
-    if compression := chosen.pop(COMPRESSION, None):
+    compression = chosen.pop(COMPRESSION, None)
+    if compression and workload.dataset and compression != workload.dataset.compression:
         converted = sweep.folder / "data-real"
         codec = CODECS[workload.name][compression]
         _mlhpc("data", "convert", workload.name, str(data), str(converted), "--codec", codec)

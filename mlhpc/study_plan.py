@@ -152,7 +152,7 @@ def _check_servers(sweep: Sweep) -> None:
     if numbers and not registry.find(sweep.benchmark).servers_study:
         able = " and ".join(b.name for b in registry.benchmarks().values() if b.servers_study)
         raise UserError(f"--vary {SERVERS}: {sweep.benchmark} has no such study; it is for {able}")
-    if numbers and (sweep.stage or set(sweep.axes.get("storage", ())) - {"shared"}):
+    if numbers and (sweep.stage or any(value != "shared" for value in sweep.axes.get("storage", ()))):
         raise UserError(f"--vary {SERVERS}: reads the data set in place; leave --stage and storage out")
     if numbers and in_slurm(os.environ):
         raise UserError(f"--vary {SERVERS}: runs on one machine; start it outside of a Slurm job")
@@ -180,8 +180,8 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     if storage == "staged" and sweep.stage is None:
         raise UserError("--vary storage=staged needs a node-local folder to stage to; give --stage")
     folder = {"shared": None, "staged": sweep.stage}.get(storage, storage)
-    stage = os.path.abspath(folder) if folder else None
-    data = Path(os.path.abspath(str(chosen["data"]) if "data" in chosen else sweep.data))
+    stage = _absolute(folder) if folder else None
+    data = Path(_absolute(chosen.get("data", sweep.data)))
     if codec := str(chosen.get("codec", "")):
         data = _encoded(data, codec, registry.find(sweep.benchmark))
     places: dict[str, Value] = {
@@ -213,10 +213,16 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     return PlannedCell(run, tuple(arguments), data, stage, ranks, facts, name)
 
 
+def _absolute(folder: object) -> str:
+    """Of a list after ``--vary`` the shell expands ``~`` at the first place only."""
+    return os.path.abspath(os.path.expanduser(str(folder)))
+
+
 def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
     """The data set of the origin of ``data`` that is in ``codec``: DIR or DIR-CODEC, where ``data`` is DIR or
     itself DIR-ANOTHER. Raises UserError when there is none, or it is in another codec."""
-    known = (benchmark.published_codec, *(benchmark.convert.codecs if benchmark.convert else ()))
+    makes = benchmark.convert.codecs if benchmark.convert else ()
+    known = dict.fromkeys((benchmark.published_codec, *makes))
     if codec not in known:
         raise UserError(did_you_mean(codec, known))
     origin = Path(family(str(data), _codec_of(data, benchmark)))
@@ -228,7 +234,7 @@ def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
         raise UserError(
             f"{other}: is in {_codec_of(other, benchmark)}; move it away, and convert {data} again"
         )
-    if codec == benchmark.published_codec and codec not in known[1:]:
+    if codec == benchmark.published_codec and codec not in makes:
         raise UserError(f"{origin}: is not in {codec}; give the data set that it was made from as --data")
     make = f"mlhpc data convert {benchmark.name} {data} {other} --codec {codec}"
     raise UserError(f"{other}: no such data set; make it with {make}")

@@ -58,8 +58,8 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     if total and chosen.epochs:
         also = f"{seconds_text(total[1])} to {seconds_text(total[2])}"
         hero.insert(0, ("Time to train", seconds_text(total[0]), also, ""))
-        _, few, many = chosen.epochs.ends
-        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{few:.1f} to {many:.1f}", ""))
+        _, low, high = chosen.epochs.ends
+        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{low:.1f} to {high:.1f}", ""))
     banners = [Banner(f"{chosen.binding}.", "Predicted, not measured:"), *(Banner(n) for n in chosen.notes)]
     return render(
         title=heading(machine, run),

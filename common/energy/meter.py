@@ -54,9 +54,8 @@ def meter_of(world: World, accelerators: bool, root: Path = Path("/")) -> "Meter
     vendor = vendor_here() if accelerators and world.local_rank == 0 else None
     told = world.gather((_machine(root), vendor))
     machine = told[world.rank][0]
-    found = counters_of_node(
-        accelerators, root, next((v for where, v in told if v and where == machine), None)
-    )
+    there = next((v for where, v in told if v and where == machine), None)
+    found = counters_of_node(there is not None, root, there)
     own = next((each.devices for each in found if each.measured == "accelerators"), ())
     ranks = world.gather((machine, own))
     machines = [machine for machine, _ in ranks]

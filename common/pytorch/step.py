@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
-from mlhpc.common.pytorch.compiler import require_compiler
+from mlhpc.common.host.compiler import require_compiler
 from mlhpc.common.pytorch.devices import (
     has_graphs,
     kept_random_state,
@@ -300,7 +300,7 @@ def _compile(
     graphs = graphs and has_graphs(device)
     if not (compiled or graphs):
         return model
-    require_compiler(device)
+    require_compiler(gpu=device.type != "cpu")
     # Compiled for the actual sizes: code for dynamic shapes is slower.
     return torch.compile(model, dynamic=False, mode="reduce-overhead" if graphs else "default")
 

@@ -285,4 +285,5 @@ def _forget(target: Path, gone: set[str]) -> None:
 
 
 def _save(held: Manifest, files: Sequence[File]) -> None:
-    manifests.save(replace(held, files=tuple(sorted(files))))
+    with as_user_error(held.root / manifests.NAME, "cannot be written", "free some space"):
+        manifests.save(replace(held, files=tuple(sorted(files))))

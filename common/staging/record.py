@@ -9,7 +9,7 @@ from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.files import atomic
-from mlhpc.common.staging.target import StagingGroup, unlink
+from mlhpc.common.staging.target import StagingGroup, as_user_error, unlink
 from mlhpc.errors import UserError
 
 
@@ -59,14 +59,19 @@ def write_record(
     if len(files) < len(manifest.files):
         facts.pop("samples", None)  # they are the whole data set's
     facts["staged"] = {"of": identity(manifest), "mode": mode}
-    manifests.save(replace(manifest, root=target, files=tuple(files), facts=facts))
+    _save(replace(manifest, root=target, files=tuple(files), facts=facts))
 
 
 def mark_exchanging(target: Path) -> None:
     """Record that what ``target`` holds will change while its run goes on, so that no other run uses it."""
     held = manifests.load(target)
     facts = held.facts | {"staged": {**(record_of(held) or {}), "exchanging": True}}
-    manifests.save(replace(held, facts=facts))
+    _save(replace(held, facts=facts))
+
+
+def _save(held: Manifest) -> None:
+    with as_user_error(held.root / manifests.NAME, "cannot be written", "choose another --stage"):
+        manifests.save(held)
 
 
 def identity(manifest: Manifest) -> str:

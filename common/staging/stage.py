@@ -177,7 +177,7 @@ def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_on
             check_room(on_all_ranks(world, survey))
             on_all_ranks(world, lambda: write_record(manifest, target, files_of_group, group, mode))
             yield Ready(share, todo, in_use, read_once)
-    except UserError:
+    except BaseException:
         if world.local_rank == 0:
             remove_made_folder(target)
         raise
@@ -285,8 +285,12 @@ def _require_staged(staged: manifests.Manifest) -> None:
 def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:
     """After an aborted run: ``remove``, where the name of ``target`` contains the batch job's identifier, since no
     later job could use it. Elsewhere the files stay, for the next run to resume. Called by one rank per node."""
-    if names_job(target, env) and (target / manifests.NAME).exists():
-        remove(target)
+    if names_job(target, env):
+        if (target / manifests.NAME).exists():
+            remove(target)
+        else:
+            locks.unregister(target)
+            remove_made_folder(target)
 
 
 def _survey(files: list[File], source: Path, target: Path, staged_before: bool, todo: Todo) -> None:

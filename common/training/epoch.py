@@ -1,6 +1,6 @@
 """Checks and records that all training loops share."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any, Protocol
 
@@ -24,11 +24,12 @@ class Loader(Protocol):
 
     steps: int
 
-    def train_epoch(self, epoch: int) -> Generator[Any, None, None]: ...
 
-
-def read_earlier_epochs(loader: Loader, epochs: int, steps: int, world: World) -> None:
-    """Read ``epochs`` whole epochs of ``steps`` batches and use none of them. What keeps samples in memory, the
+def read_earlier_epochs(
+    loader: Loader, read: Callable[[int], Generator[Any, None, None]], epochs: int, steps: int, world: World
+) -> None:
+    """Read ``epochs`` whole epochs of ``steps`` batches and use none of them. ``read``: the function of ``loader``
+    that yields what this rank reads of an epoch. What keeps samples in memory, the
     page cache or ``loading.cache``, then has of the data set what it would have in a later epoch of a training.
 
     The orders are those of the epochs from the second on (1, counted from 0), so that the steps measured
@@ -39,7 +40,7 @@ def read_earlier_epochs(loader: Loader, epochs: int, steps: int, world: World) -
         return
     measured, loader.steps = loader.steps, steps
     for epoch in range(1, epochs + 1):
-        with closing(loader.train_epoch(epoch)) as batches:
+        with closing(read(epoch)) as batches:
             for _ in track(batches, steps, f"earlier epoch {epoch}", world):
                 pass
     loader.steps = measured

@@ -67,5 +67,7 @@ def open_loader(
         augment=run.training.augment,
         codec=dataset.facts.get("codec"),
     )
-    read_earlier_epochs(loader, run.study.earlier_epochs, steps, world)
+    # The ranks of a group share the reading, as in the steps that follow.
+    read = partial(loader.train_epoch, first=world.rank % spatial_size, every=spatial_size)
+    read_earlier_epochs(loader, read, run.study.earlier_epochs, steps, world)
     return loader

@@ -69,5 +69,5 @@ def open_loader(
         device=device,
         codec=dataset.facts.get("codec"),
     )
-    read_earlier_epochs(loader, run.study.earlier_epochs, updates * accumulate, world)
+    read_earlier_epochs(loader, loader.train_epoch, run.study.earlier_epochs, updates * accumulate, world)
     return loader

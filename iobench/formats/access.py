@@ -70,9 +70,9 @@ class CountedFile:
         self._previous_end = -1
 
     def close(self) -> None:
+        os.close(self._fd)
         if self._aligned is not None:
             self._aligned.close()
-        os.close(self._fd)
 
     def read(self, offset: int, length: int) -> Bytes:
         """``length`` bytes from ``offset``, in memory of their own."""
@@ -166,10 +166,11 @@ class CountedFile:
         if self._aligned is None:
             self._aligned = mmap.mmap(-1, self._aligned_bytes)
         begin, asked = self._blocks(offset, len(out))
-        view = memoryview(self._aligned)[:asked]
-        count = min(os.preadv(fd, [view], begin) - (offset - begin), len(out))
-        if count > 0:
-            out[:count] = view[offset - begin : offset - begin + count]
+        # Released also when the read fails: the traceback of its error would keep the memory from being closed.
+        with memoryview(self._aligned) as whole, whole[:asked] as view:
+            count = min(os.preadv(fd, [view], begin) - (offset - begin), len(out))
+            if count > 0:
+                out[:count] = view[offset - begin : offset - begin + count]
         return count
 
 

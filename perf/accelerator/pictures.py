@@ -23,7 +23,6 @@ from mlhpc.common.pages.plots import curves, with_halo
 from mlhpc.perf.accelerator.memory import RESERVED, Memory
 from mlhpc.perf.accelerator.paper000 import Row
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds
-from mlhpc.perf.units import binary
 
 PRODUCT_KINDS = (
     "convolution",
@@ -117,8 +116,8 @@ def memory_section(
     ``paper``: its activation memory, and the largest batch it ran. ``fits``: the largest power of two to fit."""
     about = f"The largest power of two that fits is {fits}" if fits else "Not even one sample fits"
     about += (
-        f", beside {binary(RESERVED)} that libraries reserve (a CUDA context, workspaces of cuDNN) and that the "
-        "curves do not contain."
+        f", beside {RESERVED / 2**30:g} GiB that libraries reserve (a CUDA context, workspaces of cuDNN) and that "
+        "the curves do not contain."
     )
     return Section(title, about, (memory(by_batch, capacities, paper), _memory_table(by_batch)))
 

@@ -59,5 +59,5 @@ def open_loader(
         ranks_on_node=world.local_size,
         device=device,
     )
-    read_earlier_epochs(loader, run.study.earlier_epochs, updates * accumulate, world)
+    read_earlier_epochs(loader, loader.train_epoch, run.study.earlier_epochs, updates * accumulate, world)
     return loader

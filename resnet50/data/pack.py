@@ -32,6 +32,7 @@ from mlhpc.common.staging.target import (
     check_room,
     exclusive,
     make_folders,
+    remove_made_folder,
     staging_group,
     unlink,
 )
@@ -131,6 +132,8 @@ def pack(
     except UserError:
         if ended and team.leads:  # earlier, other ranks of this node may still be writing
             remove(target)
+        if team.leads:
+            remove_made_folder(target)
         raise
     packed = on_rank0(world, lambda: manifests.load(target))
     return packed, report_of(outcomes, dataset, target, world, "replicate")

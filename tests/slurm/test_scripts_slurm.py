@@ -133,7 +133,7 @@ def test_a_run_that_loses_a_rank_names_it_and_leaves_no_stage(jobs):
     """No process is left to remove it normally."""
     job = jobs.submit("run", settings=NEVER_ENDS)
     jobs.wait_for_epoch(jobs.out / "run.log")
-    os.kill(process_of(job, rank=1, command="mlhpc run"), signal.SIGKILL)
+    os.kill(process_of(job, rank=1, command=str(jobs.out)), signal.SIGKILL)
     jobs.wait_for_end(job)
     assert jobs.output().count("mlhpc: rank 1 on n1 was lost in phase") == 1, jobs.output()
     assert statuses(jobs.out / "run.log") == ["aborted"]

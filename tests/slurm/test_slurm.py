@@ -161,7 +161,7 @@ def test_a_rank_killed_in_the_job_is_named_and_the_log_is_closed(slurm, tiny_dat
     job = submit(slurm, tiny_data, tmp_path, "training.max_epochs=500", wait=False).stdout.strip()
     log, output = tmp_path / "out" / "run.log", tmp_path / "job.out"
     wait_for(lambda: log.exists() and "eval_error" in log.read_text(), 120, output)
-    os.kill(process_of(job, rank=1), signal.SIGKILL)
+    os.kill(process_of(job, rank=1, command=str(tmp_path)), signal.SIGKILL)
     wait_for(lambda: job not in slurm.run("squeue", "-h", "-t", "R,CG").stdout.split(), 60, output)
     assert "JobState=FAILED" in slurm.run("scontrol", "show", "job", job).stdout
     assert output.read_text().count("mlhpc: rank 1 on n1 was lost in phase") == 1, output.read_text()
@@ -176,8 +176,9 @@ def wait_for(arrived, seconds, output):
         time.sleep(0.2)
 
 
-def process_of(job, rank, command=""):
-    """The process of a rank, by the variables that Slurm gave it; with ``command`` in its command line."""
+def process_of(job, rank, command):
+    """The process of a rank, by the variables that Slurm gave it and with ``command`` in its command line: another
+    Slurm of this machine may have a job of this number."""
     wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode(), b"SLURM_STEP_ID=0"}
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -95,6 +95,12 @@ def test_a_study_measures_no_copying_beside_its_steps():
         run.require_startable(1, staged=True)
 
 
+def test_a_study_of_steps_has_no_exchange_to_measure():
+    run = load.load("cosmoflow", "smoke", [*EXCHANGE, "study.steps=20"])
+    with pytest.raises(UserError, match=r"shards are exchanged between them; set staging\.exchange=false"):
+        run.require_startable(2, staged=True)
+
+
 @pytest.mark.parametrize("benchmark", ["cosmoflow", "deepcam", "resnet50"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_smoke_presets_start_on_1_2_and_4_ranks(benchmark, ranks):

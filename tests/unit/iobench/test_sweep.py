@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.cli import main
+from mlhpc.common.files.filesystem import FileSystem
 from mlhpc.errors import UserError
 from mlhpc.iobench import sweep as module
 from mlhpc.iobench.sweep import Sweep, advise, in_a_run, require_counterparts
@@ -88,9 +89,41 @@ def test_a_recommended_compression_is_that_of_the_files_that_the_run_reads(tmp_p
     assert convert[:5] == ("data", "convert", "cosmoflow", str(data), str(converted)) and "plain" in convert
     read = [(run[run.index("--data") + 1], "loading.workers=8" in run) for run in runs]
     assert read == [(str(data), False), (str(converted), True)] * 2
-    (data / "manifest.json").write_text('{"version": 1, "facts": {"gzip": false}, "files": []}')
-    with pytest.raises(UserError, match="not GZIP TFRecord"):
-        require_counterparts(cosmoflow, data)
+    del stand_ins[:]
+    cosmoflow = made(tmp_path / "again", axes, "cosmoflow")
+    in_a_run(cosmoflow, ("dataset.compression=gzip", "reader.threads=8"), data, "smoke")
+    assert {words[0] for words in stand_ins} == {"run"}  # it is the workload's own
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ("{}", None),  # the published files: GZIP, and mlhpc data index found no more
+        ('{"codec": "gzip", "gzip": true}', None),
+        ('{"gzip": false}', "not GZIP TFRecord"),
+        ('{"codec": "lut"}', "not GZIP TFRecord"),
+        ('{"gzip": true, "samples_per_archive": 4}', "in archives"),
+    ],
+)
+def test_files_that_cannot_be_converted_are_refused_before_the_sweep(tmp_path, facts, says):
+    (tmp_path / "manifest.json").write_text(f'{{"version": 1, "facts": {facts}, "files": []}}')
+    cosmoflow = made(tmp_path / "out", {"dataset.compression": ["gzip", "none"]}, "cosmoflow")
+    if says is None:
+        return require_counterparts(cosmoflow, tmp_path)
+    with pytest.raises(UserError, match=says):
+        require_counterparts(cosmoflow, tmp_path)
+
+
+def test_two_storages_are_not_compared_for_two_compressions(tmp_path, monkeypatch):
+    (tmp_path / "manifest.json").write_text('{"version": 1, "facts": {"gzip": true}, "files": []}')
+
+    def two(path):
+        return FileSystem("ext4", tmp_path if path == tmp_path else path, False, 10**12)
+
+    monkeypatch.setattr(module, "filesystem_of", two)
+    cosmoflow = made(tmp_path / "out", {"dataset.compression": ["gzip", "none"]}, "cosmoflow")
+    with pytest.raises(UserError, match=r"two file systems.*give an --out beside the data"):
+        require_counterparts(cosmoflow, tmp_path)
 
 
 def test_what_cannot_be_confirmed_is_refused_before_the_sweep(tmp_path, monkeypatch, capsys):

@@ -118,6 +118,9 @@ def test_a_codec_that_names_no_data_set_is_refused_with_the_command_that_makes_i
         assert site.study("--vary", f"codec={codec}") == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+    assert site.study("--vary", "codec=5") == 2
+    choices = capsys.readouterr().err.partition("choose from: ")[2].strip().split(", ")
+    assert "gzip" in choices and len(choices) == len(set(choices))
     data_set(site, "data-lut", benchmark="cosmoflow", codec="zstd")
     assert site.study("--vary", "codec=lut") == 2
     assert "data-lut: is in zstd; move it away" in capsys.readouterr().err
@@ -134,10 +137,20 @@ def test_storage_may_be_several_folders_to_stage_to(site, capsys):
     assert [call.get("--stage") for call in site.settings()] == [None, str(disk), str(memory)]
     assert read(site.out).values("storage") == ["shared", "staged in nvme", "staged in shm"]
     words = ["--vary", "parameter_servers=1", "--vary"]
+    assert site.study(*words, "storage=[1,2]", benchmark="resnet50") == 2
+    assert "leave --stage and storage out" in capsys.readouterr().err
     assert site.study(*words, f"storage={disk}", benchmark="resnet50") == 2
     assert "leave --stage and storage out" in capsys.readouterr().err
     assert site.study(*words, "study.earlier_epochs=1", benchmark="resnet50") == 2
     assert "is for studies without parameter_servers" in capsys.readouterr().err
+
+
+def test_a_home_folder_in_a_list_is_the_users(site, monkeypatch):
+    """The shell expands ~ at the start of a word only."""
+    monkeypatch.setenv("HOME", str(site.folder))
+    assert site.study("--vary", "storage=shared,~/stage", "--vary", "data=~/jpeg", "--repeats", "1") == 0
+    assert [call.get("--stage") for call in site.settings()] == [None, str(site.folder / "stage")]
+    assert {call["--data"] for call in site.settings()} == {str(site.folder / "jpeg")}
 
 
 def test_the_page_shows_codecs_for_each_storage_batch_and_set_size(site):

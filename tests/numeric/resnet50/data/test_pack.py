@@ -286,6 +286,14 @@ def test_a_full_disk_is_a_one_line_error_and_no_files_are_left(pictures, target,
         subprocess.run(["umount", str(target)], check=True)
 
 
+def test_a_folder_with_too_little_room_is_not_left(pictures, target, monkeypatch):
+    small = FileSystem("tmpfs", target, True, 10)
+    monkeypatch.setattr(packing, "filesystem_of", lambda path: small)
+    with pytest.raises(UserError, match="staging needs "):
+        packed(pictures, target)
+    assert not target.exists()
+
+
 def test_foreign_files_are_refused_and_kept(pictures, own, target):
     (target / "validation").mkdir(parents=True)
     theirs = target / "validation" / "validation-00003-of-00009"

@@ -40,6 +40,7 @@ def seen_by_ranks(monkeypatch, tmp_path, devices):
     """The figures and warnings of a run on one machine whose rank r sees ``devices[r]``."""
     own = threading.local()
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    monkeypatch.setattr("mlhpc.common.energy.meter.vendor_here", lambda: "nvidia")
     monkeypatch.setattr(
         "mlhpc.common.energy.meter.accelerator_counters",
         lambda vendor, root: Counters(
@@ -82,6 +83,16 @@ def test_the_first_rank_of_each_node_lists_its_accelerators_for_the_others(monke
     figures, warnings = results[0][0]
     assert (figures["accelerators"]["counters"], figures["accelerators"]["nodes"], warnings) == (8, 2, [])
     assert sorted(listed) == sorted(results[rank][1] for rank in (0, 4))
+
+
+def test_where_the_first_rank_finds_no_accelerator_nobody_looks_again(monkeypatch, tmp_path):
+    """A vendor's tool that hangs takes 30 s each time."""
+    listed = []
+    monkeypatch.setattr("mlhpc.common.energy.meter.vendor_here", lambda: listed.append(1))
+    monkeypatch.setattr("mlhpc.common.energy.accelerators.vendor_here", lambda: listed.append(2))
+    root = booted(tmp_path / "m", "boot")
+    on_ranks(1, 4, lambda world: meter_of(world, accelerators=True, root=root))
+    assert listed == [1]
 
 
 def test_accelerators_that_the_reading_rank_cannot_see_are_said_to_be_missing(monkeypatch, tmp_path):

@@ -128,6 +128,20 @@ def test_a_disk_that_fills_midway_is_named_with_what_is_left(
     assert contents(target) == contents(source.root)
 
 
+def test_a_record_that_cannot_be_written_is_named(
+    source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a quota, which no free space shows; errors of os.write name no file."""
+
+    def full(manifest: Manifest) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr("mlhpc.common.data.manifest.save", full)
+    outcomes = on_ranks(1, 2, lambda world: stage(source, target, world, "replicate"))
+    fails_alike(outcomes, f"{target}/manifest.json: cannot be written: Disk quota exceeded (", "free)")
+    assert not target.exists()
+
+
 def test_a_real_full_disk(source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on a tmpfs of 4 MiB; where one may be mounted."""
     target.mkdir()

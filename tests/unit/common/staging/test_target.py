@@ -125,6 +125,20 @@ def test_an_aborted_run_removes_its_files_where_no_other_job_can_use_them(
     assert contents(target) == (contents(source.root) if kept else {})
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_a_run_that_ends_before_the_first_file_leaves_no_folder(
+    source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    def ended(*words: object) -> None:
+        assert target.exists()
+        raise end
+
+    monkeypatch.setattr("mlhpc.common.staging.stage.check_room", ended)
+    with pytest.raises(end):
+        stage(source, target, Solo(), "replicate")
+    assert not target.exists()
+
+
 def test_the_targets_manifest_is_a_data_sets(source: Manifest, target: Path) -> None:
     stage(source, target, Solo(), "replicate")
     staged = load(target)

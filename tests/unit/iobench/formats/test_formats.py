@@ -1,5 +1,6 @@
 """Every format against the library that defines it, and what is counted against what strace would see."""
 
+import errno
 import io
 import os
 import re
@@ -202,6 +203,20 @@ def test_direct_reads_are_aligned_and_right(numbers):
         pytest.fail("the folder of temporary files has no O_DIRECT: set TMPDIR to one on a disk")
     statistics = counted(numbers, [(5000, 10_000), (99_999, 1), (0, 100_000)], direct=True, transfer=8192)
     assert all(size % 4096 == 0 for size in statistics.sizes)
+
+
+def test_a_direct_read_that_fails_is_one_line_and_the_file_can_be_closed(numbers, monkeypatch):
+    file = CountedFile(numbers, ReadStatistics(), direct=True)
+
+    def failing(fd, buffers, offset):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(UserError, match="cannot be read: Input/output error; check the data folder"):
+        try:
+            file.read(0, 10)
+        finally:
+            file.close()
 
 
 def test_events_are_kept_when_traced(numbers):

@@ -5,15 +5,13 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-import torch
-
 from mlhpc.errors import UserError
 
 
-def require_compiler(device: torch.device) -> None:
-    """Raise UserError where torch.compile could not build its code for ``device``: C++ for a CPU; for a GPU the
+def require_compiler(gpu: bool) -> None:
+    """Raise UserError where torch.compile could not build its code: C++ for a processor; for a ``gpu`` the
     functions in C that launch Triton's kernels. Both include Python's headers."""
-    variable, known = ("CXX", ("g++",)) if device.type == "cpu" else ("CC", ("gcc", "clang"))
+    variable, known = ("CXX", ("g++",)) if not gpu else ("CC", ("gcc", "clang"))
     names = (named,) if (named := os.environ.get(variable)) else known
     if not any(shutil.which(name.split()[0]) for name in names):
         raise UserError(
