@@ -14,7 +14,7 @@ from mlhpc.common.staging.stage import stage
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine, parse
 from mlhpc.perf.prediction import Model, predict
-from mlhpc.perf.tables import facts_of, record
+from mlhpc.perf.tables import facts_of, notes_of, record
 
 MIXED = ["training.precision=mixed_float16"]
 WAYS = {
@@ -165,6 +165,13 @@ def test_a_copy_that_no_node_has_room_for_is_not_staged_and_one_line_says_what_f
     assert not any("staging.mode" in note for note in predict(small, SHARD, 2).notes)
     (note,) = (n for n in predict(cluster(local="20 GB", memory="20 GB"), REPLICATE, 1).notes if "fits" in n)
     assert note.endswith("staging.mode=shard does not fit either, on any number of its nodes")
+
+
+def test_a_table_over_nodes_says_on_which_of_them_a_note_holds():
+    found = [predict(cluster(local="200 GB"), SHARD, nodes) for nodes in (1, 2, 8)]
+    first, second = notes_of(found)[:2]
+    assert first.startswith("on 1 node: the data set fits neither") and second.startswith("on 1 node: ")
+    assert not any(note.startswith("on ") for note in notes_of(found[:1]))
 
 
 def test_a_copy_that_does_not_fit_the_only_machine_there_is_is_refused():

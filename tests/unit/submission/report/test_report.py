@@ -170,6 +170,20 @@ def test_a_run_in_place_says_whether_its_data_was_cold(
         assert title not in page.text
 
 
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [("replicate", "the whole data set, sample by sample"), ("shard", "node shards, redivided")],
+)
+def test_what_early_versions_called_global_is_no_exchange_of_shards(
+    tmp_path: Path, mode: str, says: str
+) -> None:
+    def early(result: dict[str, Any]) -> None:
+        result["staging"] |= {"shuffle_scope": "global", "mode": mode}
+
+    page, _ = report_of(make_run(tmp_path / "run", result=early))
+    assert f"shuffled over {says}" in page.text
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 3, 128])
 def test_charts_work_for_any_number_of_epochs(epochs: int, tmp_path: Path) -> None:
     page, _ = report_of(make_run(tmp_path / "run", epochs=epochs))
