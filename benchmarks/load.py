@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run, Target
-from mlhpc.benchmarks.toml_lines import toml_lines
+from mlhpc.benchmarks.toml_lines import parse_toml, toml_lines
 from mlhpc.errors import UserError, did_you_mean
 
 
@@ -65,7 +65,7 @@ def load_file(
     settings = list(settings)
     try:
         text = path.read_text("utf-8")
-        own = tomllib.loads(text)
+        own = parse_toml(text)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; --config takes the config.toml of a run") from None
     except ValueError as error:
@@ -93,7 +93,7 @@ def loads(text: str) -> Run:
 
     Raises ValueError, with one line that says why, when ``text`` describes no run of this version.
     """
-    tables = tomllib.loads(text)
+    tables = parse_toml(text)
     try:
         chosen, tables = run_class(str(tables.get("benchmark"))), _with_framework(tables)
     except UserError:

@@ -1,10 +1,20 @@
-"""Which line of a TOML text a key stands on, for messages about its value: the standard library's parser does not
-say."""
+"""TOML from files that others may have written, and the line of a key, for messages about its value: the standard
+library's parser does not keep it."""
 
 import re
+import tomllib
+from typing import Any
 
 END = ""
 """Stands for the text's last line."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of the TOML ``text``. Raises ValueError if it is not TOML, or nested too deeply to parse."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def toml_lines(text: str) -> dict[str, int]:

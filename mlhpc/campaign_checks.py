@@ -1,12 +1,12 @@
 """What is checked before the first run of a campaign starts."""
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from mlhpc.benchmarks import load, rules
+from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.campaign_placement import check_placement
 from mlhpc.campaign_record import Campaign, read_run
 from mlhpc.common.data import manifest
@@ -69,13 +69,13 @@ def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
 
 def check_settings(campaign: Campaign) -> None:
     """Raises UserError when runs in the folder have another configuration: a score has one."""
-    expected = tomllib.loads(load.dumps(campaign.run))
+    expected = parse_toml(load.dumps(campaign.run))
     for name in campaign.names:
         path = campaign.out / name / "config.toml"
         if not path.exists():
             continue
         try:
-            actual = tomllib.loads(path.read_text("utf-8"))
+            actual = parse_toml(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: cannot be read: {error}; move {path.parent} away") from None
         if actual != expected:

@@ -4,14 +4,14 @@ Every figure stands with its source: ``bandwidth = { value = "900 GB/s", source 
 What is not known is left out. Bandwidths are of one direction. docs/performance_models.md describes the fields.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlhpc.benchmarks.toml_lines import END, toml_lines
+from mlhpc.benchmarks.toml_lines import END, parse_toml, toml_lines
+from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.perf.units import quantity, written
 
@@ -172,8 +172,8 @@ def machine(name: str) -> Machine:
             f"no machine {name!r}; {did_you_mean(name, names)}, or give the path of a machine file"
         )
     try:
-        return parse(path.read_text("utf-8"), str(path), path.stem)
-    except (OSError, UnicodeDecodeError) as error:
+        return parse(read_text(path), str(path), path.stem)
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"{path}: cannot be read ({reason}); give a machine or a machine file") from None
 
@@ -181,8 +181,8 @@ def machine(name: str) -> Machine:
 def parse(text: str, where: str, name: str) -> Machine:
     """The machine that the TOML ``text`` of the file ``where`` describes. Raises UserError."""
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tables = parse_toml(text)
+    except ValueError as error:
         raise UserError(f"{where}: invalid TOML ({error})") from None
     lines = toml_lines(text)
     facts: dict[str, Any] = {}

@@ -5,7 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlhpc.errors import did_you_mean
-from mlhpc.iobench.definition.dlio_keys import DATATYPES, FORMATS, NO_EFFECT, ORIGIN, TABLES, USED, Keys
+from mlhpc.iobench.definition.dlio_keys import (
+    DATATYPES,
+    FORMATS,
+    NO_EFFECT,
+    NUMBERS,
+    ORIGIN,
+    TABLES,
+    USED,
+    WORDS,
+    Keys,
+)
+from mlhpc.iobench.definition.quantities import LARGEST
 
 
 class BadKey(Exception):
@@ -88,6 +99,14 @@ def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_e
             _check_table(value, (*place, key), inner, without_effect)
         elif key in idle:
             without_effect.add(".".join((*place, key)))
+        elif inner in NUMBERS and not _is_number(value):
+            raise BadKey((*place, key), f"{'.'.join((*place, key))}: {value!r} is not a number")
+        elif inner in WORDS and not isinstance(value, str | bool):  # YAML reads off as false
+            raise BadKey((*place, key), f"{'.'.join((*place, key))}: {value!r} is not a name")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -219,7 +238,17 @@ def transformer_bytes(model: Mapping[str, Any]) -> int:
     come to 105, 911 and 5292 GiB, which MLPerf Storage prints as 105 GB, 912 GB and 5.29 TB.
     """
     shape = model.get("transformer", {})
+    for key in ("model_datatype", "optimizer_datatype"):
+        if (datatype := model.get(key, "fp32")) not in DATATYPES:
+            raise BadKey(
+                ("model", key),
+                f"model.{key}: {datatype!r} is not known; {did_you_mean(str(datatype), DATATYPES)}",
+            )
     hidden, ffn = shape.get("hidden_size", 2048), shape.get("ffn_hidden_size", 8192)
+    if shape.get("num_attention_heads", 32) < 1:
+        raise BadKey(
+            ("model", "transformer", "num_attention_heads"), "num_attention_heads must be at least 1"
+        )
     kv = hidden // shape.get("num_attention_heads", 32) * shape.get("num_kv_heads", 8)
     layer = 2 * hidden + hidden * (hidden + 2 * kv) + hidden * hidden + 3 * hidden * ffn
     parameters = layer * model.get("num_layers", 0) + 2 * shape.get("vocab_size", 32000) * hidden + hidden

@@ -55,6 +55,20 @@ TABLES = {"model", "workflow", "dataset", "reader", "data_reader", "train", "eva
 FORMATS = {"tfrecord": "tfrecord", "hdf5": "hdf5", "hdf5_opt": "hdf5", "csv": "csv", "npz": "npz", "npy": "npy",
             "jpeg": "jpeg", "indexed_binary": "binary", "mmap_indexed_binary": "binary",
             "parquet": "parquet"}  # fmt: skip
+# What is calculated with, or looked up, on the way to a workload; all other values a workload checks itself.
+NUMBERS = {"train.total_training_steps", "metric.au", "checkpoint.steps_between_checkpoints",
+           "checkpoint.num_checkpoints_write", "checkpoint.num_checkpoints_read",
+           "output.metric.exclude_start_steps", "output.metric.exclude_end_steps", "model.num_layers",
+           "model.transformer.vocab_size",
+           "model.transformer.hidden_size", "model.transformer.ffn_hidden_size",
+           "model.transformer.num_attention_heads", "model.transformer.num_kv_heads"}  # fmt: skip
+WORDS = {
+    "dataset.format",
+    "model.model_datatype",
+    "model.optimizer_datatype",
+    "reader.file_shuffle",
+    "reader.sample_shuffle",
+}
 DATATYPES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 
 # Where a key of ours comes from, for the line in a message.

@@ -9,6 +9,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.iobench.definition import dlio
@@ -65,8 +66,8 @@ def _folder() -> Any:
 
 def _from_toml(text: str, where: str, settings: Iterable[str]) -> Workload:
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tables = parse_toml(text)
+    except ValueError as error:
         raise UserError(f"{where}: invalid TOML: {error}") from None
     return _validated(tables, settings, where, lambda keys: toml_line(text, keys))
 
@@ -83,6 +84,9 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Wor
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{where}{line}: invalid YAML: {getattr(error, 'problem', error)}") from None
+    except (ValueError, RecursionError) as error:  # a date that does not exist; lists in lists without end
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{where}: invalid YAML: {reason}") from None
     if not isinstance(tables, dict):
         raise UserError(f"{where}: not a workload; expected tables such as dataset, reader and train")
     try:

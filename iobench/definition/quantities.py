@@ -5,7 +5,7 @@ import re
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from mlhpc.benchmarks.schema import FrozenModel
 
@@ -39,8 +39,13 @@ def format_bytes(size: float) -> str:
     return f"{size / 1000**power:.3g} {units[power]}"
 
 
-Bytes = Annotated[PositiveInt, BeforeValidator(parse_bytes)]
-BytesOrNone = Annotated[NonNegativeInt, BeforeValidator(parse_bytes)]
+LARGEST = 10**24
+"""Beyond any number of bytes, files, samples or steps. Products of a few of them still fit a float."""
+
+Count = Annotated[PositiveInt, Field(le=LARGEST)]
+CountOrNone = Annotated[NonNegativeInt, Field(le=LARGEST)]
+Bytes = Annotated[PositiveInt, Field(le=LARGEST), BeforeValidator(parse_bytes)]
+BytesOrNone = Annotated[NonNegativeInt, Field(le=LARGEST), BeforeValidator(parse_bytes)]
 """Zero has a meaning of its own, which the field describes."""
 
 

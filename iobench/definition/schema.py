@@ -5,10 +5,10 @@ A workload is a TOML file with these tables. Every class is frozen and refuses u
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
 from mlhpc.benchmarks.schema import FrozenModel
-from mlhpc.iobench.definition.quantities import Bytes, BytesOrNone, Duration, format_bytes
+from mlhpc.iobench.definition.quantities import Bytes, BytesOrNone, Count, CountOrNone, Duration, format_bytes
 
 FormatName = Literal["tfrecord", "hdf5", "npz", "npy", "binary", "csv", "jpeg", "parquet"]
 TOLERANCE = 0.05
@@ -19,12 +19,12 @@ class Dataset(FrozenModel):
     """The files. ``files`` of 1 is one file shared by all ranks."""
 
     format: FormatName
-    files: PositiveInt
-    samples_per_file: PositiveInt = 1
+    files: Count
+    samples_per_file: Count = 1
     sample_bytes: Bytes = Field(description="mean size of a sample's content, without the format's framing")
     sample_bytes_stdev: BytesOrNone = Field(0, description="sizes are normal, cut off at mean/100")
     total_bytes: BytesOrNone = Field(0, description="if given, checked against the product; 0: not stated")
-    eval_files: NonNegativeInt = 0
+    eval_files: CountOrNone = 0
     compressibility: float = Field(1.0, ge=1, description="raw to deflated size; 1: incompressible")
     compression: Literal["none", "gzip", "lzf"] = Field(
         "none", description="filter of HDF5; gzip of TFRecord"
@@ -33,8 +33,8 @@ class Dataset(FrozenModel):
     chunk_bytes: BytesOrNone = Field(
         0, description="of HDF5 chunks; 0: contiguous, or a sample if compressed"
     )
-    columns: PositiveInt = Field(1024, description="numbers in a row of CSV")
-    seed: NonNegativeInt = 2020
+    columns: Count = Field(1024, description="numbers in a row of CSV")
+    seed: CountOrNone = 2020
 
     @property
     def samples(self) -> int:
@@ -115,7 +115,7 @@ class Storage(FrozenModel):
     path_style: bool | None = Field(
         None, description="the bucket in the path of a request; none: where endpoints are given"
     )
-    attempts: PositiveInt = Field(5, description="of a request before the server counts as gone")
+    attempts: Count = Field(5, description="of a request before the server counts as gone")
 
     @model_validator(mode="after")
     def _no_passwords(self) -> Self:
@@ -127,12 +127,12 @@ class Storage(FrozenModel):
 class Reader(FrozenModel):
     """How each rank reads."""
 
-    batch_size: PositiveInt = Field(1, description="samples of a rank in a step")
-    eval_batch_size: PositiveInt = 1
-    threads: NonNegativeInt = Field(
+    batch_size: Count = Field(1, description="samples of a rank in a step")
+    eval_batch_size: Count = 1
+    threads: CountOrNone = Field(
         1, description="that read ahead; 0: the loop reads for itself, nothing hidden"
     )
-    prefetch: PositiveInt = Field(2, description="batches that may be ready or in work")
+    prefetch: Count = Field(2, description="batches that may be ready or in work")
     partition: bool = Field(True, description="each rank reads its part of the samples; false: all of them")
     file_order: Literal["sequential", "shuffled"] = "sequential"
     sample_order: Literal["sequential", "shuffled", "random"] = Field(
@@ -147,7 +147,7 @@ class Reader(FrozenModel):
         (), description="what is read of a sample, in this order (binary); none: all of it, once"
     )
     preprocess: Duration = Field(Duration(mean=0.0), description="seconds a thread spends on a sample")
-    preprocess_threads: NonNegativeInt = Field(0, description="that do so; 0: the reader threads")
+    preprocess_threads: CountOrNone = Field(0, description="that do so; 0: the reader threads")
 
     @model_validator(mode="after")
     def _threads_agree(self) -> Self:
@@ -157,8 +157,8 @@ class Reader(FrozenModel):
 
 
 class Train(FrozenModel):
-    epochs: PositiveInt = 1
-    steps: NonNegativeInt = Field(0, description="of all epochs together; 0: whole epochs")
+    epochs: Count = 1
+    steps: CountOrNone = Field(0, description="of all epochs together; 0: whole epochs")
     computation: Duration = Field(Duration(mean=0.0), description="seconds of compute in a step")
     barrier: bool = Field(
         True, description="ranks wait for each other after each step, as an all-reduce does"
@@ -166,7 +166,7 @@ class Train(FrozenModel):
 
 
 class Evaluation(FrozenModel):
-    every_epochs: NonNegativeInt = Field(0, description="0: never")
+    every_epochs: CountOrNone = Field(0, description="0: never")
     computation: Duration = Duration(mean=0.0)
 
 
@@ -176,10 +176,10 @@ class Checkpoint(FrozenModel):
     files: tuple[Bytes, ...] = Field((), description="sizes of the files that one writer writes")
     total_bytes: BytesOrNone = Field(0, description="instead of files: shared equally by the writing ranks")
     ranks: Literal["first", "all"] = "first"
-    every_steps: NonNegativeInt = 0
-    every_epochs: NonNegativeInt = 0
-    writes: NonNegativeInt = Field(0, description="checkpoints written after training")
-    reads: NonNegativeInt = Field(0, description="and read back, caches cleared")
+    every_steps: CountOrNone = 0
+    every_epochs: CountOrNone = 0
+    writes: CountOrNone = Field(0, description="checkpoints written after training")
+    reads: CountOrNone = Field(0, description="and read back, caches cleared")
     fsync: bool = True
     transfer_bytes: Bytes = 4 << 20
 
@@ -202,8 +202,8 @@ class Metric(FrozenModel):
     """What is computed from the times."""
 
     au_percent: PositiveFloat | None = Field(None, le=100, description="accelerator utilisation to reach")
-    exclude_start_steps: NonNegativeInt = Field(1, description="of each epoch, left out of the utilisation")
-    exclude_end_steps: NonNegativeInt = 0
+    exclude_start_steps: CountOrNone = Field(1, description="of each epoch, left out of the utilisation")
+    exclude_end_steps: CountOrNone = 0
 
 
 class Workload(FrozenModel):

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from mlhpc.common.files.untrusted import read_object
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import mlperf_storage
 from mlhpc.iobench.definition.schema import Workload
+from mlhpc.iobench.report.record import problem
 
 
 def read_result(run: Path) -> dict[str, Any]:
@@ -18,15 +17,16 @@ def read_result(run: Path) -> dict[str, Any]:
     path = run / "result.json"
     try:
         found = read_object(path)
-        Workload(**found["workload"])
-        if found["kind"] != "io":
-            raise ValueError("of another kind")
     except FileNotFoundError:
         raise UserError(
             f"{run}: no result.json; give the folder of an emulation (mlhpc io run --out)"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, ValidationError, RecursionError):
-        raise UserError(f"{path}: not the result of an emulation; give the folder of mlhpc io run") from None
+    except (OSError, ValueError, RecursionError):
+        raise UserError(f"{path}: not a result; give the folder of mlhpc io run") from None
+    if wrong := problem(found):
+        raise UserError(
+            f"{path}: not the result of an emulation by this version ({wrong}); give the folder of mlhpc io run"
+        )
     return found
 
 

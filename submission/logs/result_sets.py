@@ -9,7 +9,6 @@ A campaign is a folder of run directories. Nothing is written, and the content o
 import contextlib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mlhpc.benchmarks.registry import logged_name
+from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.findings import Finding
@@ -225,7 +225,7 @@ def _kind(run: Path) -> _Kind:
     """The kind of a run, from the first readable file of its directory that states it."""
     loaders: tuple[tuple[str, Callable[[Path], dict[str, Any]]], ...] = (
         ("result.json", read_object),
-        ("config.toml", lambda path: tomllib.loads(read_text(path))),
+        ("config.toml", lambda path: parse_toml(read_text(path))),
     )
     for name, load in loaders:
         try:

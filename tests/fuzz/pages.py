@@ -38,7 +38,7 @@ class _Marks(HTMLParser):
         )
 
 
-def _require_harmless(html: str) -> None:
+def require_harmless(html: str) -> None:
     html.encode()
     parser = _Marks()
     parser.feed(html)
@@ -46,7 +46,7 @@ def _require_harmless(html: str) -> None:
 
 
 @contextmanager
-def _mostly_undrawn(data: bytes) -> Iterator[None]:
+def mostly_undrawn(data: bytes) -> Iterator[None]:
     if zlib.crc32(data) % 20 == 0:
         yield
         return
@@ -63,7 +63,7 @@ def _undrawn(rows: Any, alt_text: str, **options: Any) -> charts.Figure:
     return charts.Figure({"values": list(rows), "options": repr(options)}, alt_text, **caption)
 
 
-def _damaged_json(rng: Random, good: Any) -> bytes:
+def damaged_json(rng: Random, good: Any) -> bytes:
     value = damaged_value(rng, good)
     text = json.dumps(value)
     if rng.random() < 0.3:  # markup in place of a string somewhere
@@ -80,40 +80,40 @@ def _strings(value: Any) -> list[str]:
     return [s for item in value for s in _strings(item)] if isinstance(value, list) else []
 
 
-def _damaged_file(rng: Random, files: dict[str, bytes]) -> bytes:
+def damaged_file(rng: Random, files: dict[str, bytes]) -> bytes:
     """The name of a file, a newline, and its damaged content."""
     name = rng.choice(sorted(files))
     good = files[name]
     if name.endswith(".json"):
-        return name.encode() + b"\n" + _damaged_json(rng, json.loads(good))
+        return name.encode() + b"\n" + damaged_json(rng, json.loads(good))
     if name.endswith(".jsonl"):
         lines = good.splitlines()
         index = rng.randrange(len(lines))
-        lines[index] = _damaged_json(rng, json.loads(lines[index]))
+        lines[index] = damaged_json(rng, json.loads(lines[index]))
         return name.encode() + b"\n" + b"\n".join(lines)
     return name.encode() + b"\n" + damaged_bytes(rng, good)
 
 
 @cache
-def _run() -> dict[str, bytes]:
+def run_files() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as scratch:
         run = make_run(Path(scratch) / "run", epochs=2)
         return {path.name: path.read_bytes() for path in run.iterdir()}
 
 
 def run_page_bytes(rng: Random) -> bytes:
-    return _damaged_file(rng, _run())
+    return damaged_file(rng, run_files())
 
 
 def read_run_page(data: bytes, scratch: Path) -> None:
     name, _, content = data.partition(b"\n")
     folder = scratch / "run"
     folder.mkdir(exist_ok=True)
-    for file, good in _run().items():
+    for file, good in run_files().items():
         (folder / file).write_bytes(good)
     (folder / name.decode()).write_bytes(content)
-    with _mostly_undrawn(data):
-        _require_harmless(run_page.page(run_directory.read(folder), [], "2.0.0"))
+    with mostly_undrawn(data):
+        require_harmless(run_page.page(run_directory.read(folder), [], "2.0.0"))
 
 
 def comparison_bytes(rng: Random) -> bytes:
@@ -136,8 +136,8 @@ def _tree() -> Path:
 
 def read_comparison(data: bytes, scratch: Path) -> None:
     (_tree() / "org/results/machine/strong/deepcam/result_1.txt").write_bytes(data)
-    with _mostly_undrawn(data):
-        _require_harmless(compare_page.page(compare.compare([_tree()])))
+    with mostly_undrawn(data):
+        require_harmless(compare_page.page(compare.compare([_tree()])))
 
 
 @cache
@@ -176,7 +176,7 @@ def _study() -> dict[str, bytes]:
 
 
 def study_bytes(rng: Random) -> bytes:
-    return _damaged_file(rng, _study())
+    return damaged_file(rng, _study())
 
 
 def read_study(data: bytes, scratch: Path) -> None:
@@ -186,8 +186,8 @@ def read_study(data: bytes, scratch: Path) -> None:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(good)
     (folder / name.decode()).write_bytes(content)
-    with _mostly_undrawn(data):
-        _require_harmless(study_page.page(study.read(folder)))
+    with mostly_undrawn(data):
+        require_harmless(study_page.page(study.read(folder)))
 
 
 READERS = (

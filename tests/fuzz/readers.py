@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from fuzz import data, images, network, pages, submission
+from fuzz import data, emulation, images, network, observe, pages, submission
 
 
 @dataclass(frozen=True)
@@ -28,5 +28,7 @@ READERS = {
         *data.READERS,
         *images.READERS,
         *network.READERS,
+        *observe.READERS,
+        *emulation.READERS,
     )
 }

@@ -86,6 +86,11 @@ def test_a_wrong_file_is_one_line_that_names_its_line(text, line, says):
     assert "\n" not in message
 
 
+def test_a_file_nested_beyond_all_measure_is_one_line():
+    with pytest.raises(UserError, match=r"^mine\.toml: invalid TOML \(nested too deeply\)$"):
+        parse("a = " + "[" * 5000, "mine.toml", "mine")
+
+
 def test_figures_that_rule_each_other_out_are_refused():
     with pytest.raises(UserError, match=r"line 14.*local"):
         parse(GOOD.replace("local =", "shared_read_node =").replace("1 TB", "1 TB/s")

@@ -57,6 +57,8 @@ def test_settings_lie_over_the_file(tmp_path):
         ("files = 4", "files = 4\nsample_bytes_stdev = 2000", r"w\.toml:3: dataset: contradictory sizes: a "),
         ("stdev = 0.01", "typ = 1", r"w\.toml:12: unknown key 'train\.computation\.typ'"),
         ("[reader]", "[reader", r"w\.toml: invalid TOML: .*line 8"),
+        ("files = 4", "files = " + "[" * 5000, r"w\.toml: invalid TOML: nested too deeply"),
+        ("files = 4", f"files = {10**400}\ntotal_bytes = 5", r"w\.toml:5: dataset\.files: "),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line_with_its_place(tmp_path, old, new, message):

@@ -1,0 +1,38 @@
+import json
+from pathlib import Path
+
+import pytest
+from fuzz.emulation import results
+
+from mlhpc.errors import UserError
+from mlhpc.iobench.report.check import check_runs, read_result
+
+
+def write(folder: Path, result) -> Path:
+    folder.mkdir()
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def test_the_result_of_an_emulation_is_read_as_it_was_written(tmp_path):
+    one, _ = results()
+    assert read_result(write(tmp_path / "run", one)) == one
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("au_percent", "95", "au_percent: "),
+        ("resident_before_epochs", [float("nan")], "resident_before_epochs.0: "),
+        ("rank_results", [], "has 0 rank_results for 1 ranks"),
+        ("epochs", [{}], "epochs.0.epoch: "),
+        ("workload", {"name": "x"}, "nothing to do"),
+        ("kind", "training", "kind: "),
+    ],
+)
+def test_a_result_with_other_content_is_refused_with_its_key(tmp_path, key, value, says):
+    one, _ = results()
+    run = write(tmp_path / "run", {**one, key: value})
+    with pytest.raises(UserError) as refused:
+        check_runs([run], 2**30)
+    assert says in str(refused.value) and "\n" not in str(refused.value)
