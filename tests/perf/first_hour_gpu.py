@@ -466,8 +466,8 @@ def main() -> int:
         return 0
     gpus = 1 << min(options.gpus or 8, count_gpus(), 8).bit_length() >> 1  # a power of two, to share a batch
     if not gpus:
-        print("no GPU: nvidia-smi lists none on this node; there is nothing to check here")
-        return 0
+        print("no GPU: nvidia-smi lists none on this node; nothing was checked", file=sys.stderr)
+        return 2
     options.work.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     table, failed = Table("check", "verdict", "seconds", "what"), 0

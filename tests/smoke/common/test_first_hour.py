@@ -22,8 +22,8 @@ def loaded():
 def test_without_a_gpu_it_reports_that_and_exits(tmp_path):
     command = [sys.executable, SCRIPT, "--work", tmp_path / "work"]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("no GPU: ") and not (tmp_path / "work").exists()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("no GPU: ") and not (tmp_path / "work").exists()
 
 
 def test_its_runs_have_valid_settings_and_divisible_batches(tmp_path):

@@ -153,7 +153,8 @@ def test_keys_of_release_2_0_0_are_known(tmp_path):
         ("epochs: 5", "epochs: " + "[" * 5000, r"w\.yaml: invalid YAML: nested too deeply"),
         ("epochs: 5", "epochs: 2001-02-30", r"w\.yaml: invalid YAML: day is out of range"),
         ("au: 0.90", "au: most of it", r"w\.yaml:39: metric\.au: 'most of it' is not a number"),
-        ("file_shuffle: seed", "file_shuffle: [seed]", r"w\.yaml:26: reader\.file_shuffle: \['seed'\] is not a name"),
+        ("file_shuffle: seed", "file_shuffle: [seed]",
+         r"w\.yaml:26: reader\.file_shuffle: \['seed'\] is not a name"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line_with_its_place(tmp_path, old, new, message):
