@@ -91,7 +91,8 @@ class Benchmark:
     rules, None where MLPerf has no such benchmark. ``training_ruleset``: the last ruleset of MLPerf Training
     that has it, None for a benchmark of MLPerf HPC. ``published_codec``: what ``mlhpc study --vary codec`` calls
     the format that the data set is published in. ``show(sample, out)`` draws a sample. ``servers_study``: the
-    module that ``mlhpc study --vary parameter_servers`` starts; empty for none.
+    module that ``mlhpc study --vary parameter_servers`` starts; empty for none. ``select(dataset, data)`` returns
+    the part of a data set that a run needs, and raises UserError where there is less; empty: all of it.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Benchmark:
     show: str | None = None
     loader_bench: LoaderBench | None = None
     servers_study: str = ""
+    select: str = ""
 
     @property
     def logged_name(self) -> str:
@@ -162,6 +164,7 @@ COSMOFLOW = Benchmark(
         archives=True,
     ),
     published_codec="gzip",
+    select="mlhpc.common.training.dataset:select",
     show="mlhpc.cosmoflow.synthetic.show:show",
     loader_bench=LoaderBench(
         "mlhpc.cosmoflow.data.bench",
@@ -216,6 +219,7 @@ DEEPCAM = Benchmark(
         archives=True,
     ),
     published_codec="hdf5",
+    select="mlhpc.common.training.dataset:select",
     show="mlhpc.deepcam.synthetic.show:show",
     loader_bench=LoaderBench(
         "mlhpc.deepcam.data.bench",
@@ -251,6 +255,7 @@ RESNET50 = Benchmark(
         default_codec=False,
     ),
     published_codec="jpeg",
+    select="mlhpc.resnet50.data.dataset:select",
     show="mlhpc.resnet50.synthetic.show:show",
     loader_bench=LoaderBench(
         "mlhpc.resnet50.data.bench",

@@ -45,8 +45,9 @@ def say_at_once(line: str) -> None:
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """The end of a message about an unknown ``word``: the nearest of ``choices``, or all of them."""
     options = sorted(choices)
-    near = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"choose from: {', '.join(options)}"
+    bare = {option.lstrip("-"): option for option in options}  # the dashes of all options make none alike
+    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.5)
+    return f"did you mean {bare[near[0]]!r}?" if near else f"choose from: {', '.join(options)}"
 
 
 def count(number: int, noun: str) -> str:

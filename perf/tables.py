@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table as Grid
+from rich.text import Text
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Cell, Table, number, table
-from mlhpc.common.pages.terminal import print_table, say
+from mlhpc.common.pages.terminal import print_facts, print_table, say
 from mlhpc.errors import count, few
 from mlhpc.perf.accelerator.memory import RESERVED
 from mlhpc.perf.against import Compared, Summary, summary
@@ -36,10 +36,7 @@ def one(p: Prediction) -> None:
     say(console, heading(p.machine, p.run), "bold")
     say(console, f"{PREDICTED}. {configuration(p)}")
     print_table(terms_table(p), console)
-    facts = Grid.grid(padding=(0, 2))
-    for key, value in facts_of(p).items():
-        facts.add_row(f"[dim]{key}[/]", value)
-    console.print(facts)
+    print_facts(((Text(key, "dim"), value) for key, value in facts_of(p).items()), console)
 
 
 def terms_table(p: Prediction) -> Table:

@@ -1,6 +1,6 @@
 """Tables of pages, and sentences, in a terminal and in a pipe."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -11,7 +11,7 @@ from mlhpc.common.pages.blocks import Cell, Table
 from mlhpc.common.pages.text import printable
 
 _NARROW = 12
-"""Characters to which a column of text may be folded."""
+"""Characters to which a column of text may be folded where its longest word does not fit."""
 
 _STYLES = {"error": "red", "warning": "yellow", "expected": "cyan", "good": "green"}
 """Of the tones of cells."""
@@ -24,40 +24,89 @@ def say(console: Console, sentence: str | Text, style: str = "") -> None:
     console.print(text, soft_wrap=not console.is_terminal)
 
 
+def print_facts(facts: Iterable[tuple[str | Text, str | Text]], console: Console) -> None:
+    """Prints names and values in two columns; what does not fit is folded. A ``str`` is taken as it is."""
+    grid = Grid.grid(padding=(0, 2))
+    for _ in range(2):
+        grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in (name, value)))
+    console.print(grid)
+
+
 def print_table(
     table: Table, console: Console, *, styles: dict[int, str] | None = None, optional: int = 0
 ) -> None:
-    """Prints ``table`` without the small lines below its cells. Text is folded to the console's width, numbers are
-    not: where these do not fit side by side, the last ``optional`` columns are left out and named below, and where
-    that does not suffice each row is printed as lines of a title and a value. ``styles``: of rows, by their
-    number."""
-    numbers = [table.is_number(column) for column in range(len(table.head))]
+    """Prints ``table`` without the small lines below its cells. Text is folded to the console's width, inside a
+    word only where words do not fit; numbers are not: where these do not fit side by side, the last ``optional``
+    columns are left out and named below, and where that does not suffice each row is printed as lines of a title
+    and a value. ``styles``: of rows, by their number."""
     rows = [[_text(cell) for cell in row] for row in (*table.rows, *filter(None, [table.foot]))]
-    least = []
-    for title, number, *cells in zip(map(printable, table.head), numbers, *rows, strict=True):
-        whole = [*title.split(), *(cell.plain for cell in cells)]
-        words = [word for text in whole for word in text.split()]
-        least.append(max(map(len, whole)) if number else min(max(map(len, words), default=1), _NARROW))
-    # One blank at either edge and, at least, between columns.
-    while sum(least) + len(least) + 1 > console.width and optional:
-        least, optional = least[:-1], optional - 1
-    left_out = ", ".join(map(printable, table.head[len(least) :]))
-    if sum(least) + len(least) + 1 > console.width:
+    columns = [_Column(table.head, rows, n, number=table.is_number(n)) for n in range(len(table.head))]
+    while _edges(columns) + sum(column.least for column in columns) > console.width and optional:
+        columns, optional = columns[:-1], optional - 1
+    left_out = ", ".join(map(printable, table.head[len(columns) :]))
+    if _edges(columns) + sum(column.least for column in columns) > console.width:
         return _print_records(table.head, rows, console)
-    wide = sum(least) + 2 * len(least) <= console.width
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, int(wide), 0, 0))
-    for title, width, number in zip(table.head, least, numbers, strict=False):
-        if number:
-            grid.add_column(Text(printable(title)), justify="right", width=width)
-        else:
-            grid.add_column(Text(printable(title)), overflow="fold", min_width=width)
+    grid = _grid(columns, console.width)
     for n, cells in enumerate(rows):
         if n == len(table.rows):
             grid.add_section()
-        grid.add_row(*cells[: len(least)], style=(styles or {}).get(n))
+        grid.add_row(*cells[: len(columns)], style=(styles or {}).get(n))
     console.print(grid)
     if left_out:
         console.print(Text(f"not shown in {console.width} columns: {left_out}", "dim"))
+
+
+def print_texts(head: Sequence[str], rows: Sequence[Sequence[Text]], console: Console) -> None:
+    """Prints columns of text, of several lines perhaps, side by side where no word has to be broken for it;
+    elsewhere each row as lines of a title and a value."""
+    columns = [_Column(head, rows, n, number=False) for n in range(len(head))]
+    if _edges(columns) + sum(column.longest for column in columns) > console.width:
+        return _print_records(head, rows, console)
+    grid = _grid(columns, console.width)
+    grid.show_lines = True
+    for cells in rows:
+        grid.add_row(*cells)
+    console.print(grid)
+
+
+class _Column:
+    """Widths in characters: ``natural`` in one line, ``longest`` without breaking a word, ``least``."""
+
+    def __init__(self, head: Sequence[str], rows: Sequence[Sequence[Text]], n: int, *, number: bool) -> None:
+        self.title, self.number = printable(head[n]), number
+        cells = [line for row in rows for line in row[n].plain.splitlines()]
+        words = [word for text in (self.title, *cells) for word in text.split()]
+        self.natural = max(map(len, (self.title, *cells)))
+        self.longest = max(map(len, [*self.title.split(), *cells] if number else words), default=1)
+        self.least = self.longest if number else min(self.longest, _NARROW)
+
+
+def _edges(columns: Sequence[_Column]) -> int:
+    """One blank at either edge and, at least, between columns."""
+    return len(columns) + 1
+
+
+def _grid(columns: Sequence[_Column], most: int) -> Grid:
+    """An empty grid of ``most`` characters at most. Its columns get room for their longest words, short ones
+    first: keys stay whole before paths do. The rest goes to whichever column is folded into the most lines."""
+    widths = [column.least for column in columns]
+    spare = most - _edges(columns) - sum(widths)
+    for n in sorted(range(len(columns)), key=lambda n: columns[n].longest):
+        grown = min(columns[n].longest - widths[n], spare)
+        widths[n] += grown
+        spare -= grown
+    wide = spare >= len(columns) - 1  # two blanks between columns
+    for _ in range(spare - (len(columns) - 1) * wide):
+        folded = max(range(len(columns)), key=lambda n: columns[n].natural / widths[n])
+        widths[folded] += columns[folded].natural > widths[folded]
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, int(wide), 0, 0))
+    for column, width in zip(columns, widths, strict=True):
+        grid.add_column(
+            Text(column.title), justify="right" if column.number else "left", overflow="fold", width=width
+        )
+    return grid
 
 
 def _print_records(head: Sequence[str], rows: Sequence[Sequence[Text]], console: Console) -> None:

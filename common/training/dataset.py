@@ -3,17 +3,31 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mlhpc.common.data import archives
 from mlhpc.common.data.codecs import native
-from mlhpc.common.data.manifest import Manifest, describe
+from mlhpc.common.data.manifest import Manifest, describe, take
 from mlhpc.common.data.partition import shuffle_scope
 from mlhpc.common.ranks.collectives import on_each_rank
 from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training.staging import How
 from mlhpc.errors import UserError
+
+
+class Samples(Protocol):
+    """How many samples a run has."""
+
+    @property
+    def train_samples(self) -> int: ...
+    @property
+    def eval_samples(self) -> int: ...
+
+
+def select(dataset: Manifest, data: Samples) -> Manifest:
+    """The first samples of the folders ``train`` and ``validation``. Raises UserError when there are fewer."""
+    return take(dataset, train=data.train_samples, validation=data.eval_samples)
 
 
 def open_dataset(

@@ -6,10 +6,10 @@ from pathlib import Path
 from mlhpc.benchmarks import rules
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.data.assign import assign_samples
-from mlhpc.common.data.manifest import Manifest, take
+from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import steps_per_epoch
 from mlhpc.common.ranks.world import World
-from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_codec
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_codec, select
 from mlhpc.common.training.epoch import read_earlier_epochs
 from mlhpc.cosmoflow.data.codec import TABLES
 from mlhpc.cosmoflow.data.loader import Loader
@@ -22,7 +22,7 @@ def open_data(run: CosmoFlow, data: Path, world: World) -> Manifest:
         data,
         run.benchmark,
         world,
-        select=partial(take, train=run.data.train_samples, validation=run.data.eval_samples),
+        select=partial(select, data=run.data),
         enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
     )
     require_facts(dataset)

@@ -6,11 +6,11 @@ from pathlib import Path
 from mlhpc.benchmarks import rules
 from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.common.data.assign import assign_samples
-from mlhpc.common.data.manifest import Manifest, take
+from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import steps_per_epoch
 from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_codec
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_codec, select
 from mlhpc.common.training.epoch import read_earlier_epochs
 from mlhpc.deepcam.data.codec import LINES
 from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
@@ -24,7 +24,7 @@ def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statist
         data,
         run.benchmark,
         world,
-        select=partial(take, train=run.data.train_samples, validation=run.data.eval_samples),
+        select=partial(select, data=run.data),
         enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
     )
     require_layout(dataset)

@@ -110,16 +110,12 @@ def _similarity(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
+    from mlhpc.common.pages.terminal import print_facts
     from mlhpc.iobench.definition import load
 
     if options.workload:
         print(load.dumps(load.load(options.workload)), end="")
         return 0
-    grid = Table.grid(padding=(0, 2))
-    for name, description in load.names().items():
-        grid.add_row(Text(name), Text(description))
-    Console().print(grid)
+    print_facts(load.names().items(), Console())
     return 0

@@ -3,15 +3,17 @@
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from mlhpc.benchmarks import load, rules
+from mlhpc.benchmarks import load, registry, rules
 from mlhpc.benchmarks.schema import HyperparametersSource, Run
 from mlhpc.common.data import manifest
+from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.partition import files_of_node
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.files.filesystem import filesystem_of
@@ -20,9 +22,10 @@ from mlhpc.common.host.memory import usable_bytes
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.pages.text import printable
 from mlhpc.common.ranks.environment import identify
+from mlhpc.common.ranks.world import Solo
 from mlhpc.doctor.memory import rank_memory
 from mlhpc.errors import UserError, count
-from mlhpc.run import RunPaths, context_of, requested, seed_of
+from mlhpc.run import context_of, requested, seed_of
 from mlhpc.submission.check.content import findings_content
 from mlhpc.submission.report.summary import size
 
@@ -41,7 +44,8 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     local = divide_batch(run.hyperparameters.global_batch_size, ranks // together)
     if paths.resume:
         seed_of(paths.resume, run)
-    findings = rules.findings(context_of(run, paths, options.evict))
+    dataset = _dataset(run, paths.data)
+    context = replace(context_of(run, paths, options.evict), facts=dataset.facts if dataset else None)
     cores: Sequence[Cores] = ()
     unbound = None
     if here.launcher == "none":
@@ -65,31 +69,39 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
         "steps_per_epoch": steps,
         "max_epochs": run.training.max_epochs,
         "max_steps": steps * run.training.max_epochs,
-        "data": _data(paths.data),
-        "staging": _staging(run, paths, nodes or 1),
+        "data": _data(paths.data, dataset),
+        "staging": _staging(run, paths.stage, dataset, nodes or 1),
         "memory": _memory(run, ranks),
-        "findings": findings_content(list(findings)),
+        "findings": findings_content(rules.findings(context)),
     }
 
 
-def _data(path: Path) -> dict[str, Any]:
-    """The data set by its manifest. One without is not listed: that can take minutes."""
+def _dataset(run: Run, path: Path) -> Manifest | None:
+    """What the run needs of the data set; None without a manifest, since listing files can take minutes."""
+    if not (path / manifest.NAME).is_file():
+        return None
+    dataset = manifest.describe(path, Solo(), run.benchmark)
+    if select := registry.find(run.benchmark).select:
+        dataset = registry.load_object(select)(dataset, run.data)
+    return dataset
+
+
+def _data(path: Path, dataset: Manifest | None) -> dict[str, Any]:
     facts = {"path": str(path), "exists": path.is_dir(), "files": None, "bytes": None}
-    if (path / manifest.NAME).is_file():
-        dataset = manifest.load(path)
+    if dataset:
         facts |= {"files": len(dataset.files), "bytes": dataset.bytes}
     return facts
 
 
-def _staging(run: Run, paths: RunPaths, nodes: int) -> dict[str, Any] | None:
+def _staging(run: Run, stage: Path | None, dataset: Manifest | None, nodes: int) -> dict[str, Any] | None:
     """What node 0, which holds the most, copies; None without a folder to stage to."""
-    if paths.stage is None:
+    if stage is None:
         return None
-    target = filesystem_of(paths.stage)
-    facts: dict[str, Any] = {"path": str(paths.stage), "mode": run.staging.mode}
+    target = filesystem_of(stage)
+    facts: dict[str, Any] = {"path": str(stage), "mode": run.staging.mode}
     facts |= {"filesystem": target.type, "is_ram": target.is_ram, "free_bytes": target.free_bytes}
-    if (paths.data / manifest.NAME).is_file():
-        files = files_of_node(manifest.load(paths.data).files, 0, nodes, run.staging.mode)
+    if dataset:
+        files = files_of_node(dataset.files, 0, nodes, run.staging.mode)
         facts |= {"files_per_node": len(files), "bytes_per_node": sum(file.size for file in files)}
     return facts
 

@@ -4,10 +4,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.common.pages.terminal import print_facts
 from mlhpc.perf.machines import known
 from mlhpc.preview.scripts import shipped
 
@@ -52,20 +52,14 @@ def _sites() -> list[str]:
 
 def print_list(console: Console) -> None:
     everything = content()
-    grid = Table.grid(padding=(0, 2))
+    rows: list[tuple[Text, str]] = []
     for benchmark in everything["benchmarks"]:
-        grid.add_row(Text(benchmark["name"], style="bold"), Text(benchmark["title"]))
+        rows.append((Text(benchmark["name"], style="bold"), benchmark["title"]))
         installed = [
             f"{name} ({', '.join(f'{p} {v}' if v else f'{p} is not installed' for p, v in packages.items())})"
             for name, packages in benchmark["frameworks"].items()
         ]
         for label, words in (("frameworks", installed), *((k, benchmark[k]) for k in ("presets", "codecs"))):
-            _row(grid, f"  {label}", words)
-    _row(grid, "sites", everything["sites"])
-    _row(grid, "machines", everything["machines"])
-    console.print(grid)
-
-
-def _row(grid: Table, label: str, words: list[str]) -> None:
-    if words:
-        grid.add_row(Text(label, style="dim"), Text(", ".join(words)))
+            rows.append((Text(f"  {label}", style="dim"), ", ".join(words)))
+    rows += [(Text(label, style="dim"), ", ".join(everything[label])) for label in ("sites", "machines")]
+    print_facts((row for row in rows if row[1]), console)

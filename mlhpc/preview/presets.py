@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import BaseModel
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.bounds import bounds
 from mlhpc.benchmarks.meanings import meaning, unit
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.pages.terminal import print_facts
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,7 @@ def print_presets(benchmark: str | None, console: Console) -> None:
     for name, presets in presets_of(benchmark).items():
         if benchmark is None:
             console.print(Text(name, style="bold"))
-        grid = Table.grid(padding=(0, 2))
-        for preset, description in presets.items():
-            grid.add_row(Text(preset), Text(description))
-        console.print(grid)
+        print_facts(presets.items(), console)
 
 
 def settings_of(benchmark: str, preset: str) -> list[Setting]:

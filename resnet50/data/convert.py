@@ -29,8 +29,8 @@ from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.data.dataset import SPLITS, Split, files_of, format_of, open_splits
-from mlhpc.resnet50.data.formats import ENCODED, INDEX, LABEL, LMDB, PIXELS, Images
-from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode, size_of
+from mlhpc.resnet50.data.formats import ENCODED, INDEX, LABEL, LMDB, PIXELS, Bytes, Images
+from mlhpc.resnet50.data.image import BrokenImage, decode, size_of
 
 Target = Literal["tfrecord", "lmdb", "raw"]
 T = TypeVar("T")

@@ -17,7 +17,8 @@ from mlhpc.common.pytorch.dali import load, new_pipeline, outputs_of
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data import mlperf
 from mlhpc.resnet50.data.augment import MEAN, STD, View
-from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode
+from mlhpc.resnet50.data.formats import Bytes
+from mlhpc.resnet50.data.image import BrokenImage, decode
 from mlhpc.resnet50.data.reader import Batch, Reader, Sample, finish
 
 _END = b"\xff\xd9"  # of a JPEG

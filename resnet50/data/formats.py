@@ -17,7 +17,9 @@ from mlhpc.common.formats.extent import opened, read_into
 from mlhpc.common.formats.lmdb_file import LmdbFile
 from mlhpc.common.formats.protobuf import fields, read_varint
 from mlhpc.errors import UserError
-from mlhpc.resnet50.data.image import Bytes
+
+Bytes = npt.NDArray[np.uint8]
+"""A file's content ``[bytes]``, or pixels ``[height, width, 3]``."""
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 SHARD = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")

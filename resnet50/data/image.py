@@ -4,15 +4,12 @@ import io
 import re
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from mlhpc.errors import UserError
-
-Bytes = npt.NDArray[np.uint8]
-"""A file's content ``[bytes]``, or pixels ``[height, width, 3]``."""
+from mlhpc.resnet50.data.formats import Bytes
 
 _JPEG = b"\xff\xd8"
 # Frame headers (ITU-T T.81, table B.1): SOF0 to SOF15 except DHT, JPG and DAC.

@@ -39,8 +39,7 @@ from mlhpc.common.staging.target import (
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data.convert import Shard, shards_of, write_shard
 from mlhpc.resnet50.data.dataset import SPLITS, Split, open_splits
-from mlhpc.resnet50.data.formats import Files
-from mlhpc.resnet50.data.image import Bytes
+from mlhpc.resnet50.data.formats import Bytes, Files
 
 _MODE = "packed"  # in the target's manifest, in place of the staging mode
 # Upper bound for a record's framing and features besides the image, with names of 255 bytes.

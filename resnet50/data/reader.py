@@ -11,8 +11,8 @@ import torch
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data import augment, mlperf
 from mlhpc.resnet50.data.augment import View
-from mlhpc.resnet50.data.formats import Images
-from mlhpc.resnet50.data.image import BrokenImage, Bytes, decode, size_of
+from mlhpc.resnet50.data.formats import Bytes, Images
+from mlhpc.resnet50.data.image import BrokenImage, decode, size_of
 
 LEFT_OUT = -1
 

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.common.files.untrusted import printable
-from mlhpc.common.pages.terminal import say
+from mlhpc.common.pages.terminal import print_texts, say
 from mlhpc.errors import count, few
 
 __all__ = ["STYLES", "Finding", "Severity", "grouped", "passes", "print_findings", "verdict"]
@@ -61,19 +59,14 @@ def print_findings(findings: Sequence[Finding], console: Console) -> int:
     Returns the exit status of ``mlhpc check``: 0 when the run passes, 1 when anything unexpected was found.
     """
     if findings:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
-        table.add_column("finding", overflow="fold")
-        table.add_column("expected", overflow="fold")
-        table.add_column("found", overflow="fold")
-        table.add_column("what to do", overflow="fold", ratio=1)
+        rows = []
         # Text, not markup, and printable: values and file names may contain brackets and escapes.
         for f in grouped(findings):
             rule, where = printable(f.rule), printable(f.where)
             head = Text.assemble((f.severity, STYLES[f.severity]), f" {rule}\n{where}\n", (f.source, "dim"))
-            table.add_row(
-                head, *(Text(printable(cell, keep="\n")) for cell in (f.expected, f.actual, f.remedy))
-            )
-        console.print(table)
+            cells = (f.expected, f.actual, f.remedy)
+            rows.append([head, *(Text(printable(cell, keep="\n")) for cell in cells)])
+        print_texts(("finding", "expected", "found", "what to do"), rows, console)
     good = passes(findings)
     say(console, Text(verdict(findings), style="bold green" if good else "bold red"))
     return 0 if good else 1

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from mlhpc.benchmarks import registry
 from mlhpc.common.pages.html import write
-from mlhpc.common.pages.terminal import print_table
+from mlhpc.common.pages.terminal import print_facts, print_table
 from mlhpc.errors import UserError, count
 from mlhpc.perf.machines import machine as find_machine
 from mlhpc.submission.check.check import check_run
@@ -133,11 +132,10 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console
         facts = {"running": place(now), **progress_facts(now), **facts}
     if not running(run):
         facts["check"] = f"{rules_text(run, ruleset)}: {verdict(findings)}"
-    grid = Table.grid(padding=(0, 2))
-    for key, value in facts.items():
-        bad = (key == "time to train" and reasons) or (key == "check" and not passes(findings))
-        grid.add_row(text(key, "dim"), text(value, "bold red" if bad else ""))
-    console.print(grid)
+    bad = {"time to train"} if reasons else set()
+    bad |= set() if passes(findings) else {"check"}
+    rows = ((text(key, "dim"), text(value, "bold red" * (key in bad))) for key, value in facts.items())
+    print_facts(rows, console)
 
 
 def _print_predicted(found: Beside, console: Console) -> None:

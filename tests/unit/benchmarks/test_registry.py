@@ -50,7 +50,7 @@ def test_every_reference_of_the_built_in_benchmarks_resolves(benchmark):
     from importlib.util import find_spec
     from pathlib import Path
 
-    references = [benchmark.settings, benchmark.make_data.function, benchmark.show]
+    references = [benchmark.settings, benchmark.make_data.function, benchmark.show, benchmark.select]
     references += [
         f"{framework.trainer}:{name}"
         for framework in benchmark.frameworks.values()

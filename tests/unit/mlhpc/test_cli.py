@@ -115,6 +115,7 @@ def test_the_command_line_has_exactly_these_options():
     ("argv", "said"),
     [
         (["run", "cosmoflow", "--rnaks", "2"], "did you mean '--ranks'"),
+        (["--bogus"], "choose from: --debug"),  # the dashes of all options make none alike
         (["run", "cosmflow"], "did you mean 'cosmoflow'"),
         (["run", "cosmoflow", "--preset", "smok"], "did you mean 'smoke'"),
         (["run", "cosmoflow", "--set", "training.max_epoch=1"], "did you mean 'training.max_epochs'"),

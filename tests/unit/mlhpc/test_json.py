@@ -9,6 +9,8 @@ from golden.make_run import make_run
 
 from mlhpc import cli
 from mlhpc.benchmarks import load, registry
+from mlhpc.common.data import manifest
+from mlhpc.common.ranks.world import Solo
 
 DOCUMENT = (Path(__file__).parents[3] / "docs/json.md").read_text()
 
@@ -107,6 +109,31 @@ def test_a_dry_run_counts_steps_and_writes_nothing(tmp_path: Path, capsys, monke
     assert "64 steps per epoch" in text and "does not exist" in text
     assert list(tmp_path.iterdir()) == []
     assert cli.main([*words, "--ranks", "3"]) == 2, "what would stop the run stops its dry run"
+
+
+@pytest.mark.parametrize("benchmark", [each.name for each in registry.BUILT_IN])
+def test_a_dry_run_counts_what_the_run_takes_of_its_data_set(benchmark: str, tmp_path: Path, capsys) -> None:
+    """Here all of ResNet-50's images, and less than there is of the others; too few are refused as by the run."""
+    data, sizes = tmp_path / "data", {"train": 8, "validation": 4}
+    for folder, size in sizes.items():
+        (data / folder / "c0").mkdir(parents=True)
+        for n in range(size):
+            (data / folder / "c0" / f"{n}.jpg").write_bytes(bytes(1000))
+    manifest.index(data, {"benchmark": benchmark, "samples": sizes}, Solo(), 1)
+    taken = 8 if benchmark == "resnet50" else 4
+    words = ["run", benchmark, "--dry-run", "--json", "--data", str(data), "--stage", str(tmp_path / "stage")]
+    words += ["--set", "hyperparameters.global_batch_size=4", "--set", "data.eval_samples=4"]
+    assert cli.main([*words, "--set", f"data.train_samples={taken}"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["data"]["files"], content["data"]["bytes"]) == (taken + 4, 1000 * (taken + 4))
+    assert content["staging"]["bytes_per_node"] >= 1000 * (taken + 4)
+    assert cli.main([*words, "--set", "data.train_samples=16"]) == 2
+    assert "train" in (error := capsys.readouterr().err) and error.count("\n") == 1
+    other = next(each.name for each in registry.BUILT_IN if each.name != benchmark)
+    assert (
+        cli.main(["run", other, *words[2:]]) == 2
+        and f"is a data set of {benchmark}" in capsys.readouterr().err
+    )
 
 
 def test_a_dry_run_of_cut_samples_counts_groups_of_ranks(capsys) -> None:

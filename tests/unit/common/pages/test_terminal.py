@@ -4,9 +4,10 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from mlhpc.common.pages.blocks import Cell, Table
-from mlhpc.common.pages.terminal import print_table
+from mlhpc.common.pages.terminal import print_facts, print_table, print_texts
 
 NUMBERS = [str(1234567890 + n) for n in range(8)]
 
@@ -66,3 +67,41 @@ def test_text_is_neither_markup_nor_an_escape() -> None:
 def test_a_value_that_is_not_known_is_left_out_of_a_narrow_terminal() -> None:
     table = Table("t", ("name", *map(str, range(9))), ((Cell("n"), *[Cell()] * 8, Cell("123456")),))
     assert printed(table, 20).split() == ["name", "n", "8:", "123456"]
+
+
+KEYS = ("evaluation-frequency", "hpc_2.0.0/closed_deepcam_lamb.yaml", "submission.platform=NAME:")
+
+
+def test_keys_are_not_broken_where_there_is_room_for_them() -> None:
+    row = (Cell(KEYS[0]), Cell("as often as in the reference " * 5), Cell(f"rules, {KEYS[1]}"))
+    table = Table("t", ("rule", "requirement", "source"), (row,), text_columns=3)
+    for width in range(74, 140):
+        text = printed(table, width)
+        assert KEYS[0] in text and KEYS[1] in text and max(map(len, text.splitlines())) <= width, width
+    assert KEYS[0] in printed(table, 54), "the short one stays whole where the long one cannot"
+
+
+def test_findings_are_lines_where_their_keys_do_not_fit_side_by_side() -> None:
+    rows = [
+        [
+            Text(f"error {KEYS[0]}\nrun.log\n{KEYS[1]}"),
+            Text("a value " * 9),
+            Text("x"),
+            Text(f"set {KEYS[2]} now"),
+        ]
+    ]
+    for width in range(40, 140):
+        file = io.StringIO()
+        print_texts(("finding", "expected", "found", "what to do"), rows, Console(file=file, width=width))
+        assert all(key in file.getvalue() for key in KEYS), width
+        assert max(map(len, file.getvalue().splitlines())) <= width
+
+
+def test_no_letter_of_a_fact_is_left_out_of_a_narrow_terminal() -> None:
+    commit = "2901d8688a4da11721678d2963b28fc5766daba8"
+    file = io.StringIO()
+    print_facts(
+        [("intersection over union", "0.5"), (Text("commit"), f"[b]{commit}")], Console(file=file, width=40)
+    )
+    assert f"[b]{commit}" in "".join(file.getvalue().split())
+    assert max(map(len, file.getvalue().splitlines())) <= 40
