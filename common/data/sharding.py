@@ -52,12 +52,6 @@ def steps_per_epoch(pools: Sequence[Pool], local_batch_size: int) -> int:
     return min(pool.samples // (pool.ranks * local_batch_size) for pool in pools)
 
 
-def samples_left_out(pools: Sequence[Pool], local_batch_size: int) -> int:
-    """Number of training samples, over all pools, that an epoch leaves out; which ones varies between epochs."""
-    used = steps_per_epoch(pools, local_batch_size) * local_batch_size
-    return sum(pool.samples - used * pool.ranks for pool in pools)
-
-
 def train_batches(
     pool: Pool, pool_rank: int, local_batch_size: int, steps: int, seed: int, epoch: int
 ) -> Indices:

@@ -68,7 +68,7 @@ def render(
             version=__version__,
             style=Markup(_style()),
             dark=charts.DARK,
-            contents_of=_contents,
+            contents=[],
             scripts_of=_scripts,
             policy_of=_policy,
             **data,
@@ -108,18 +108,6 @@ def _finalize(value: Any) -> Any:
     if value is None:
         return ""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _contents(content: str) -> list[tuple[Markup, str, int]]:
-    """(title, anchor, depth) of the chapters and sections; empty if there are few."""
-    headings = re.findall(
-        r'<h2 class="(chapter)" id="(.*?)">(.*?)</h2>|<section id="(.*?)".*?><h2>(.*?)</h2>', content
-    )
-    entries, depth = [], 0
-    for chapter, chapter_anchor, chapter_title, anchor, title in headings:
-        entries.append((Markup(chapter_title or title), chapter_anchor or anchor, 0 if chapter else depth))
-        depth = 1 if chapter else depth
-    return entries if len(entries) > 3 else []
 
 
 def _scripts(content: str) -> tuple[Markup, ...]:

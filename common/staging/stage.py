@@ -87,11 +87,6 @@ class StagingReport:
     overlapped: bool = False
     waited_s: float = 0.0
 
-    @property
-    def megabytes_per_second(self) -> float:
-        """10^6 bytes per second over all ranks; 0 when nothing was copied."""
-        return self.bytes / 1e6 / self.seconds if self.bytes else 0.0
-
 
 class RankReport(NamedTuple):
     """What one rank did: files and bytes written, bytes read from the source for them; files kept, and those of

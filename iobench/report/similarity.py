@@ -55,21 +55,3 @@ def cosine(differences: Mapping[str, float]) -> float:
 
 FACTORS = ("io_time", "files", "sequential", "consecutive", "transfer_median", "transfer_mean",
            "bandwidth_median", "bandwidth_mean")  # fmt: skip
-# Fig. 8 of the paper: the differences in the order of FACTORS, and the similarity printed beside them.
-FIG_8 = {
-    "Imagenet": ((0.18, 0.07, -0.01, -0.01, 0.00, 0.00, -0.65, -0.53), 0.96),
-    "Cosmic Tagger": ((-0.05, 0.00, 0.15, 0.13, -0.38, 0.31, 0.32, 0.42), 0.97),
-    "Cosmoflow": ((-0.10, -0.34, 0.37, 0.27, 0.00, 0.71, 0.00, 0.26), 0.95),
-    "FFN": ((-0.07, 0.00, 0.03, 0.09, -0.29, -0.40, 0.00, -0.10), 0.94),
-    "CANDEL": ((-0.19, 0.00, -0.06, -0.06, 0.00, -0.40, -0.07, -0.68), 0.97),
-    "FRNN": ((-0.15, 0.02, -0.13, -0.13, -0.37, -0.02, 0.03, -0.08), 0.94),
-}
-
-
-def fig_8() -> dict[str, tuple[float, float, float]]:
-    """Of each row of Fig. 8: the cosine of its printed differences, the cosine it prints, its largest
-    difference."""
-    return {
-        name: (cosine(dict(zip(FACTORS, row, strict=True))), printed, max(map(abs, row)))
-        for name, (row, printed) in FIG_8.items()
-    }

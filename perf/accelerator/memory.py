@@ -1,17 +1,14 @@
 """What a training step needs in an accelerator's memory, and the largest batch that fits.
 
-Two models. :func:`step_memory` follows a step of the suite through its passes: what PyTorch's MemTracker counts.
-:func:`paper_memory` is paper 000's (section IV): model + batch · (input + activations), all in 16 bits, with the
-rule by which each of its three activation figures can be counted (no single rule gives all three).
+It follows a step of the suite through its passes: what PyTorch's MemTracker counts.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
-from mlhpc.perf.networks.layer import Kind, Layer, Network, Precision, activation_bytes
+from mlhpc.perf.networks.layer import Layer, Network, Precision, activation_bytes
 from mlhpc.perf.networks.registry import network_of
 
 STATES = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
@@ -133,59 +130,3 @@ def _running_statistics(layer: Layer) -> int:
 def _reaches_weights(layer: Layer) -> bool:
     """Whether its input wants a gradient: all layers but the first."""
     return any(part.name == "input gradient" for part in layer.passes)
-
-
-class CountingRule(NamedTuple):
-    """How one of paper 000's figures of activation memory can be counted: ``kinds`` of layers whose outputs are
-    counted, how many ``times``, and whether the ``input`` is."""
-
-    words: str
-    kinds: tuple[Kind, ...]
-    times: int
-    input: bool
-
-
-_CONVOLUTIONS: tuple[Kind, ...] = (
-    "convolution",
-    "pointwise convolution",
-    "depthwise convolution",
-    "transposed convolution",
-)
-PAPER_RULES: dict[str, CountingRule] = {
-    "cosmoflow": CountingRule(
-        "outputs of convolutions, leaky ReLUs and poolings and their gradients (twice each), and the input",
-        ("convolution", "activation", "pooling"),
-        2,
-        True,
-    ),
-    "deepcam": CountingRule(
-        "outputs of all layers once: convolutions, batch norms, ReLUs, sums and concatenations",
-        (*_CONVOLUTIONS, "batch norm", "activation", "sum", "concatenation"),
-        1,
-        False,
-    ),
-    "resnet50": CountingRule(
-        "outputs of convolutions and batch norms once (ReLUs in place)",
-        (*_CONVOLUTIONS, "batch norm"),
-        1,
-        False,
-    ),
-}
-"""By benchmark. CosmoFlow is counted in the reference's order of layers (``pool_first=False``)."""
-PAPER_ACTIVATIONS_GIB = {"cosmoflow": 0.72, "deepcam": 2.9, "resnet50": 0.042}
-"""GiB a sample in 16 bits: paper 000, section V-A."""
-
-
-def paper_activations(network: Network, rule: CountingRule) -> int:
-    """Bytes of activations a sample in 16 bits by ``rule``."""
-    counted = sum(layer.output_elements for layer in network if layer.kind in rule.kinds)
-    return 2 * (rule.times * counted + (network.input_elements if rule.input else 0))
-
-
-def paper_memory(
-    network: Network, batch: int, activations: float, *, sample_bytes: float | None = None
-) -> float:
-    """Bytes of model + batch · (input + activations), all in 16 bits (paper 000, section IV). ``activations`` and
-    ``sample_bytes`` (default: 2 an element) are of one sample."""
-    of_input = 2 * network.input_elements if sample_bytes is None else sample_bytes
-    return 2 * network.parameters + batch * (of_input + activations)

@@ -80,24 +80,3 @@ def _point(layer: Layer, ceilings: Ceilings, precision: Precision, batch: int | 
 def least_seconds(points: Iterable[Point]) -> float:
     """Of a training sample, layer after layer: compute and memory overlap within a layer, not between layers."""
     return sum(point.seconds for point in points)
-
-
-def hbm_limit(activations: float) -> float:
-    """Bytes of memory traffic a sample at the least: activations written once and read once, the model's traffic
-    ignored (paper 000, sections V-A and VII)."""
-    return 2 * activations
-
-
-def padded_training_flops(network: Network, multiple: int = 8) -> int:
-    """Training FLOPs with the channels of every matrix product filled up to a ``multiple``, as tensor cores want
-    them in 16 bits (NVIDIA, Mixed Precision Training guide)."""
-    return sum(_padded(layer, multiple) for layer in network if layer.kind in PRODUCTS)
-
-
-def _padded(layer: Layer, multiple: int) -> int:
-    if layer.kind == "depthwise convolution":  # no matrix product over channels
-        return layer.training_flops
-    inputs = layer.input_elements if layer.kind == "dense" else layer.inputs[0][-1]
-    outputs = layer.output[-1]
-    filled = (-(-inputs // multiple) * multiple) * (-(-outputs // multiple) * multiple)
-    return layer.training_flops * filled // (inputs * outputs)

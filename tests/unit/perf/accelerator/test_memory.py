@@ -1,18 +1,11 @@
 """Memory by batch: what fits, and paper 000's figures by their counting rules."""
 
 import pytest
+from helpers.paper000_counts import PAPER_ACTIVATIONS_GIB, PAPER_RULES, paper_activations, paper_memory
 
 from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
-from mlhpc.perf.accelerator.memory import (
-    PAPER_ACTIVATIONS_GIB,
-    PAPER_RULES,
-    largest_batch,
-    memory_of,
-    paper_activations,
-    paper_memory,
-    power_of_two,
-)
+from mlhpc.perf.accelerator.memory import largest_batch, memory_of, power_of_two
 from mlhpc.perf.networks import cosmoflow
 from mlhpc.perf.networks.registry import network_of
 

@@ -1,18 +1,11 @@
 """The roofline, and the figures of paper 000 that concern FLOPs, memory and intensity."""
 
 import pytest
+from helpers.paper000_counts import PAPER_RULES, hbm_limit, padded_training_flops, paper_activations
 
 from mlhpc.benchmarks.load import load
-from mlhpc.perf.accelerator.memory import PAPER_RULES, paper_activations
 from mlhpc.perf.accelerator.paper000 import RESNET50_HBM_PRINTED_GIB, TABLE_II
-from mlhpc.perf.accelerator.roofline import (
-    V100,
-    Ceilings,
-    hbm_limit,
-    least_seconds,
-    padded_training_flops,
-    points,
-)
+from mlhpc.perf.accelerator.roofline import V100, Ceilings, least_seconds, points
 from mlhpc.perf.networks import cosmoflow
 from mlhpc.perf.networks.registry import network_of
 
