@@ -88,7 +88,7 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
     """Seconds of a step (a backward pass) without its wait for input, of a rank with this batch, on as many nodes
     of the machine ``name`` as hold ``ranks`` accelerators."""
     from mlhpc.perf.machines import known, machine
-    from mlhpc.perf.prediction import predict
+    from mlhpc.perf.prediction.model import predict
 
     if name not in known() and not Path(name).is_file():
         raise UserError(

@@ -72,3 +72,28 @@ def written(value: float, dimension: str) -> str:
             shown = value / factor
             return f"{shown:.3g} {prefix}{base}" if shown < 999.5 else f"{shown:.0f} {prefix}{base}"
     raise AssertionError
+
+
+def whole_number(value: float) -> str:
+    """``3 617``."""
+    return f"{value:,.0f}".replace(",", " ")
+
+
+def rate_text(value: float) -> str:
+    """``3.62``, ``361``, ``3 617``: three digits, never a power of ten."""
+    return whole_number(value) if value >= 100 else f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:+.0%}"
+
+
+def seconds_text(seconds: float) -> str:
+    """``8.62 ms``, ``46.8 s``, ``12.3 min``, ``5.1 h``."""
+    if seconds == 0:
+        return "0 s"
+    units = (("d", 86400, 172800), ("h", 3600, 7200), ("min", 60, 300), ("s", 1, 1), ("ms", 1e-3, 1e-3))
+    for unit, factor, least in units:
+        if seconds >= least:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

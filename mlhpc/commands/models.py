@@ -9,7 +9,7 @@ def add(commands: Commands) -> None:
     predict = add_command(
         commands,
         "predict",
-        "mlhpc.perf.command:predict",
+        "mlhpc.perf.prediction.command:predict",
         "predict what a run costs on a machine, before it runs",
     )
     predict.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help=NAMES)

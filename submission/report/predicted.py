@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from mlhpc.common.pages.blocks import Table, number, table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.movement import staging_seconds
-from mlhpc.perf.prediction import Model, Prediction
+from mlhpc.perf.prediction.model import Model
+from mlhpc.perf.prediction.result import Prediction
 from mlhpc.perf.scaling import Triple, added
+from mlhpc.perf.staging import staging_seconds
 from mlhpc.submission.logs.run_directory import Result, RunDirectory
 from mlhpc.submission.report.summary import duration, parts, rate
 

@@ -1,20 +1,21 @@
 """A training step predicted for this machine against the step measured, for each benchmark and precision.
 
-    python tests/perf/step_prediction.py [--preset smoke] [--steps 12] [--rounds 4] [--only deepcam] [--json]
+    python tests/perf/step_prediction.py [--preset smoke] [--steps 6] [--rounds 6] [--only deepcam]
+                                         [--precision float32] [--json]
 
 First ``mlhpc doctor --calibrate`` measures the machine. Then, for each benchmark and precision, three stand-ins
 are profiled: the same network at other input sizes and batches, one of them wider too, so that no layer with
 weights has the shape of one of the target's. From these the step of the preset is predicted
 (perf/profile/similar.py), and then measured: the median of plain steps, on zeros in memory, before any
 profiler. So the prediction knows the code and its kernels, but not the sizes; what it cannot do is predict a
-network it has not seen. All are measured in turns, ``--rounds`` times, and of each the round with the shortest
-step counts: what disturbs a virtual machine from outside only ever makes a step longer. The column "of rounds" has
-the shortest and longest step measured. The goal is 20%, on an idle machine. About 20 minutes on 2 cores.
+network it has not seen. All are measured in turns, ``--rounds`` times, each in a new process, and of each the
+round with the shortest step counts: what disturbs a step only ever makes it longer. Steps of one process are
+alike, but those of the next may take 1.7 times as long, though matrix products and copies between them do not:
+so the number of processes counts, not that of steps. The column "of rounds" has the shortest and longest step
+measured. The goal is 20%, on an idle machine. About 20 minutes on 2 cores.
 
 Layers of a kind that no stand-in has get the bare roofline's time, which is far too short: the column "bare
 roofline" has how many, and they are named below the table.
-
-Each network is measured in a process of its own, so that none changes the memory or the threads of another.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +65,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--preset", default="smoke")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--only", choices=tuple(STAND_INS), action="append", default=[])
+    parser.add_argument("--precision", choices=PRECISIONS, action="append", default=[])
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -76,9 +79,7 @@ def main() -> None:
         file = Path(folder) / "here.toml"
         calibrate = [sys.executable, "-m", "mlhpc", "doctor", "--calibrate", "--out", str(file)]
         subprocess.run(calibrate, check=True, stdout=sys.stderr)
-        names = [
-            (benchmark, precision) for benchmark in options.only or STAND_INS for precision in PRECISIONS
-        ]
+        names = product(options.only or STAND_INS, options.precision or PRECISIONS)
         records = [compared(*name, options, file) for name in names]
     if options.json:
         print(json.dumps(records, indent=1))

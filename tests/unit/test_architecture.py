@@ -30,7 +30,7 @@ FLOORS = (
     {"perf/networks"},
     {"perf/accelerator"},
     {"perf"},
-    {"perf/profile"},
+    {"perf/prediction", "perf/profile"},
     {"iobench/definition"},
     {"iobench/formats"},
     {"iobench/dataset"},

@@ -25,8 +25,8 @@ from smoke.conftest import (
 
 from mlhpc.benchmarks.load import load_file
 from mlhpc.perf.machines import machine
-from mlhpc.perf.prediction import predict
-from mlhpc.perf.tables import record
+from mlhpc.perf.prediction.model import predict
+from mlhpc.perf.prediction.records import record
 from mlhpc.submission.report.summary import size
 
 PYTORCH = "training.framework=pytorch"

@@ -11,8 +11,8 @@ from helpers.page import Page
 from mlhpc import cli
 from mlhpc.benchmarks.load import load
 from mlhpc.perf.machines import machine
-from mlhpc.perf.page import accelerator, page
-from mlhpc.perf.prediction import Model
+from mlhpc.perf.prediction.model import Model
+from mlhpc.perf.prediction.page import accelerator, page
 
 
 def output(capsys, *words: str) -> str:
@@ -49,6 +49,33 @@ def test_without_nodes_there_is_a_row_for_each_power_of_two(capsys):
     assert nodes == [4 * 2**n for n in range(len(nodes))]  # 64 samples leave no 1 GiB of 40 GB
     assert len(nodes) > 8
     assert "shortest of all batch sizes" in output(capsys, *words[:-1])
+
+
+WITHOUT_NETWORK = """title = "two nodes that nobody has connected"
+nodes = 2
+
+[accelerator]
+model = "X"
+family = "A100"
+per_node = 4
+float32 = { value = "19.5 TFLOP/s", source = "x" }
+memory = { value = "40 GB", source = "x" }
+bandwidth = { value = "1555 GB/s", source = "x" }
+
+[storage]
+local = { value = "20 TB", source = "x" }
+"""
+
+
+def test_a_table_says_why_it_ends_before_the_machine_does(capsys, tmp_path):
+    """For want of a figure, or of memory for a larger share of the batch; not where the machine has no more."""
+    file = tmp_path / "two.toml"
+    file.write_text(WITHOUT_NETWORK)
+    out = output(capsys, "deepcam", "--preset", "open", "--batch", "8", "--machine", str(file))
+    assert re.search(r"note: not on 2 nodes: \S+two.toml, line \d+: no network.bandwidth", out)
+    out = output(capsys, "deepcam", "--preset", "closed-2048", "--machine", "perlmutter")
+    assert "note: not on 32 nodes: systems/perlmutter.toml, line" in out
+    assert out.count("note: not on") == 1  # 2048 of them would be more than there are
 
 
 def test_the_batch_may_be_another(capsys):
@@ -145,7 +172,7 @@ def test_the_page_draws_what_is_staged_where_there_is_room_for_it(name, copies):
 def test_the_page_names_the_largest_batch_beyond_those_drawn():
     """ResNet-50 on an A100 of 80 GB: 512 images fit and 1024 do not, the curve ends at 256."""
     a100, run = machine("dgx-a100"), load("resnet50", "closed")
-    _, memory = accelerator(a100, run, Model(a100, run).largest(1))
+    _, memory = accelerator(a100, run, Model(a100, run).fits.largest(1))
     assert memory.about.startswith("The largest power of two that fits is 512, beside 1 GiB ")
 
 

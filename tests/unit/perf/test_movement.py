@@ -8,16 +8,9 @@ import pytest
 from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine, parse
-from mlhpc.perf.movement import (
-    GIB,
-    MIB,
-    cached_share,
-    costs,
-    gap,
-    required_bandwidth,
-    staging_seconds,
-    tier_of,
-)
+from mlhpc.perf.movement import GIB, MIB, costs, gap, required_bandwidth
+from mlhpc.perf.staging import staging_seconds
+from mlhpc.perf.tiers import cached_share, tier_of
 
 CORI = machine("cori-gpu")
 WORKSTATION = """title = "a workstation"

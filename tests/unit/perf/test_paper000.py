@@ -15,8 +15,9 @@ import pytest
 from mlhpc.benchmarks.load import load
 from mlhpc.perf.accelerator.paper000 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.machines import machine
-from mlhpc.perf.movement import cached_share
-from mlhpc.perf.prediction import Model, with_batch
+from mlhpc.perf.prediction.model import Model
+from mlhpc.perf.prediction.sweep import with_batch
+from mlhpc.perf.tiers import cached_share
 
 CORI = machine("cori-gpu")
 MIXED = ["training.precision=mixed_float16", "division=open", "staging.mode=shard", "data.eval_samples=8"]

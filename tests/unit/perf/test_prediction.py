@@ -9,7 +9,8 @@ import pytest
 from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine
-from mlhpc.perf.prediction import Model, best, over_nodes, predict, weak, with_batch
+from mlhpc.perf.prediction.model import Model, predict
+from mlhpc.perf.prediction.sweep import best, over_nodes, weak, with_batch
 from mlhpc.perf.scaling import Estimate
 from mlhpc.perf.spatial import divide
 
@@ -194,6 +195,23 @@ def test_a_preset_without_convergence_has_no_time_to_train():
     assert p.total_s is None and p.epochs is None and p.step_s.value > 0
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "setting"),
+    [
+        ("resnet50", "network.name=lenet"),
+        ("deepcam", "network.width=0.5"),
+        ("cosmoflow", "data.train_samples=65536"),
+        ("cosmoflow", "data.sample_shape=[64,64,64,4]"),
+    ],
+)
+def test_another_network_or_less_data_has_no_published_epochs(benchmark, setting):
+    """The reference convergence points are of the benchmark's own network and data."""
+    node = machine("dgx-a100")
+    assert predict(node, load(benchmark, "closed"), 4).total_s is not None
+    p = predict(node, load(benchmark, "closed", [setting]), 4)
+    assert (p.epochs, p.total_s) == (None, None) and p.epoch_s[0] > 0
+
+
 def test_other_precision_than_the_published_is_said_to_be_extrapolated():
     a100 = machine("perlmutter")
     slow, fast = (predict(a100, load("cosmoflow", "closed-512", s), 128) for s in ([], MIXED))
@@ -221,7 +239,7 @@ def test_accumulated_gradients_need_the_memory_of_a_pass_and_launch_every_layer_
     with pytest.raises(UserError, match="a local batch of 512 needs"):
         predict(node, one, 1)
     p, whole = predict(node, four, 1), Model(node, one)
-    whole.require_fits = lambda local, together: None
+    whole.fits.require = lambda local, together: None
     q = whole.at(1)
     assert p.local_batch_size == 512
     assert (p.step.compute, p.step.reduce) == (q.step.compute, q.step.reduce)

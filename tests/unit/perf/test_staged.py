@@ -13,8 +13,9 @@ from mlhpc.common.staging.plan import plan
 from mlhpc.common.staging.stage import stage
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine, parse
-from mlhpc.perf.prediction import Model, predict
-from mlhpc.perf.tables import facts_of, notes_of, record
+from mlhpc.perf.prediction.model import Model, predict
+from mlhpc.perf.prediction.records import record
+from mlhpc.perf.prediction.tables import facts_of, notes_of
 
 MIXED = ["training.precision=mixed_float16"]
 WAYS = {

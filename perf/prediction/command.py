@@ -10,10 +10,13 @@ from typing import Any
 from mlhpc.benchmarks.load import load, presets
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError, did_you_mean
-from mlhpc.perf import against, tables
+from mlhpc.perf import against
 from mlhpc.perf.machines import Machine, known, machine
-from mlhpc.perf.prediction import Prediction, best, over_nodes
-from mlhpc.perf.prediction import predict as predicted
+from mlhpc.perf.prediction import errors, tables
+from mlhpc.perf.prediction.model import predict as predicted
+from mlhpc.perf.prediction.records import record
+from mlhpc.perf.prediction.result import Prediction
+from mlhpc.perf.prediction.sweep import best, limits, over_nodes
 from mlhpc.perf.published import Published, published, read
 
 
@@ -35,17 +38,19 @@ def predict(options: argparse.Namespace) -> int:
     many = [] if options.nodes else _table(given, run)
     if options.out:
         from mlhpc.common.pages.html import write
-        from mlhpc.perf.page import page
+        from mlhpc.perf.prediction.page import page
 
         write(options.out, page(given, run, options.nodes))
     if options.nodes:
         found = predicted(given, run, options.nodes)
-        _print(options.json, tables.record(found), lambda: tables.one(found))
+        _print(options.json, record(found), lambda: tables.one(found))
     else:
         _print(
             options.json,
-            [tables.record(p) for p in many],
-            lambda: tables.scaling(given, run, many, best(given, _batches(options))),
+            [record(p) for p in many],
+            lambda: tables.scaling(
+                given, run, many, best(given, _batches(options)), limits(given, run, many)
+            ),
         )
     if options.out:
         sys.stderr.write(f"page: {options.out}\n")
@@ -88,11 +93,11 @@ def _against(options: argparse.Namespace, given: Machine | None) -> None:
                 f"{path}: no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}"
             )
         compared = [c for c in compared if c.row.benchmark == options.benchmark]
-    _print(options.json, tables.error_records(compared), lambda: tables.errors(compared))
+    _print(options.json, errors.records(compared), lambda: errors.show(compared))
 
 
-def _print(as_json: bool, record: Any, table: Any) -> None:
+def _print(as_json: bool, content: Any, table: Any) -> None:
     if as_json:
-        print(json.dumps(record, indent=1))
+        print(json.dumps(content, indent=1))
     else:
         table()

@@ -1,90 +1,36 @@
-"""A prediction as one self-contained HTML page.
-
-Time to train against nodes with its parts, strong and weak scaling (paper 000, figures 8 and 9), cost against
-batch (figure 4), roofline and memory, and the figures that all of it is made from.
-"""
+"""Pictures of predictions: time to train against nodes with its parts, strong and weak scaling (paper 000, figures
+8 and 9), and cost against batch (figure 4), with published sets and the papers' points."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.bars import Bar, stacked_bars
-from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table
+from mlhpc.common.pages.blocks import Grid, Section
 from mlhpc.common.pages.charts import Figure
-from mlhpc.common.pages.html import render
 from mlhpc.errors import count, few
-from mlhpc.perf.accelerator.memory import Memory, memory_of, power_of_two
 from mlhpc.perf.accelerator.paper000 import STRONG_SCALING, TABLE_II
-from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
-from mlhpc.perf.accelerator.roofline import Ceilings, points
-from mlhpc.perf.accelerator.update import update_of
-from mlhpc.perf.calibration import calibration
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.movement import GIB, MIB, costs, lies_there, required_bandwidth
-from mlhpc.perf.networks.layer import Network
+from mlhpc.perf.movement import GIB, MIB, costs, required_bandwidth
 from mlhpc.perf.networks.registry import network_of
-from mlhpc.perf.prediction import Model, Prediction, over_nodes, predict, weak, with_batch
-from mlhpc.perf.published import SOURCE, Published, machine_of, published
+from mlhpc.perf.prediction.model import Model
+from mlhpc.perf.prediction.result import Prediction
+from mlhpc.perf.prediction.sweep import over_nodes, weak, with_batch
+from mlhpc.perf.prediction.tables import configuration
+from mlhpc.perf.published import Published, machine_of, published
 from mlhpc.perf.samples import sample_bytes
-from mlhpc.perf.tables import configuration, facts_of, heading, rate_text, seconds_text, terms_table
-from mlhpc.perf.units import binary, written
+from mlhpc.perf.tiers import lies_there
+from mlhpc.perf.units import seconds_text, written
 
+BATCHES = tuple(2**n for n in range(9))
 _BARS = 12
 _PAPER_UNSTAGED = "paper 000: not staged"
-_BATCHES = tuple(2**n for n in range(9))
 _PARTS = {"staging": "Staging", "data_wait": "Data wait", "step": "Training steps", "evaluation": "Evaluation",
           "rest": "Rest"}  # fmt: skip
 
 
-def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
-    """The whole HTML text; ``nodes`` None: the detailed prediction is that of the shortest time to train."""
-    found = list(over_nodes(machine, run))
-    whole = [p for p in found if p.parts == 1] or found
-    chosen = min(whole, key=_seconds) if whole and nodes is None else predict(machine, run, nodes or 1)
-    sections = [
-        _terms(chosen),
-        _time(found),
-        _scaling(machine, run, chosen),
-        _cost(machine, run),
-        *accelerator(machine, run, Model(machine, run).largest(1)),
-        _figures(machine),
-    ]
-    total = chosen.total_s
-    rate, low, high = chosen.samples_per_s
-    also = f"samples/s an accelerator; {rate_text(low)} to {rate_text(high)}"
-    hero = [("Training throughput", rate_text(rate), also, "")]
-    if total and chosen.epochs:
-        also = f"{seconds_text(total[1])} to {seconds_text(total[2])}"
-        hero.insert(0, ("Time to train", seconds_text(total[0]), also, ""))
-        _, low, high = chosen.epochs.ends
-        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{low:.1f} to {high:.1f}", ""))
-    banners = [Banner(f"{chosen.binding}.", "Predicted, not measured:"), *(Banner(n) for n in chosen.notes)]
-    return render(
-        title=heading(machine, run),
-        blocks=[section for section in sections if section],
-        foot=f"Efficiencies and times from {SOURCE}; nine of ten sets lie within a factor of "
-        f"{calibration().factor:.2f} of the predicted step. Figures of the machine with their sources below.",
-        eyebrow="mlhpc performance model",
-        heading=registry.title(run.benchmark),
-        subtitle=f"preset {run.preset}, predicted for {machine.title}",
-        meta=configuration(chosen),
-        banners=banners,
-        hero=hero,
-    )
-
-
-def _seconds(p: Prediction) -> float:
-    return p.total_s[0] if p.total_s else p.step_s.value
-
-
-def _terms(p: Prediction) -> Section:
-    facts = "; ".join(f"{key}: {value}" for key, value in facts_of(p).items() if not key.startswith("note"))
-    return Section(count(p.nodes, "node"), f"{facts}.", (terms_table(p),))
-
-
-def _time(found: Sequence[Prediction]) -> Section | None:
+def time_to_train(found: Sequence[Prediction]) -> Section | None:
     """Time to train against nodes with its parts; beside it the interval, and published sets of the family."""
     timed = [p for p in found if p.total_s and p.epochs]
     if not timed:
@@ -103,14 +49,14 @@ def _time(found: Sequence[Prediction]) -> Section | None:
 
 
 def _bar(p: Prediction) -> Bar:
-    assert p.epochs is not None
+    assert p.epochs is not None and p.total_s is not None
     waits = p.step.wait / p.step.seconds
     trained = p.train_s[0] * p.epochs.value
     seconds = {"staging": p.staging_s[0], "data_wait": trained * waits, "step": trained * (1 - waits),
                "evaluation": p.eval_s[0] * p.epochs.value, "rest": p.extra_s[0]}  # fmt: skip
     each = f"1/{p.parts}" if p.parts > 1 else str(p.local_batch_size)
     configured = f"{count(p.nodes, 'node')}, {count(p.accelerators, 'accelerator')}, local batch {each}"
-    return Bar(f"{configured}, {seconds_text(_seconds(p))}", seconds)
+    return Bar(f"{configured}, {seconds_text(p.total_s[0])}", seconds)
 
 
 def _against_published(timed: Sequence[Prediction]) -> Figure:
@@ -144,7 +90,7 @@ def _staged_as(run: Run, mode: Literal["replicate", "shard"]) -> Run:
     return run.model_copy(update={"staging": staging})
 
 
-def _scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
+def scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
     strong = [
         _point(series, p.nodes, f"{count(p.nodes, 'node')}, data in {p.tier.name}", 1e3 / p.samples_per_s[0])
         for series, one, staged in (
@@ -206,14 +152,14 @@ def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
     return _curves(rows, "nodes", "ms of an accelerator a sample", title)
 
 
-def _cost(machine: Machine, run: Run) -> Section | None:
+def cost(machine: Machine, run: Run) -> Section | None:
     """Figure 4; paper 000's own points where the machine is its."""
     network = network_of(run)
     moved = network.traffic(run.training.precision)
     received = sample_bytes(run).received
     rows: list[dict[str, Any]] = []
     binding: dict[str, int] = {}
-    for batch in _BATCHES:
+    for batch in BATCHES:
         found = costs(
             machine, moved=moved, sample=received, gradients=4 * network.parameters, local_batch_size=batch
         )
@@ -233,8 +179,8 @@ def _cost(machine: Machine, run: Run) -> Section | None:
         + _required(machine, run, received, moved)
     )
     if (paper := TABLE_II.get(run.benchmark)) and machine.name == "cori-gpu":
-        rows += [_cost_row(b, "paper 000: activations", paper.hbm_limit_gib * GIB) for b in _BATCHES]
-        rows += [_cost_row(b, "paper 000: sample from NVMe", paper.sample_mib * MIB * 2250) for b in _BATCHES]
+        rows += [_cost_row(b, "paper 000: activations", paper.hbm_limit_gib * GIB) for b in BATCHES]
+        rows += [_cost_row(b, "paper 000: sample from NVMe", paper.sample_mib * MIB * 2250) for b in BATCHES]
         about += " Paper 000's: its activations written and read once, and its 16-bit samples."
     if not rows:
         return None
@@ -258,39 +204,6 @@ def _cost_row(batch: int, series: str, value: float) -> dict[str, Any]:
     return _point(series, batch, f"batch {batch}", value / 1e9)
 
 
-def accelerator(machine: Machine, run: Run, largest: int) -> list[Section]:
-    """Its roofline, and its memory against batch; ``largest``: samples that fit at once."""
-    network, precision = network_of(run), run.training.precision
-    peak, _ = machine.peak(precision)
-    figures = machine.figures
-    ceilings = Ceilings(str(machine.facts["accelerator.model"]), peak, figures["accelerator.float32"],
-                        figures["accelerator.bandwidth"])  # fmt: skip
-    paper = TABLE_II.get(run.benchmark)
-    capacity = figures["accelerator.memory"]
-    by_batch: list[Memory] = []
-    for batch in _BATCHES:
-        by_batch.append(memory_of(run, batch))
-        if by_batch[-1].peak > 2 * capacity:
-            break
-    fits = power_of_two(largest) if largest else 0
-    limit = (f"{ceilings.name}, {binary(capacity)}", capacity)
-    optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
-    return [
-        roofline_section(
-            "Roofline", points(network, ceilings, precision), ceilings, paper, _update(network, optimizer)
-        ),
-        memory_section("Memory", by_batch, [limit], paper, fits),
-    ]
-
-
-def _update(network: Network, optimizer: str) -> str:
-    found = update_of(network, optimizer)
-    return (
-        f" The update of all weights ({optimizer}) comes on top once a step: {found.operations / 1e9:.3g} GFLOP "
-        f"and {written(found.bytes, 'bytes')} at the least."
-    )
-
-
 def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figure:
     names = list(dict.fromkeys(row["series"] for row in rows))
     ends = [row[key] for row in rows for key in ("y", "low", "high") if row[key]]
@@ -306,17 +219,3 @@ def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figur
         tooltip=[("series", "series"), ("what", "what"), ("value", y)],
         title=title,
     )
-
-
-def _figures(machine: Machine) -> Section:
-    dimensions = {"memory": "bytes", "local": "bytes", "shared": "bytes", "latency": "s"}
-    peaks = ("float32", "tf32", "bfloat16", "float16")
-    rows = []
-    for key, value in machine.figures.items():
-        last = key.partition(".")[2]
-        dimension = "FLOP/s" if last in peaks else dimensions.get(last, "bytes/s")
-        dimension = "a share" if key.startswith("efficiency.") else dimension
-        shown = binary(value) if key == "accelerator.memory" else written(value, dimension)
-        rows.append((Cell(key), Cell(shown, value=value), Cell(machine.sources[key])))
-    table = Table("machine", ("figure", "value", "source"), tuple(rows), prose=(2,))
-    return Section("The machine's figures", f"{machine.title}, file {machine.where}.", (table,))

@@ -1,0 +1,290 @@
+"""What a run should cost on a machine: T = T_staging + T_epoch · epochs + T_extra (paper 001, equation 1).
+
+Each term has a value and the ends of its interval; deviations add in quadrature. A step is the roofline over the
+calibrated efficiency, launches, and the all-reduce; where the input path is slower than that, the step waits for
+it. Staged, each node keeps the whole data set or its share (``staging.mode``), in the fastest tier that
+holds it; not staged, a node reads any sample from the shared file system, or from memory what that holds.
+"""
+
+from typing import Any
+
+from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.schema import Run
+from mlhpc.errors import UserError
+from mlhpc.perf.calibration import (
+    Calibration,
+    Efficiency,
+    calibration,
+    kind_of,
+    roofline,
+)
+from mlhpc.perf.collectives import all_reduce
+from mlhpc.perf.epochs import epochs_to_target
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.movement import input_seconds
+from mlhpc.perf.networks.layer import Network
+from mlhpc.perf.networks.registry import network_of
+from mlhpc.perf.parts import parts
+from mlhpc.perf.prediction.fits import Fits
+from mlhpc.perf.prediction.result import Prediction, Step
+from mlhpc.perf.samples import SampleBytes, sample_bytes
+from mlhpc.perf.scaling import Estimate, Triple, added, multiplied, scaled
+from mlhpc.perf.spatial import divide, halo_seconds, slab_plan
+from mlhpc.perf.staging import Placement, exchange_seconds, place, staging_seconds, unstaged
+from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, tiers
+from mlhpc.perf.units import written
+
+_NOTHING: Triple = (0.0, 0.0, 0.0)
+
+
+def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
+    """``run`` on ``nodes`` of ``machine``, staged where the data set fits. Raises UserError where it cannot be
+    there: too many nodes, a batch that cannot be divided or does not fit, a data set larger than every tier, a
+    figure that the file lacks.
+    """
+    return Model(machine, run).at(nodes)
+
+
+class Model:
+    """What predictions of one run on one machine share. ``staged`` False: training data is read from
+    the shared file system, in every epoch what memory does not hold from those before; ``scope``: what an epoch of
+    such data is shuffled among (of staged data ``staging.mode`` says it). ``generation``: of the framework, the
+    newest if None."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        run: Run,
+        *,
+        staged: bool = True,
+        scope: Scope = "sample",
+        generation: str | None = None,
+        calibrated: Calibration | None = None,
+    ) -> None:
+        """Raises UserError for a run whose steps are not all alike."""
+        if getattr(run.training, "coarse_epochs", ()):
+            raise UserError(
+                "epochs on coarser samples have no model; predict it with training.coarse_epochs=[]"
+            )
+        calibrated = calibrated or calibration()
+        self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
+        self.scope: Scope = scope
+        self.network: Network = network_of(run)
+        self.bytes: SampleBytes = sample_bytes(run)
+        train, evaluation = run.data.train_samples, run.data.eval_samples
+        self.data_bytes = self.bytes.stored * train, self.bytes.stored * (train + evaluation)
+        """Bytes of the training samples, and of the whole data set."""
+        self.steps = max(1, train // run.hyperparameters.global_batch_size)
+        self.plan = slab_plan(run)
+        self.kind = kind_of(self.network)
+        self.efficiency = self.own_efficiency() or calibrated.efficiency(
+            machine.family, self.kind, generation
+        )
+        self.roofline = roofline(self.network, machine, run.training.precision)
+        self.published_roofline = roofline(self.network, machine, self.efficiency.precision)
+        self.epochs = _epochs(run)
+        self.fits = Fits(machine, run)
+
+    def own_efficiency(self) -> Efficiency | None:
+        """What the machine file says of this kind of layer, in the run's precision."""
+        key = f"efficiency.convolution_{self.kind[0]}d"
+        if (share := self.machine.get(key)) is None:
+            return None
+        group = self.machine.name, self.machine.sources[key]
+        return Efficiency(share, group, 0, self.run.training.precision, exact=True)
+
+    def at(self, nodes: int) -> Prediction:
+        """Raises UserError as :func:`predict`."""
+        machine, run = self.machine, self.run
+        if machine.nodes is not None and nodes > machine.nodes:
+            raise UserError(
+                f"{machine.at('nodes')}: {nodes} nodes asked for, {machine.name} has {machine.nodes}"
+            )
+        accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
+        together, local = divide(batch, accelerators, self.plan)
+        one_pass = self.of_a_pass(local)
+        self.fits.require(one_pass, together)
+        placed = self.placed(nodes, together)
+        step = self.step(nodes, together, local, placed.tier)
+        step_s, step_notes = self.interval(step)
+
+        train_s = scaled(step_s.ends, self.steps)
+        spent = parts()
+        per_eval = run.data.eval_samples / run.data.train_samples
+        eval_s = scaled(multiplied(train_s, spent.evaluation), per_eval)
+        trained = multiplied(added(train_s, eval_s), self.epochs.ends if self.epochs else (1.0, 1.0, 1.0))
+        if placed.moved is None:
+            staging_s = first = self.first_epoch(nodes, together, local, step)
+        else:
+            received = placed.moved.sent / nodes
+            staging_s, first = (
+                staging_seconds(machine, placed.moved.held, nodes, placed.tier, received),
+                _NOTHING,
+            )
+        extra_s = _without(multiplied(trained, spent.rest), first[0])  # what published runs spend has it
+        notes = [*step_notes, *placed.notes, *self.notes(nodes, together, placed, staging_s, trained)]
+        if placed.moved and self.epochs and (once := self.exchange(nodes, placed.tier)) is not None:
+            between = [once * max(0.0, epochs - 1) for epochs in self.epochs.ends]
+            extra_s = added(extra_s, (between[0], between[1], between[2]))
+            notes.append(
+                f"nodes exchange their shards: {written(self._exchanged(nodes), 'bytes')} before an epoch, "
+                f"{once:.3g} s each time"
+            )
+        return Prediction(
+            machine=machine,
+            run=run,
+            nodes=nodes,
+            accelerators=accelerators,
+            parts=together,
+            local_batch_size=local,
+            step=step,
+            step_s=step_s,
+            efficiency=self.efficiency,
+            tier=placed.tier,
+            moved=placed.moved,
+            staging_s=staging_s,
+            train_s=train_s,
+            eval_s=eval_s,
+            epochs=self.epochs,
+            extra_s=extra_s,
+            input_rate=batch / step.input if step.input else None,
+            notes=tuple(notes),
+            memory=self.fits.needed(one_pass, together),
+            largest_batch=self.fits.largest(together),
+        )
+
+    # A step
+
+    def of_a_pass(self, local: int) -> int:
+        """Samples of one of the backward passes whose gradients an update adds up. Raises UserError where
+        ``local`` cannot be divided among them."""
+        passes = self.run.backward_passes
+        if local % passes:
+            raise UserError(
+                f"a local batch of {local} cannot be divided into {passes} equal backward passes; use fewer nodes "
+                "or less gradient accumulation"
+            )
+        return local // passes
+
+    def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
+        machine, net = self.machine, self.network
+        compute = local * self.roofline / self.efficiency.value
+        # An efficiency measured on the machine itself has its launches in it.
+        launches = len(net.layers) * self.run.backward_passes
+        launch = launches * self.calibrated.launch if self.efficiency.sets else 0.0
+        if together > 1:
+            divided = (1 - self.calibrated.undivided) / together + self.calibrated.undivided
+            compute, launch = compute * divided, launch * divided
+        reduce = all_reduce(machine, 4.0 * net.parameters, nodes, machine.per_node)
+        return Step(
+            compute,
+            launch,
+            reduce,
+            halo_seconds(machine, self.run, nodes, together, local),
+            input_seconds(machine, self.run.benchmark, self.bytes, local, tier),
+        )
+
+    def interval(self, step: Step) -> tuple[Estimate, list[str]]:
+        """Seconds of a step from how far the published sets lie from each other, nine of ten of which are within
+        it; and notes on that."""
+        half = self.calibrated.factor
+        notes: list[str] = []
+        if not self.efficiency.exact:
+            half = half**2
+            family = self.machine.family
+            why = (
+                f"the published sets of {self.kind}s on {family} are of another framework or year"
+                if self.efficiency.group[0] == family
+                else f"no published set of {self.kind}s on {family}: the efficiency is that of all families"
+            )
+            notes.append(f"{why}, and the interval is wider")
+        bound = step.compute * self.efficiency.value  # the bare roofline
+        low, high = max(step.busy / half, bound), step.busy * half
+        change = self.published_roofline / self.roofline
+        if abs(change - 1) > 0.05:
+            mine, theirs = self.run.training.precision, self.efficiency.precision
+            notes.append(f"{mine} is extrapolated by the roofline: those published sets ran {theirs}")
+            low = max(min(low, step.busy * change / half), bound)
+            high = max(high, step.busy * change * half)
+        if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
+            notes.append(
+                "no published set of ResNet-50 at hand: the efficiency of 2-D convolutions is DeepCAM's"
+            )
+        floor = step.input
+        value = Estimate(max(step.busy, floor), max(low, floor), max(high, floor), self.efficiency.how)
+        return value, notes
+
+    # Data
+
+    def placed(self, nodes: int, together: int) -> Placement:
+        """Where the training data lies. Raises UserError where no tier is large enough."""
+        if self.staged:
+            return place(self.machine, self.run.staging, *self.data_bytes, nodes, together)
+        train, _ = self.data_bytes
+        return unstaged(self.machine, train, nodes, together, self.scope)
+
+    def first_epoch(self, nodes: int, together: int, local: int, step: Step) -> Triple:
+        """Seconds that the first epoch of data that is not staged takes longer than the others, because all of it
+        comes from the file system and none from memory: staging without a name of its own. The interval is that of
+        the step, which hides more of the reading the longer it takes."""
+        shared = next((tier for tier, _ in tiers(self.machine, nodes) if tier.name == FILE_SYSTEM), None)
+        if shared is None:
+            return _NOTHING
+        cold, _ = self.interval(self.step(nodes, together, local, shared))
+        warm, _ = self.interval(step)
+        excess = [self.steps * (slow - fast) for slow, fast in zip(cold.ends, warm.ends, strict=True)]
+        return excess[0], min(excess), max(excess)
+
+    def exchange(self, nodes: int, tier: Tier) -> float | None:
+        """Seconds in which nodes exchange their shards of the training data before an epoch, which they do before
+        every one but the first; None where they do not."""
+        if not self.run.staging.exchange or nodes == 1:
+            return None
+        return exchange_seconds(self.machine, self._exchanged(nodes) / nodes, tier)
+
+    def _exchanged(self, nodes: int) -> float:
+        """Bytes that all nodes send for an epoch."""
+        return self.data_bytes[0] * (nodes - 1) / nodes
+
+    def notes(
+        self, nodes: int, together: int, placed: Placement, staging_s: Triple, trained: Triple
+    ) -> list[str]:
+        """What is to be said of accelerators that share a sample, and of staging that takes longer than the epochs
+        in ``trained``."""
+        found = []
+        if together > 1 and self.plan is None:
+            found.append(
+                "several accelerators on one sample: what they do not divide is Fugaku's share of a step; the "
+                "suite's own benchmarks keep a sample on one accelerator"
+            )
+        if placed.moved and self.epochs and staging_s[0] > trained[0]:
+            middle, slow, fast = (written(rate, "bytes/s") for rate in parts().staging_rate)
+            found.append(
+                f"most of the time to train is staging, at the {middle} a node that published sets reached "
+                f"({slow} to {fast}), whatever the machine"
+            )
+            if self.run.staging.mode == "replicate" and placed.moved.sent == 0 and nodes > 1:
+                found.append(
+                    "every node reads all of the data set off the shared file system; with staging.read_once one "
+                    "node does, and with staging.mode=shard each reads its part"
+                )
+        return found
+
+
+def _without(a: Triple, seconds: float) -> Triple:
+    """``a`` less ``seconds``, but not below zero."""
+    return max(0.0, a[0] - seconds), max(0.0, a[1] - seconds), max(0.0, a[2] - seconds)
+
+
+def _epochs(run: Run) -> Estimate | None:
+    """To the target; None where no convergence is published of what the run trains: its network, on these data."""
+    try:
+        if _trained(run) != _trained(load(run.benchmark, run.preset)):
+            return None
+        return epochs_to_target(run.benchmark, run.preset, run.hyperparameters.global_batch_size)
+    except UserError:
+        return None
+
+
+def _trained(run: Run) -> tuple[Any, ...]:
+    return run.network, run.data.sample_shape, run.data.train_samples

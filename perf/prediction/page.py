@@ -1,0 +1,116 @@
+"""A prediction as one self-contained HTML page: its terms, the pictures, and the figures that all is made from."""
+
+from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.pages.blocks import Banner, Cell, Section, Table
+from mlhpc.common.pages.html import render
+from mlhpc.errors import count
+from mlhpc.perf.accelerator.memory import Memory, memory_of, power_of_two
+from mlhpc.perf.accelerator.paper000 import TABLE_II
+from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
+from mlhpc.perf.accelerator.roofline import Ceilings, points
+from mlhpc.perf.accelerator.update import update_of
+from mlhpc.perf.calibration import calibration
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.networks.layer import Network
+from mlhpc.perf.networks.registry import network_of
+from mlhpc.perf.prediction.model import Model, predict
+from mlhpc.perf.prediction.pictures import BATCHES, cost, scaling, time_to_train
+from mlhpc.perf.prediction.result import Prediction
+from mlhpc.perf.prediction.sweep import over_nodes
+from mlhpc.perf.prediction.tables import configuration, facts_of, heading, terms_table
+from mlhpc.perf.published import SOURCE
+from mlhpc.perf.units import binary, rate_text, seconds_text, written
+
+
+def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
+    """The whole HTML text; ``nodes`` None: the detailed prediction is that of the shortest time to train."""
+    found = list(over_nodes(machine, run))
+    whole = [p for p in found if p.parts == 1] or found
+    chosen = min(whole, key=_seconds) if whole and nodes is None else predict(machine, run, nodes or 1)
+    sections = [
+        _terms(chosen),
+        time_to_train(found),
+        scaling(machine, run, chosen),
+        cost(machine, run),
+        *accelerator(machine, run, Model(machine, run).fits.largest(1)),
+        _figures(machine),
+    ]
+    total = chosen.total_s
+    rate, low, high = chosen.samples_per_s
+    also = f"samples/s an accelerator; {rate_text(low)} to {rate_text(high)}"
+    hero = [("Training throughput", rate_text(rate), also, "")]
+    if total and chosen.epochs:
+        also = f"{seconds_text(total[1])} to {seconds_text(total[2])}"
+        hero.insert(0, ("Time to train", seconds_text(total[0]), also, ""))
+        _, low, high = chosen.epochs.ends
+        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{low:.1f} to {high:.1f}", ""))
+    banners = [Banner(f"{chosen.binding}.", "Predicted, not measured:"), *(Banner(n) for n in chosen.notes)]
+    return render(
+        title=heading(machine, run),
+        blocks=[section for section in sections if section],
+        foot=f"Efficiencies and times from {SOURCE}; nine of ten sets lie within a factor of "
+        f"{calibration().factor:.2f} of the predicted step. Figures of the machine with their sources below.",
+        eyebrow="mlhpc performance model",
+        heading=registry.title(run.benchmark),
+        subtitle=f"preset {run.preset}, predicted for {machine.title}",
+        meta=configuration(chosen),
+        banners=banners,
+        hero=hero,
+    )
+
+
+def _seconds(p: Prediction) -> float:
+    return p.total_s[0] if p.total_s else p.step_s.value
+
+
+def _terms(p: Prediction) -> Section:
+    facts = "; ".join(f"{key}: {value}" for key, value in facts_of(p).items() if not key.startswith("note"))
+    return Section(count(p.nodes, "node"), f"{facts}.", (terms_table(p),))
+
+
+def accelerator(machine: Machine, run: Run, largest: int) -> list[Section]:
+    """Its roofline, and its memory against batch; ``largest``: samples that fit at once."""
+    network, precision = network_of(run), run.training.precision
+    peak, _ = machine.peak(precision)
+    figures = machine.figures
+    ceilings = Ceilings(str(machine.facts["accelerator.model"]), peak, figures["accelerator.float32"],
+                        figures["accelerator.bandwidth"])  # fmt: skip
+    paper = TABLE_II.get(run.benchmark)
+    capacity = figures["accelerator.memory"]
+    by_batch: list[Memory] = []
+    for batch in BATCHES:
+        by_batch.append(memory_of(run, batch))
+        if by_batch[-1].peak > 2 * capacity:
+            break
+    fits = power_of_two(largest) if largest else 0
+    limit = (f"{ceilings.name}, {binary(capacity)}", capacity)
+    optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
+    return [
+        roofline_section(
+            "Roofline", points(network, ceilings, precision), ceilings, paper, _update(network, optimizer)
+        ),
+        memory_section("Memory", by_batch, [limit], paper, fits),
+    ]
+
+
+def _update(network: Network, optimizer: str) -> str:
+    found = update_of(network, optimizer)
+    return (
+        f" The update of all weights ({optimizer}) comes on top once a step: {found.operations / 1e9:.3g} GFLOP "
+        f"and {written(found.bytes, 'bytes')} at the least."
+    )
+
+
+def _figures(machine: Machine) -> Section:
+    dimensions = {"memory": "bytes", "local": "bytes", "shared": "bytes", "latency": "s"}
+    peaks = ("float32", "tf32", "bfloat16", "float16")
+    rows = []
+    for key, value in machine.figures.items():
+        last = key.partition(".")[2]
+        dimension = "FLOP/s" if last in peaks else dimensions.get(last, "bytes/s")
+        dimension = "a share" if key.startswith("efficiency.") else dimension
+        shown = binary(value) if key == "accelerator.memory" else written(value, dimension)
+        rows.append((Cell(key), Cell(shown, value=value), Cell(machine.sources[key])))
+    table = Table("machine", ("figure", "value", "source"), tuple(rows), prose=(2,))
+    return Section("The machine's figures", f"{machine.title}, file {machine.where}.", (table,))

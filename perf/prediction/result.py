@@ -1,0 +1,130 @@
+"""What is predicted of one run: its steps, and the terms of its time to train."""
+
+from dataclasses import dataclass
+
+from mlhpc.benchmarks.schema import Run
+from mlhpc.perf.calibration import Efficiency
+from mlhpc.perf.collectives import AllReduce
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.scaling import Estimate, Triple, added, multiplied
+from mlhpc.perf.spatial import Spatial, spatial_of
+from mlhpc.perf.staging import StagedBytes
+from mlhpc.perf.tiers import Tier
+from mlhpc.perf.units import rate_text
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step, an update of the weights, in seconds. ``compute``: products and memory traffic,
+    calibrated; ``launch``: what layers cost whatever the batch; ``reduce``: all-reduce; ``halo``: exchange within
+    a sample; ``inputs``: what each stage of the input path takes for a step, of which the slowest counts; what is
+    not hidden of it is ``wait``."""
+
+    compute: float
+    launch: float
+    reduce: AllReduce
+    halo: float
+    inputs: dict[str, float]
+
+    @property
+    def input(self) -> float:
+        return max(self.inputs.values(), default=0.0)
+
+    @property
+    def slowest_input(self) -> str:
+        """The stage of the input path that takes longest; empty where no rate is known."""
+        return max(self.inputs, key=lambda stage: self.inputs[stage], default="")
+
+    @property
+    def busy(self) -> float:
+        return self.compute + self.launch + self.reduce.seconds + self.halo
+
+    @property
+    def wait(self) -> float:
+        return max(0.0, self.input - self.busy)
+
+    @property
+    def seconds(self) -> float:
+        return max(self.busy, self.input)
+
+    @property
+    def named(self) -> dict[str, float]:
+        found = {"computing": self.compute, "launching and updating": self.launch,
+                 "all-reduce": self.reduce.seconds, "waiting for input": self.wait}  # fmt: skip
+        return {**found, "halo exchange": self.halo} if self.halo else found
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One run of ``run`` on ``nodes`` of ``machine``. Times in seconds; each estimate is a value with its ends.
+
+    ``parts``: accelerators on one sample; ``local_batch_size``: samples of such a group in a step, in all its
+    backward passes. ``staging_s``: of data that is not staged, what the first epoch takes longer; ``moved``: the
+    bytes of staging, None where nothing is staged. ``epochs`` and all that needs them is None where no convergence
+    is published. ``notes``: what the figures rest on. ``memory``: peak bytes of a step on an accelerator;
+    ``largest_batch``: samples of the largest backward pass that fits the memory of the ``parts`` accelerators of a
+    sample.
+    """
+
+    machine: Machine
+    run: Run
+    nodes: int
+    accelerators: int
+    parts: int
+    local_batch_size: int
+    step: Step
+    step_s: Estimate
+    efficiency: Efficiency
+    tier: Tier
+    moved: StagedBytes | None
+    staging_s: Triple
+    train_s: Triple
+    eval_s: Triple
+    epochs: Estimate | None
+    extra_s: Triple
+    input_rate: float | None
+    notes: tuple[str, ...]
+    memory: float
+    largest_batch: int
+
+    @property
+    def batch(self) -> int:
+        return self.run.hyperparameters.global_batch_size
+
+    @property
+    def spatial(self) -> Spatial | None:
+        """What a group of ranks exchanges and keeps where ``training.spatial`` cuts the samples."""
+        return spatial_of(self.run, self.local_batch_size)
+
+    @property
+    def samples_per_s(self) -> Triple:
+        """Training samples of one accelerator; the low end is that of the slow end of the step."""
+        share = self.batch / self.accelerators
+        return share / self.step_s.value, share / self.step_s.high, share / self.step_s.low
+
+    @property
+    def epoch_s(self) -> Triple:
+        return added(self.train_s, self.eval_s)
+
+    @property
+    def total_s(self) -> Triple | None:
+        if self.epochs is None:
+            return None
+        trained = multiplied(self.epoch_s, self.epochs.ends)
+        return added(self.staging_s, trained, self.extra_s)
+
+    @property
+    def bound(self) -> str:
+        """The longest part of a training step; "waiting for input" whenever there is any such wait."""
+        if self.step.wait > 0:
+            return "waiting for input"
+        return max(self.step.named, key=lambda name: self.step.named[name])
+
+    @property
+    def binding(self) -> str:
+        """What limits a training step, in words."""
+        if self.step.wait > 0 and self.input_rate is not None:
+            fed, wanted = (rate_text(self.batch / seconds) for seconds in (self.step.seconds, self.step.busy))
+            return f"the input path limits: {fed} of {wanted} samples/s, {self.step.slowest_input}"
+        share = self.step.named[self.bound] / self.step.seconds
+        return f"{self.bound} limits: {share:.0%} of a step"

@@ -1,0 +1,60 @@
+"""Predictions over node counts and batch sizes: strong and weak scaling, and the best of all."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from mlhpc.benchmarks.schema import Run
+from mlhpc.errors import UserError, count
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.prediction.model import Model, predict
+from mlhpc.perf.prediction.result import Prediction
+
+MOST_NODES = 2**17
+"""Where a machine file does not say how many there are."""
+
+
+def over_nodes(
+    machine: Machine, run: Run, *, most: int | None = None, staged: bool = True
+) -> Iterator[Prediction]:
+    """Predictions at 1, 2, 4, … nodes, as far as the machine goes and the batch can be divided; those that cannot
+    be are left out."""
+    model = Model(machine, run, staged=staged)
+    nodes, last = 1, most or machine.nodes or MOST_NODES
+    while nodes <= last:
+        with suppress(UserError):
+            yield model.at(nodes)
+        nodes *= 2
+
+
+def limits(machine: Machine, run: Run, found: Sequence[Prediction]) -> list[str]:
+    """Why :func:`over_nodes` ``found`` nothing on half of its fewest nodes and on twice its most, in sentences;
+    without that the machine has no more."""
+    reasons = []
+    for nodes in (found[0].nodes // 2, found[-1].nodes * 2):
+        if 1 <= nodes <= (machine.nodes or MOST_NODES):
+            try:
+                predict(machine, run, nodes)
+            except UserError as error:
+                reasons.append(f"not on {count(nodes, 'node')}: {error}")
+    return reasons
+
+
+def weak(machine: Machine, run: Run, local_batch_size: int, nodes: Iterable[int]) -> Iterator[Prediction]:
+    """Weak scaling: the same local batch on more and more nodes, so that the global batch grows."""
+    for each in nodes:
+        with suppress(UserError):
+            yield predict(machine, with_batch(run, local_batch_size * each * machine.per_node), each)
+
+
+def with_batch(run: Run, batch: int) -> Run:
+    """``run`` with another global batch size."""
+    hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
+    return run.model_copy(update={"hyperparameters": hyperparameters})
+
+
+def best(machine: Machine, runs: Iterable[Run]) -> Prediction | None:
+    """The shortest time to train over ``runs`` (batch sizes) and node counts in powers of two, one accelerator a
+    sample at most. None where none of them can be."""
+    found = (p for run in runs for p in over_nodes(machine, run) if p.total_s and p.parts == 1)
+    return min(found, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)

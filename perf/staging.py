@@ -1,0 +1,149 @@
+"""What staging moves, where data lies after it, and how long that takes."""
+
+import math
+from dataclasses import dataclass
+
+from mlhpc.benchmarks.schema import Staging
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.parts import parts
+from mlhpc.perf.scaling import Triple
+from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, lies_there, room, spanned, tier_of
+from mlhpc.perf.units import written
+
+
+@dataclass(frozen=True)
+class StagedBytes:
+    """What a staging moves, as ``mlhpc data plan`` counts it. ``held``: bytes that each node writes; ``source``:
+    read from the shared file system, and ``sent``: from node to node, by all nodes together."""
+
+    held: float
+    source: float
+    sent: float
+
+
+def staged_bytes(staging: Staging, size: float, nodes: int, copies: float = 1.0) -> StagedBytes:
+    """Of a data set of ``size`` bytes, training and evaluation, in files that every mode divides evenly.
+    ``copies``: nodes that read the same sample."""
+    if staging.mode == "shard":
+        return StagedBytes(size * copies / nodes, size * copies, 0.0)
+    if staging.read_once:
+        return StagedBytes(size, size, (nodes - 1) * size)
+    return StagedBytes(size, nodes * size, 0.0)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the training data lies, what staging moves for that (None: nothing is staged), and what is to be said
+    of it."""
+
+    tier: Tier
+    moved: StagedBytes | None
+    notes: tuple[str, ...] = ()
+
+
+def unstaged(
+    machine: Machine,
+    train: float,
+    nodes: int,
+    together: int,
+    scope: Scope = "sample",
+    notes: tuple[str, ...] = (),
+) -> Placement:
+    """``train`` bytes of training data on the shared file system."""
+    return Placement(
+        tier_of(machine, train, nodes, together=together, staged=False, scope=scope), None, notes
+    )
+
+
+def place(
+    machine: Machine, staging: Staging, train: float, whole: float, nodes: int, together: int
+) -> Placement:
+    """Staged data, of ``train`` bytes to train on and ``whole`` with those of the evaluation. With
+    ``staging.mode=replicate`` every node holds the whole set; where no node has room for it, nothing is staged.
+
+    Raises UserError where no tier is large enough.
+    """
+    copies = spanned(machine, together)
+    scope: Scope = "node" if staging.mode == "shard" else "sample"
+    tier = tier_of(machine, whole, nodes, together=together, scope=scope)
+    if tier.name != FILE_SYSTEM:
+        if lies_there(machine):
+            return Placement(tier, None)
+        return Placement(tier, staged_bytes(staging, whole, nodes, copies), _notes(staging, nodes))
+    if staging.mode == "shard":
+        why = (
+            "the data set fits neither memory nor node-local storage: every epoch reads what memory does not hold "
+            "from the shared file system"
+        )
+        return Placement(tier, None, (why, _rate_of_file_system(tier)))
+    space = room(machine)
+    needed = math.ceil(whole / space) if space else math.inf
+    shards = f"staging.mode=shard fits on {needed} nodes or more"
+    if not space or needed > (machine.nodes or math.inf):
+        shards = "staging.mode=shard does not fit either, on any number of its nodes"
+    why = (
+        f"the whole data set, {written(whole, 'bytes')}, fits neither the memory nor the local storage of a node, "
+        f"as staging.mode=replicate needs, and is read from the shared file system; {shards}"
+    )
+    return unstaged(machine, train, nodes, together, notes=(why, _rate_of_file_system(tier)))
+
+
+def _rate_of_file_system(tier: Tier) -> str:
+    """What a prediction rests on that reads from the shared file system, ``tier``, though it was to be staged."""
+    if tier.read is None:
+        return (
+            "reading from the shared file system takes no time here: the machine file has no bandwidth of it"
+        )
+    middle, slow, fast = (written(rate, "bytes/s") for rate in parts().staging_rate)
+    return (
+        "the shared file system is read at what the machine file gives, as a rule its peak; nodes of published "
+        f"sets copied {middle} each out of theirs ({slow} to {fast})"
+    )
+
+
+def _notes(staging: Staging, nodes: int) -> tuple[str, ...]:
+    notes = []
+    if staging.read_once and staging.mode == "replicate" and nodes > 1:
+        notes.append(
+            "nodes pass on what one of them has read (staging.read_once): counted at the full bandwidth of one "
+            "network card, a lower bound"
+        )
+    if staging.overlap:
+        notes.append("staging.overlap hides a part of T_staging behind the first epoch; all of it is counted")
+    return tuple(notes)
+
+
+def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, received: float = 0.0) -> Triple:
+    """In which each of ``nodes`` gets ``held`` bytes into ``tier``: ``received`` of them from other nodes, the
+    rest from the shared file system, at what published sets reached per node, within what the machine's figures
+    allow. Nodes pass on at the bandwidth of one network card, as in :func:`exchange_seconds`, while they read and
+    write: the slowest of the three counts. At best the host's memory holds at the end what it can, and node-local
+    storage has written the rest: a bound, Linux keeps 20% of it dirty (vm.dirty_ratio). Raises UserError where
+    nodes pass on without a figure of the network."""
+    if lies_there(machine):
+        return 0.0, 0.0, 0.0
+    shared = machine.get("storage.shared_read")
+    rates = [machine.get("storage.shared_read_node"), shared and shared / nodes]
+    read = min((rate for rate in rates if rate), default=math.inf)
+    write = math.inf
+    if tier.name == "node-local storage":
+        write = machine.get("storage.local_write") or math.inf
+    passed = 0.0
+    if received:
+        passed = received / machine.need("network.bandwidth", "staging.read_once on several nodes")
+
+    def seconds(rate: float, unwritten: float = 0.0) -> float:
+        return max((held - received) / min(rate, read), (held - unwritten) / write, passed)
+
+    middle, slow, fast = parts().staging_rate
+    return seconds(middle), seconds(fast, machine.get("host.memory") or 0.0), seconds(slow)
+
+
+def exchange_seconds(machine: Machine, size: float, tier: Tier) -> float:
+    """In which a node sends ``size`` bytes of its shard to other nodes, and writes as many of theirs to ``tier``:
+    a lower bound, from the machine's figures. All connections of a node go to one address, so to one of its
+    network cards, however many it has (``links.listening``). Raises UserError without a figure of the network."""
+    rates: list[float | None] = [machine.need("network.bandwidth", "an exchange of shards between nodes")]
+    if tier.name == "node-local storage":
+        rates += [machine.get("storage.local_write"), machine.get("storage.local_read")]
+    return size / min(rate for rate in rates if rate)

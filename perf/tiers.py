@@ -1,0 +1,130 @@
+"""Where a node's part of the data set lies: memory, node-local storage or the shared file system (paper 000,
+section VI), and what memory serves of data that lies elsewhere."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mlhpc.errors import UserError, count
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.units import written
+
+FILE_SYSTEM = "shared file system"
+
+Scope = Literal["sample", "node"]
+"""What an epoch is shuffled among: the whole data set, of which a node reads another part in every epoch, or the
+samples of each node, the same for the whole run (docs/data.md, "Shuffle scope")."""
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Where a node's part of the data set lies. ``read``: bytes/s of one node, None where unknown. ``cached``:
+    share of the bytes that the node's memory holds from earlier epochs, so that they are not read again."""
+
+    name: str
+    read: float | None
+    key: str
+    cached: float = 0.0
+
+
+def tiers(machine: Machine, nodes: int) -> list[tuple[Tier, float]]:
+    """The tiers that can hold a node's part of the data set, the fastest first, with their capacity in bytes."""
+    found: list[tuple[Tier, float]] = []
+    if (size := machine.get("host.memory")) is not None:
+        found.append((Tier("host memory", machine.get("host.memory_bandwidth"), "host.memory"), size))
+    elif machine.get("links.host") is None:  # a processor, or one chip with both: its memory is the host's
+        found.append((Tier("memory", machine.get("accelerator.bandwidth"), "accelerator.memory"),
+                      machine.figures["accelerator.memory"] * machine.per_node))  # fmt: skip
+    if (size := machine.get("storage.local")) is not None:
+        found.append((Tier("node-local storage", machine.get("storage.local_read"), "storage.local"), size))
+    share = machine.get("storage.shared_read")
+    rates = [share / nodes if share else None, machine.get("storage.shared_read_node")]
+    rate = min((r for r in rates if r), default=None)
+    if machine.nodes != 1 or share is not None:
+        capacity = machine.get("storage.shared") or float("inf")
+        found.append((Tier(FILE_SYSTEM, rate, "storage.shared_read"), capacity / nodes))
+    return found
+
+
+def cached_share(size: float, memory: float, nodes: float = 1) -> float:
+    """Share of what a node reads that its cache of ``memory`` bytes still holds from earlier epochs, if it drops
+    what was used longest ago; 1 where all fits. ``size``: bytes that ``nodes`` nodes read once an epoch,
+    reshuffled over all of them every epoch; 1 node for a shard that only one node reads.
+
+    Where the share u of an epoch is done, the node has read u / nodes of the data in this epoch, which nobody
+    reads again in it. Of the share m = memory / size that it holds, the rest is of earlier epochs, and any other
+    sample is as likely to be the next: it is held with the probability (m - u / nodes) / (1 - u / nodes). The mean
+    over u is nodes · (w + (1 - m)·ln(1 - w)) with w the smaller of m and 1 / nodes: for half of the data 15% on
+    one node, and never more than m on many.
+    """
+    if size <= memory:
+        return 1.0
+    held = memory / size
+    read = min(held, 1 / nodes)
+    return nodes * (read + (1 - held) * math.log1p(-read))
+
+
+def tier_of(
+    machine: Machine,
+    size: float,
+    nodes: int,
+    *,
+    together: int = 1,
+    staged: bool = True,
+    scope: Scope = "node",
+) -> Tier:
+    """The fastest tier that holds ``size`` bytes of data: file system, then node-local storage, then memory, as
+    nodes are added (paper 000, section VI). ``together``: accelerators that read a sample. ``scope`` "node": each
+    node has its share, the same in every epoch; "sample": each may read all of it. ``staged`` False: data that
+    does not fit memory is read from the shared file system. Either way the host's memory caches what it can hold.
+
+    Raises UserError where no tier is large enough.
+    """
+    copies = spanned(machine, together)
+    share = size * copies / nodes
+    part, readers = (share, 1.0) if scope == "node" else (size, max(1.0, nodes / copies))
+    options = tiers(machine, nodes)
+    memory = machine.get("host.memory")
+    for tier, capacity in options:
+        needed = share if tier.name == FILE_SYSTEM else part
+        if needed <= capacity and (staged or tier.name != "node-local storage"):
+            if memory is None or tier.key == "host.memory":
+                return tier
+            return replace(tier, cached=cached_share(part, memory, readers))
+    raise _refusal(machine, nodes, options, share, part, scope)
+
+
+def _refusal(
+    machine: Machine, nodes: int, options: list[tuple[Tier, float]], share: float, part: float, scope: Scope
+) -> UserError:
+    """Why none of ``options`` can hold the data: ``part`` bytes on each node, or ``share`` of it in the file
+    system."""
+    if not options:
+        return UserError(
+            f"{machine.at('storage')}: nowhere to keep the data set; give host.memory, storage.local or "
+            "storage.shared_read"
+        )
+    largest, capacity = max(options, key=lambda option: option[1])
+    shared = largest.name == FILE_SYSTEM
+    smaller = shared or scope == "sample" or machine.nodes == 1
+    size = f"{written(share if shared else part, 'bytes')} a node on {count(nodes, 'node')}"
+    return UserError(
+        f"{machine.at('storage.shared' if shared else largest.key)}: the data set, {size}, is larger than every "
+        f"tier of {machine.name} (largest: {largest.name}, {written(capacity, 'bytes')} a node); "
+        f"{'take a smaller data set' if smaller else 'take more nodes'}"
+    )
+
+
+def spanned(machine: Machine, together: int) -> float:
+    """Nodes that read the same sample where ``together`` accelerators share it: one where they fit in it."""
+    return max(1.0, together / machine.per_node)
+
+
+def room(machine: Machine) -> float:
+    """Bytes that the largest of a node's own tiers holds."""
+    return max((size for tier, size in tiers(machine, 1) if tier.name != FILE_SYSTEM), default=0.0)
+
+
+def lies_there(machine: Machine) -> bool:
+    """Whether the data set is on the machine already: one node, and no shared file system."""
+    return machine.nodes == 1 and machine.get("storage.shared_read") is None
