@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.common.host.provenance import extras
 from mlhpc.perf.machines import known
 from mlhpc.preview.scripts import shipped
 
@@ -16,6 +17,7 @@ def content() -> dict[str, Any]:
     """The content of ``mlhpc list --json`` (docs/json.md). No framework is imported."""
     return {
         "benchmarks": [_benchmark(benchmark) for benchmark in registry.benchmarks().values()],
+        "extras": extras(),
         "sites": _sites(),
         "machines": list(known()),
     }
@@ -61,6 +63,8 @@ def print_list(console: Console) -> None:
         ]
         for label, words in (("frameworks", installed), *((k, benchmark[k]) for k in ("presets", "codecs"))):
             _row(grid, f"  {label}", words)
+    installed = [f"{name}{'' if there else ' (not installed)'}" for name, there in everything["extras"].items()]
+    _row(grid, "extras", installed)
     _row(grid, "sites", everything["sites"])
     _row(grid, "machines", everything["machines"])
     console.print(grid)
