@@ -4,12 +4,12 @@ benchmark.
     .venv/bin/python tests/perf/io_similarity.py FOLDER [BENCHMARK...] [--train] [--repeats 3] [--steady MB_PER_S]
 
 FOLDER is on the storage in question; with ``--steady`` it is in memory, and both read it through
-``steady_storage.py``, whose reads take as long every time: 100 µs and their size at that rate, one after the other. The run is ``mlhpc run --evict`` for one epoch and its
-evaluation; with ``--train`` its steps are computed, otherwise they take the time of the case (``--compute``): its
-readers and decoders are the suite's in both cases. The emulation is ``mlhpc io run`` on files of its own, with
-the page cache dropped. Each is observed ``--repeats`` times, and the median of every factor counts. The last
-columns compare the runs with each other: differences of that size are the machine's, not the emulation's. Needs a
-quiet machine for the four factors that are times.
+``steady_storage.py``, whose reads take as long every time: 100 µs and their size at that rate, one after the
+other. The run is ``mlhpc run --evict`` for one epoch and its evaluation; with ``--train`` its steps are computed,
+otherwise they take the time of the case (``--compute``): its readers and decoders are the suite's in both cases.
+The emulation is ``mlhpc io run`` on files of its own, with the page cache dropped. Each is observed ``--repeats``
+times, and the median of every factor counts. The last columns compare the runs with each other: differences of
+that size are the machine's, not the emulation's. Needs a quiet machine for the four factors that are times.
 """
 
 import argparse

@@ -4,19 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from configparser import ConfigParser
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
+from helpers.requirements import required, setup_cfg
 from packaging.utils import canonicalize_name
 
 from mlhpc import errors
 from mlhpc.benchmarks import registry
 
-ROOT = Path(__file__).parents[3]
 # Imports find no package but those that come with mlhpc itself.
 LEAN = """
 import json, os, sys
@@ -35,18 +33,12 @@ sys.exit(cli.main(sys.argv[1:]))
 @cache
 def hidden() -> str:
     """The packages of this environment, by the names that are imported, that ``pip install mlhpc`` does not
-    bring: what setup.cfg requires, and what that requires, is left out."""
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    names, there = setup["options"]["install_requires"].split("\n")[1:], {"mlhpc"}
-    while names:
-        requirement = Requirement(names.pop())
-        name = canonicalize_name(requirement.name)
-        if name not in there and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-            there.add(name)
-            names += metadata.requires(name) or []
+    bring."""
+    there = required() | {"mlhpc"}
     imported = metadata.packages_distributions()
-    return json.dumps([p for p, of in imported.items() if not there & {canonicalize_name(name) for name in of}])
+    return json.dumps(
+        [p for p, of in imported.items() if not there & {canonicalize_name(name) for name in of}]
+    )
 
 
 def lean(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
@@ -90,7 +82,9 @@ def test_the_i_o_emulation_needs_none(tmp_path: Path) -> None:
         "io run w.toml --data d --out r", "io check r --memory 1G",
     ):  # fmt: skip
         done = lean(tmp_path, *words.split())
-        assert done.returncode == (1 if "check" in words else 0) and not done.stderr.count("needs"), done.stderr
+        assert done.returncode == (1 if "check" in words else 0) and not done.stderr.count("needs"), (
+            done.stderr
+        )
     assert json.loads((tmp_path / "r/result.json").read_text())["epochs"]
 
 
@@ -104,9 +98,7 @@ def test_so_do_commands_that_prepare(words: str, tmp_path: Path) -> None:
 
 def test_extras_are_those_of_the_package() -> None:
     """Whoever trains needs no other extra than the benchmark's."""
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    extras = setup["options.extras_require"]
+    extras = setup_cfg()["options.extras_require"]
     assert set(errors.EXTRAS) <= set(extras)
     of_frameworks = {f.extra for b in registry.BUILT_IN for f in b.frameworks.values()}
     for extra in (*of_frameworks, "cosmoflow-gpu"):
