@@ -63,7 +63,9 @@ def print_list(console: Console) -> None:
         ]
         for label, words in (("frameworks", installed), *((k, benchmark[k]) for k in ("presets", "codecs"))):
             _row(grid, f"  {label}", words)
-    installed = [f"{name}{'' if there else ' (not installed)'}" for name, there in everything["extras"].items()]
+    installed = [
+        f"{name}{'' if there else ' (not installed)'}" for name, there in everything["extras"].items()
+    ]
     _row(grid, "extras", installed)
     _row(grid, "sites", everything["sites"])
     _row(grid, "machines", everything["machines"])

@@ -130,7 +130,9 @@ def _profiler(run: Run, name: str) -> Measure:
         found: Measure = getattr(import_module(module), function)
     except ModuleNotFoundError as error:
         extra = registry.find(run.benchmark).frameworks[run.training.framework].extra
-        raise UserError(missing_package(error, f"{run.benchmark} in {run.training.framework}", extra)) from error
+        raise UserError(
+            missing_package(error, f"{run.benchmark} in {run.training.framework}", extra)
+        ) from error
     return found
 
 

@@ -222,9 +222,7 @@ def _require_one_usage(sets: Sequence[ResultSet], ruleset: str) -> None:
         raise UserError(
             f"{' and '.join(benchmarks)} belong to different submissions (HPC, Training): pack them separately"
         )
-    if any(
-        r.metric == "weak" and rules_of(r.benchmark, ruleset).startswith("training_") for r in sets
-    ):
+    if any(r.metric == "weak" and rules_of(r.benchmark, ruleset).startswith("training_") for r in sets):
         raise UserError("Training has no throughput metric: pack without --weak")
 
 

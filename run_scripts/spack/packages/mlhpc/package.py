@@ -21,7 +21,9 @@ class Mlhpc(PythonPackage):
 
     variant("pytorch", default=True, description="DeepCAM, and CosmoFlow with training.framework=pytorch")
     variant("torchvision", default=True, description="ResNet-50", when="+pytorch")
-    variant("submission", default=True, description="records, checks and scores of runs; any training needs it")
+    variant(
+        "submission", default=True, description="records, checks and scores of runs; any training needs it"
+    )
     variant("pages", default=True, description="HTML reports and pictures of samples")
     variant("io", default=True, description="the I/O benchmark's formats HDF5 and JPEG")
     variant("parquet", default=False, description="the I/O benchmark's format Parquet")
