@@ -25,7 +25,7 @@ class Framework:
     connects several ranks ("none": there can be only one). ``packages``: the distributions that it runs on, the
     one it is named after first. ``profiler``: ``profile(run, request, world)``, called by all ranks, which
     measures training steps and returns a ``common.timing.profile.Profile``; empty for none. ``emulates``: the
-    trainer honours ``run.emulation``.
+    trainer honours ``run.emulation``. ``extra``: of mlhpc, that installs what it needs; empty for other packages.
     """
 
     trainer: str
@@ -33,6 +33,7 @@ class Framework:
     packages: tuple[str, ...]
     profiler: str = ""
     emulates: bool = False
+    extra: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,10 @@ class Benchmark:
     def default_framework(self) -> str:
         return next(iter(self.frameworks))
 
+    @property
+    def default_extra(self) -> str:
+        return self.frameworks[self.default_framework].extra
+
 
 COSMOFLOW = Benchmark(
     name="cosmoflow",
@@ -133,6 +138,7 @@ COSMOFLOW = Benchmark(
             ("tensorflow", "keras", "horovod"),
             "mlhpc.cosmoflow.tf.profile:profile",
             emulates=True,
+            extra="cosmoflow",
         ),
         "pytorch": Framework(
             "mlhpc.cosmoflow.pytorch.train",
@@ -140,6 +146,7 @@ COSMOFLOW = Benchmark(
             ("torch",),
             "mlhpc.cosmoflow.pytorch.profile:profile",
             emulates=True,
+            extra="cosmoflow-pytorch",
         ),
     },
     make_data=DataTool(
@@ -188,6 +195,7 @@ DEEPCAM = Benchmark(
             ("torch", "nvidia-dali"),
             "mlhpc.deepcam.profile:profile",
             emulates=True,
+            extra="deepcam",
         )
     },
     make_data=DataTool("mlhpc.deepcam.synthetic.simulate:make"),
@@ -244,6 +252,7 @@ RESNET50 = Benchmark(
             ("torch", "nvidia-dali"),
             "mlhpc.resnet50.profile:profile",
             emulates=True,
+            extra="resnet50",
         )
     },
     make_data=DataTool("mlhpc.resnet50.synthetic.simulate:make"),

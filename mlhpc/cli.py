@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 
 from mlhpc import __version__
-from mlhpc.benchmarks.registry import load_object
+from mlhpc.benchmarks.registry import BUILT_IN, load_object
 from mlhpc.commands import data, io, models, observe, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
-from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, did_you_mean
+from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, did_you_mean, missing_package
 
 INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
 
@@ -43,6 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if not isinstance(error, AlreadyReported):
             sys.stderr.write(f"mlhpc: {error}\n")
+        return 2
+    except ModuleNotFoundError as error:
+        if debug or (error.name or "mlhpc").partition(".")[0] == "mlhpc":
+            raise
+        what, benchmark = options.parser.prog.removeprefix("mlhpc "), getattr(options, "benchmark", None)
+        extra = next((b.default_extra for b in BUILT_IN if b.name == benchmark), "")
+        sys.stderr.write(f"mlhpc: {missing_package(error, what, extra)}\n")
         return 2
     except Terminated as end:
         sys.stderr.write(f"mlhpc: {end}\n")

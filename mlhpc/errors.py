@@ -31,6 +31,24 @@ class Terminated(BaseException):
         self.status = status
 
 
+EXTRAS = {
+    "submission": ("mlperf_logging", "scipy"),
+    "pages": ("altair", "jinja2", "matplotlib", "vl_convert"),
+}
+"""The extras that are not a benchmark's, and the packages, by the names that are imported, which commands import
+where they use them. What is in install_requires is everywhere."""
+
+
+def missing_package(error: ModuleNotFoundError, what: str, extra: str = "") -> str:
+    """What to install where ``what`` (a command, a benchmark) could not import something. ``extra``: of the
+    benchmark that it is about."""
+    package = (error.name or "").partition(".")[0]
+    extra = next((name for name, packages in EXTRAS.items() if package in packages), extra)
+    if not extra or package == "horovod":  # which no extra can install
+        return f"{what} needs the package {package}, which is not installed here; see docs/dependencies.md"
+    return f"{what} needs mlhpc[{extra}]: pip install 'mlhpc[{extra}]'"
+
+
 QUIET = "MLHPC_QUIET"
 """Environment variable of ``mlhpc --quiet``: results and errors only, on all ranks."""
 

@@ -19,7 +19,7 @@ from mlhpc.common.pages.blocks import Cell, Table
 from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.staging.target import in_use
 from mlhpc.errors import UserError
-from mlhpc.submission.check.official import RULESETS
+from mlhpc.submission.check.rulesets import RULESETS
 from mlhpc.submission.logs.findings import print_findings
 from mlhpc.submission.logs.hyperparameters import load_run
 

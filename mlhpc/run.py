@@ -40,7 +40,7 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
 from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated
-from mlhpc.errors import QUIET, UserError
+from mlhpc.errors import QUIET, UserError, missing_package
 from mlhpc.errors import count as counted
 from mlhpc.run_result import Conclusion, last_line, write_text
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
@@ -72,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     binding, own_cores = describe_binding(_threads_variable(run)), os.sched_getaffinity(0)
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
-        trainer = _import_trainer(run.benchmark, framework)
+        trainer = _import_trainer(run, framework)
         # With OMP_PROC_BIND, importing PyTorch leaves this thread one core (its issue 99625), which threads and
         # processes that read data would inherit.
         os.sched_setaffinity(0, own_cores)
@@ -97,13 +97,12 @@ def main(options: argparse.Namespace) -> int:
     return status
 
 
-def _import_trainer(benchmark: str, framework: registry.Framework) -> ModuleType:
+def _import_trainer(run: Run, framework: registry.Framework) -> ModuleType:
     try:
         return import_module(framework.trainer)
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"{benchmark} needs the package {error.name}, which is not installed here; see docs/dependencies.md"
-        ) from error
+        what = f"{run.benchmark} in {run.training.framework}"
+        raise UserError(missing_package(error, what, framework.extra)) from error
 
 
 # Act 1: every mistake that can be detected early is reported before the run has a folder.

@@ -8,12 +8,13 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
 from mlhpc.common.training import checkpoint
 from mlhpc.cosmoflow import weights
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError, count, missing_package
 from mlhpc.run import saved_in
 
 Tensors = Mapping[str, npt.NDArray[Any]]
@@ -34,9 +35,8 @@ def main(options: argparse.Namespace) -> int:
             tensors, layout = _tensors(saved, settings)
         save(out, tensors, {"benchmark": settings.benchmark, "layout": layout})
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"this needs {error.name}, which is not installed here; see docs/dependencies.md"
-        ) from None
+        extra = registry.find(settings.benchmark).frameworks[settings.training.framework].extra
+        raise UserError(missing_package(error, "weights", extra)) from None
     numbers = sum(array.size for array in tensors.values())
     print(f"{out}: {numbers} weights in {count(len(tensors), 'array')}, after epoch {saved.epoch}")
     return 0

@@ -76,9 +76,11 @@ def student(freedom: int) -> float:
 @cache
 def reference_runs(logged_name: str, rules: str) -> tuple[ReferenceRuns, ...]:
     """The reference convergence points of the benchmark that logs call ``logged_name`` under ``rules``
-    (``hpc_2.0.0``), by batch size; empty if mlperf-logging has none."""
+    (``hpc_2.0.0``), by batch size; empty if mlperf-logging has none. Raises ModuleNotFoundError without it."""
     spec = find_spec("mlperf_logging")  # found without importing it: that takes a second
-    if spec is None or not spec.submodule_search_locations or not logged_name.isidentifier():
+    if spec is None:
+        raise ModuleNotFoundError("No module named 'mlperf_logging'", name="mlperf_logging")
+    if not spec.submodule_search_locations or not logged_name.isidentifier():
         return ()
     folder = Path(next(iter(spec.submodule_search_locations))) / "rcp_checker"
     path = folder / rules / f"rcps_{logged_name}.json"

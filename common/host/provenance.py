@@ -10,11 +10,13 @@ import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mlhpc.common.host.accelerators import accelerators, output_of
 from mlhpc.common.ranks.environment import BOUND
+from mlhpc.errors import EXTRAS
 
 PACKAGES = (
     "mlhpc", "numpy", "tensorflow", "tensorflow-cpu", "keras", "horovod", "torch", "torchvision",
@@ -131,6 +133,11 @@ def commit() -> dict[str, Any]:
     head = git("rev-parse", "HEAD")
     changed = git("status", "--porcelain", "--untracked-files=no")
     return {"commit": head, "dirty": bool(changed) if changed is not None else None}
+
+
+def extras() -> dict[str, bool]:
+    """Whether the packages of the extras that are not a benchmark's are installed."""
+    return {name: all(find_spec(package) for package in needed) for name, needed in EXTRAS.items()}
 
 
 def packages() -> dict[str, str]:

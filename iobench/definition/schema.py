@@ -139,6 +139,9 @@ class Reader(FrozenModel):
         "sequential", description="of all samples of the rank; random: with replacement"
     )
     transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: a sample at once")
+    advice: Literal["normal", "sequential", "random"] = Field(
+        "normal", description="posix_fadvise of each file; sequential: the kernel reads ahead twice as far"
+    )
     direct: bool = Field(False, description="O_DIRECT: past the page cache")
     mpi_io: bool = Field(False, description="HDF5 reads by MPI-IO, if h5py was built with it")
     metadata_bytes: BytesOrNone = Field(0, description="an extra read of this size before each sample")

@@ -62,6 +62,8 @@ class Storage:
                 direct=self.reader.direct,
                 streaming=self.reader.sample_order == "sequential",
             )
+        if self.reader.advice != "normal":
+            opened.advise(self.reader.advice)
         return opened, self.layout.sizes(split, file)
 
 

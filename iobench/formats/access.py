@@ -7,6 +7,7 @@ application asked of its storage.
 import mmap
 import os
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ LARGEST_READ = 1 << 30
 """Linux reads at most 2 GiB less a page at once (read(2))."""
 DIRECT_READ = 8 << 20
 """Bytes of the aligned buffer for direct reads where the workload sets no transfer size."""
+ADVICE = {"sequential": os.POSIX_FADV_SEQUENTIAL, "random": os.POSIX_FADV_RANDOM}
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -68,6 +70,11 @@ class CountedFile:
         self._fd = -1
         self._window, self._window_at = np.empty(0, np.uint8), 0
         self._previous_end = -1
+
+    def advise(self, advice: Literal["sequential", "random"]) -> None:
+        """Tell the kernel how the file will be read (posix_fadvise(2)); nothing where there is no descriptor."""
+        if self._fd >= 0:
+            os.posix_fadvise(self._fd, 0, 0, ADVICE[advice])
 
     def close(self) -> None:
         os.close(self._fd)

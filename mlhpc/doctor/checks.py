@@ -10,7 +10,7 @@ from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.doctor import folder_checks
 from mlhpc.doctor.check_result import GIB, CheckResult, Node, Status
-from mlhpc.doctor.framework_checks import frameworks
+from mlhpc.doctor.framework_checks import extras, frameworks
 from mlhpc.errors import count, few
 
 CLOCK_PASS_S, CLOCK_WARN_S = 0.1, 1.0
@@ -81,6 +81,7 @@ def _check_node(
     yield from _gpus(node, framework)
     yield from _energy(node)
     yield from frameworks(node, rank_info, framework)
+    yield from extras(node, framework != "none")
     yield from folder_checks.dataset(node["data"], benchmark)
     yield from folder_checks.stage(node["stage"], node["data"].get("bytes"))
     yield from folder_checks.out(node["out"])

@@ -21,6 +21,17 @@ def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterato
         yield from _torch(node, framework == "torch")
 
 
+def extras(node: Node, needed: bool) -> Iterator[CheckResult]:
+    """What runs (``needed``) and their results want beside a framework; nothing if all is there."""
+    use = {"submission": "run, check, score and pack need", "pages": "report and other pages need"}
+    for name, installed in node["extras"].items():
+        if not installed:
+            bad: Status = "fail" if needed and name == "submission" else "warn"
+            yield CheckResult(
+                bad, f"extra {name}", "not installed", f"pip install 'mlhpc[{name}]', which {use[name]}"
+            )
+
+
 def _tensorflow(node: Node, needed: bool) -> Iterator[CheckResult]:
     facts, name = node["tensorflow"], "TensorFlow"
     if facts is None:
@@ -33,7 +44,7 @@ def _tensorflow(node: Node, needed: bool) -> Iterator[CheckResult]:
 def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
     facts, name = node["torch"], "PyTorch"
     if facts is None:
-        remedy = "pip install torch, which deepcam and resnet50 need"
+        remedy = "pip install 'mlhpc[deepcam]' or 'mlhpc[resnet50]', which these need"
         yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
         return
     install = "install a build for your CUDA, ROCm or XPU (pytorch.org)"

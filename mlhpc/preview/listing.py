@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.common.host.provenance import extras
 from mlhpc.common.pages.terminal import print_facts
 from mlhpc.perf.machines import known
 from mlhpc.preview.scripts import shipped
@@ -16,6 +17,7 @@ def content() -> dict[str, Any]:
     """The content of ``mlhpc list --json`` (docs/json.md). No framework is imported."""
     return {
         "benchmarks": [_benchmark(benchmark) for benchmark in registry.benchmarks().values()],
+        "extras": extras(),
         "sites": _sites(),
         "machines": list(known()),
     }
@@ -61,5 +63,15 @@ def print_list(console: Console) -> None:
         ]
         for label, words in (("frameworks", installed), *((k, benchmark[k]) for k in ("presets", "codecs"))):
             rows.append((Text(f"  {label}", style="dim"), ", ".join(words)))
-    rows += [(Text(label, style="dim"), ", ".join(everything[label])) for label in ("sites", "machines")]
+    extra_names = [
+        f"{name}{'' if there else ' (not installed)'}" for name, there in everything["extras"].items()
+    ]
+    rows += [
+        (Text(label, style="dim"), ", ".join(words))
+        for label, words in (
+            ("extras", extra_names),
+            ("sites", everything["sites"]),
+            ("machines", everything["machines"]),
+        )
+    ]
     print_facts((row for row in rows if row[1]), console)

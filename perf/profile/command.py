@@ -22,7 +22,7 @@ from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing import horovod_timeline
 from mlhpc.common.timing.profile import Profile, Request
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, missing_package
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.machines import Machine, machine
 from mlhpc.perf.networks.registry import network_of
@@ -129,9 +129,9 @@ def _profiler(run: Run, name: str) -> Measure:
     try:
         found: Measure = getattr(import_module(module), function)
     except ModuleNotFoundError as error:
+        extra = registry.find(run.benchmark).frameworks[run.training.framework].extra
         raise UserError(
-            f"{run.benchmark} needs the package {error.name}, which is not installed here; see "
-            "docs/dependencies.md"
+            missing_package(error, f"{run.benchmark} in {run.training.framework}", extra)
         ) from error
     return found
 

@@ -8,13 +8,12 @@ from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 from mlhpc.submission.check.log_rules import bare_log_rules, log_rules
 from mlhpc.submission.check.official import (
-    RULESETS,
     official_findings,
     package_findings,
-    rules_of,
     seed_findings,
     target_in,
 )
+from mlhpc.submission.check.rulesets import RULESETS, rules_of
 from mlhpc.submission.check.run_rules import run_rules
 from mlhpc.submission.logs.findings import Finding, passes, print_findings, verdict
 from mlhpc.submission.logs.mllog import parse

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 
-from mlhpc.benchmarks import registry
 from mlhpc.submission.check.official_guard import guarded
 from mlhpc.submission.check.official_messages import (
     checker_findings,
@@ -28,24 +27,19 @@ from mlhpc.submission.check.official_messages import (
     target_in,
     too_long,
 )
+from mlhpc.submission.check.rulesets import in_mlperf, rules_of
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.result_set import BYPASS, PRUNED, ResultSet
 
 __all__ = [
-    "RULESETS",
-    "in_mlperf",
     "official_findings",
     "package_findings",
     "rcp_verdict",
-    "rules_of",
     "seed_findings",
     "summary",
     "target_in",
 ]
-
-RULESETS = ("1.0.0", "2.0.0", "3.0.0")
-"""The HPC rulesets in mlperf-logging 4.1.68. There is none for round 0.7."""
 
 LONGEST = 10_000
 """Bytes of an MLLOG line that the official parser reads in 0.1 s; its time grows with the square of the length
@@ -53,18 +47,6 @@ LONGEST = 10_000
 MOST_PARSING = 50_000_000_000
 """Sum of the squared lengths of a log's MLLOG lines that takes the official parser a minute, as a million lines of
 220 bytes do."""
-
-
-def rules_of(benchmark: str, ruleset: str) -> str:
-    """``hpc_<ruleset>``, or the one training ruleset of a benchmark of MLPerf Training."""
-    entry = registry.find_logged(benchmark)
-    return f"training_{entry.training_ruleset}" if entry and entry.training_ruleset else f"hpc_{ruleset}"
-
-
-def in_mlperf(benchmark: str) -> bool:
-    """Whether MLPerf has rules for ``benchmark``. True for unknown names: the official checker reports these."""
-    entry = registry.find_logged(benchmark)
-    return entry is None or entry.mlperf_name is not None
 
 
 def official_findings(log: Log, ruleset: str) -> list[Finding]:

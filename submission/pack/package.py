@@ -24,6 +24,7 @@ from mlhpc.benchmarks import registry
 from mlhpc.errors import UserError, count
 from mlhpc.submission.check import official
 from mlhpc.submission.check.check import check_set
+from mlhpc.submission.check.rulesets import RULESETS, rules_of
 from mlhpc.submission.logs.findings import Finding, passes
 from mlhpc.submission.logs.result_set import PRUNED, Metric, ResultSet
 from mlhpc.submission.logs.result_sets import result_sets
@@ -80,8 +81,8 @@ def pack(
     _require_name(org)
     fields = read(system_file)
     name = _system_name(fields, system_file)
-    if ruleset not in official.RULESETS:
-        raise UserError(f"no HPC ruleset {ruleset!r}; choose from {', '.join(official.RULESETS)}")
+    if ruleset not in RULESETS:
+        raise UserError(f"no HPC ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
     for target in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
         if target.exists():
             raise UserError(f"{target} already exists; choose another --out, or move it away")
@@ -217,13 +218,11 @@ def _require_one_usage(sets: Sequence[ResultSet], ruleset: str) -> None:
         if entry is None or entry.mlperf_name is None:
             names = ", ".join(b.mlperf_name for b in registry.benchmarks().values() if b.mlperf_name)
             raise UserError(f"no submission of {benchmark or 'an unknown benchmark'}: benchmarks are {names}")
-    if len({official.rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
+    if len({rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
         raise UserError(
             f"{' and '.join(benchmarks)} belong to different submissions (HPC, Training): pack them separately"
         )
-    if any(
-        r.metric == "weak" and official.rules_of(r.benchmark, ruleset).startswith("training_") for r in sets
-    ):
+    if any(r.metric == "weak" and rules_of(r.benchmark, ruleset).startswith("training_") for r in sets):
         raise UserError("Training has no throughput metric: pack without --weak")
 
 
@@ -232,7 +231,7 @@ def _build(tree: Path, name: str, fields: dict[str, Any], sets: Sequence[ResultS
     text = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     (tree / "systems" / f"{name}.json").write_text(text, "utf-8")
     for results in sets:
-        hpc = official.rules_of(results.benchmark, ruleset).startswith("hpc_")
+        hpc = rules_of(results.benchmark, ruleset).startswith("hpc_")
         folder = tree / "results" / name / (results.metric if hpc else "") / results.benchmark
         for logs, where in ((results.log_paths, folder), (results.pruned_paths, folder / PRUNED)):
             for number, log in enumerate(logs, 1):

@@ -14,7 +14,7 @@ from mlhpc.benchmarks import load, registry
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 from mlhpc.perf.scaling import Measured, Point, Prediction, neighbours, predict
-from mlhpc.submission.check.official import rules_of
+from mlhpc.submission.check.rulesets import rules_of
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.result_sets import result_sets
 from mlhpc.submission.report.entry import Entry

@@ -7,7 +7,7 @@ from statistics import median
 
 from mlhpc.benchmarks import registry
 from mlhpc.errors import count
-from mlhpc.submission.check.official import rules_of
+from mlhpc.submission.check.rulesets import rules_of
 from mlhpc.submission.logs.energy import NAMES as MEASURED
 from mlhpc.submission.logs.energy import joules_text, watts_text
 from mlhpc.submission.logs.findings import Finding

@@ -1,13 +1,13 @@
 """The I/O emulation beside DLIO on one machine: samples/s on the same workload, size installed, time to a
 first result.
 
-    python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [installed] [first]
+    python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [first]
 
 DLIO_PYTHON is an interpreter that imports dlio_benchmark 2.0.0 and torch (docs/io.md says how one was made);
 FOLDER is on the disk to measure. Samples/s: both generate their own data of the same sizes, read it twice to fill
 the page cache, and then take turns with the same batch, reader threads (DLIO: PyTorch workers) and computation
 time; an epoch's duration is its own log's, from beginning to end. First result: a new environment, install,
-16 files, one epoch.
+16 files, one epoch; then the size of these environments. Both are installed from wheels, ours built before.
 """
 
 import json
@@ -127,8 +127,15 @@ def fresh(folder: Path, *packages: str) -> Path:
     return python
 
 
-def install_ours(folder: Path) -> Path:
-    return fresh(folder, "-c", str(ROOT / "constraints.txt"), f"{ROOT}[io]")
+def build_wheel(folder: Path) -> Path:
+    """As DLIO is built when it is published; pip does it before it installs a checkout."""
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT)
+    (wheel,) = folder.glob("mlhpc-*.whl")
+    return wheel
+
+
+def install_ours(folder: Path, wheel: Path) -> Path:
+    return fresh(folder, "-c", str(ROOT / "constraints.txt"), f"{wheel}[io]")
 
 
 def install_dlio(folder: Path) -> Path:
@@ -137,21 +144,15 @@ def install_dlio(folder: Path) -> Path:
     return python
 
 
-def installed(folder: Path, python: str) -> None:
-    mine, theirs = folder / "venv-ours", folder / "venv-dlio"
-    install_ours(mine)
-    install_dlio(theirs)
-    a, b = size_of(mine), size_of(theirs)
-    print(f"installed: {a:.0f} MB, DLIO at least {b:.0f} MB: {a / b:.0%}")
-    shutil.rmtree(mine)
-    shutil.rmtree(theirs)
-
-
 def first(folder: Path, python: str) -> None:
     name, _, size, _, _ = WORKLOADS[0]
+    shutil.rmtree(folder / "wheel", ignore_errors=True)
+    start = time.perf_counter()
+    wheel = build_wheel(folder / "wheel")
+    print(f"mlhpc's wheel: {time.perf_counter() - start:.1f} s", flush=True)
     for turn in range(2):
         start = time.perf_counter()
-        new = install_ours(folder / "venv-ours")
+        new = install_ours(folder / "venv-ours", wheel)
         workload = workload_file(folder, name, 16, size, 1, 2)
         run(new, "-m", "mlhpc", "io", "generate", workload, "--data", folder / "first-ours", cwd=folder)
         ours(new, workload, folder / "first-ours", folder / "out", 1)
@@ -161,7 +162,12 @@ def first(folder: Path, python: str) -> None:
         dlio(new, 16, size, 1, 2, folder / "first-dlio", folder / "out", 1, generate=True)
         dlio(new, 16, size, 1, 2, folder / "first-dlio", folder / "out", 1)
         b = time.perf_counter() - start
-        print(f"first result, turn {turn + 1}: {a:.0f} s, DLIO {b:.0f} s: {a / b:.0%}")
+        print(f"first result, turn {turn + 1}: {a:.1f} s, DLIO {b:.1f} s: {a / b:.0%}")
+        sizes = [size_of(folder / each) for each in ("venv-ours", "venv-dlio")]
+        print(
+            f"installed: {sizes[0]:.0f} MB, DLIO at least {sizes[1]:.0f} MB: {sizes[0] / sizes[1]:.0%}",
+            flush=True,
+        )
         for each in ("venv-ours", "venv-dlio", "first-ours", "first-dlio", "out"):
             shutil.rmtree(folder / each)
 
@@ -171,6 +177,6 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     place, dlio_python = Path(sys.argv[1]).absolute(), sys.argv[2]
     place.mkdir(parents=True, exist_ok=True)
-    for measure in (samples, installed, first):
+    for measure in (samples, first):
         if measure.__name__ in (sys.argv[3:] or [measure.__name__]):
             measure(place, dlio_python)

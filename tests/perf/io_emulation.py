@@ -1,17 +1,20 @@
 """The I/O emulation against what it may cost: steps of 0.5 ms, generation beside dd, counting beside bare reads.
 
-    python tests/perf/io_emulation.py FOLDER [steps] [counting] [generation]
+    python tests/perf/io_emulation.py FOLDER [steps] [counting] [workloads] [generation]
 
 FOLDER is on the disk to measure. All ratios are taken within this process, their sides in turn.
 """
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -19,7 +22,12 @@ from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing.waiting import give_way, occupy, sharpen_timers
 from mlhpc.iobench.dataset.generate import generate
-from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.dataset.layout import Layout
+from mlhpc.iobench.definition.load import load
+from mlhpc.iobench.definition.schema import Dataset, Workload
+from mlhpc.iobench.emulate.checkpoints import Checkpoints
+from mlhpc.iobench.emulate.counters import ProcessIo
+from mlhpc.iobench.emulate.emulation import Settings, emulate
 from mlhpc.iobench.formats.access import Bytes, CountedFile
 from mlhpc.iobench.formats.counting import SPANS_KEPT, ReadStatistics
 
@@ -129,10 +137,65 @@ def counting(folder: Path) -> None:
     path.unlink()
 
 
+SHAPES = {
+    "mlperf_cosmoflow": ["dataset.files=128"],
+    "mlperf_unet3d": ["dataset.files=14", "dataset.sample_bytes=40 MB", "dataset.sample_bytes_stdev=0"],
+    "mlperf_resnet50": ["dataset.files=2", "reader.batch_size=40"],
+}
+"""Small enough to be read from the page cache; what a sample is, and how it is read, is the workload's."""
+
+
+def uncounted(file: CountedFile, offset: int, out: memoryview) -> int:
+    """What ``CountedFile`` does for a run of reads, but for counting it."""
+    at = count = 0
+    for at in range(0, len(out), file._transfer):
+        part = out[at : at + file._transfer]
+        count = os.preadv(file._fd, (part,), offset + at)
+        if count != file._transfer:
+            break
+    return at + count
+
+
+def epoch_s(workload: Workload, layout: Layout, counted: bool) -> tuple[float, float]:
+    """Seconds of an epoch, and of the processor, as fast as it can be read."""
+    checkpoints, start = Checkpoints(workload.checkpoint, layout.root, Solo()), time.process_time()
+    with (
+        nullcontext() if counted else patch.object(CountedFile, "_read_run", uncounted),
+        nullcontext() if counted else patch.object(ProcessIo, "read_bytes", lambda self: None),
+    ):
+        run = emulate(workload, layout, checkpoints, Solo(), Settings("keep", null_steps=0))
+    return run.epochs[0].seconds, time.process_time() - start
+
+
+def workloads(folder: Path, turns: int = 15) -> None:
+    """Epochs of whole workloads, read from the page cache without computation between, with and without counting,
+    in turn: samples/s, and processor time, which other programs disturb less."""
+    for name, settings in SHAPES.items():
+        workload = load(name, [*settings, "train.epochs=1", "train.computation=0", "reader.threads=2"])
+        assert workload.dataset
+        layout = Layout(folder / name, workload.dataset)
+        generate(workload.dataset, layout.root, Solo(), len(os.sched_getaffinity(0)))
+        epoch_s(workload, layout, True)
+        ratios: list[list[float]] = [[], []]
+        for turn in range(turns):
+            took = {
+                each: epoch_s(workload, layout, each)
+                for each in ((True, False) if turn % 2 else (False, True))
+            }
+            for ratio, counted, bare in zip(ratios, took[True], took[False], strict=True):
+                ratio.append(counted / bare - 1)
+        print(f"{name}, {workload.dataset.samples / took[True][0]:.0f} samples/s: counting costs", end="")
+        for ratio, of in zip(ratios, ("time", "the processor's"), strict=True):
+            low, middle, high = statistics.quantiles(ratio, n=4)
+            print(f" {middle:+.2%} of {of} (quartiles {low:+.2%} to {high:+.2%})", end="")
+        print(flush=True)
+        shutil.rmtree(folder / name)
+
+
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     place.mkdir(parents=True, exist_ok=True)
     keep_memory()
-    for measure in (steps, counting, generation):
+    for measure in (steps, counting, workloads, generation):
         if measure.__name__ in (sys.argv[2:] or [measure.__name__]):
             measure(place)

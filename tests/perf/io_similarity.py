@@ -1,14 +1,15 @@
 """How alike a run's reads and those of its stand-alone emulation are, both under ``strace -f``, for each
 benchmark.
 
-    .venv/bin/python tests/perf/io_similarity.py FOLDER [BENCHMARK...] [--train] [--repeats 3]
+    .venv/bin/python tests/perf/io_similarity.py FOLDER [BENCHMARK...] [--train] [--repeats 3] [--steady MB_PER_S]
 
-FOLDER is on the storage in question, not in memory. The run is ``mlhpc run --evict`` for one epoch and its
-evaluation; with ``--train`` its steps are computed, otherwise they take the time of the case (``--compute``): its
-readers and decoders are the suite's in both cases. The emulation is ``mlhpc io run`` on files of its own, with
-the page cache dropped. Each is observed ``--repeats`` times, and the median of every factor counts. The last
-columns compare the runs with each other: differences of that size are the machine's, not the emulation's. Needs a
-quiet machine for the four factors that are times.
+FOLDER is on the storage in question; with ``--steady`` it is in memory, and both read it through
+``steady_storage.py``, whose reads take as long every time: 100 µs and their size at that rate, one after the
+other. The run is ``mlhpc run --evict`` for one epoch and its evaluation; with ``--train`` its steps are computed,
+otherwise they take the time of the case (``--compute``): its readers and decoders are the suite's in both cases.
+The emulation is ``mlhpc io run`` on files of its own, with the page cache dropped. Each is observed ``--repeats``
+times, and the median of every factor counts. The last columns compare the runs with each other: differences of
+that size are the machine's, not the emulation's. Needs a quiet machine for the four factors that are times.
 """
 
 import argparse
@@ -16,12 +17,17 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 from mlhpc.iobench.report.similarity import FACTORS, compare
 
 BATCH, WORKERS, PREFETCH = 4, 2, 4
+LATENCY_US = 100
 
 
 class Case(NamedTuple):
@@ -50,7 +56,7 @@ CASES = {
     "cosmoflow": Case(1024, 128, 0.02, [
         "data.sample_shape=[64,64,64,4]", "network.conv_filters=2", "network.conv_layers=3",
         "data.simulation.grid=64", "data.simulation.particles=64"]),
-    "deepcam": Case(256, 32, 0.02, [
+    "deepcam": Case(96, 16, 0.02, [
         f"data.sample_shape=[{ROWS},{COLUMNS},16]", "network.width=0.1", "network.middle_blocks=1",
         "data.simulation.test_samples=1"]),
     "resnet50": Case(2048, 256, 0.005, [
@@ -115,6 +121,21 @@ def observe(folder: Path, name: str, below: Path, *command: object) -> tuple[dic
     return record["factors"], record["io_percent"]
 
 
+@contextmanager
+def steady(folder: Path, mb_per_s: float) -> Iterator[Path]:
+    """Where ``folder`` can be read at that rate."""
+    server = Path(__file__).with_name("steady_storage.py")
+    with tempfile.TemporaryDirectory() as place:
+        words = [sys.executable, server, folder, place, str(mb_per_s), str(LATENCY_US)]
+        with subprocess.Popen(words) as process:
+            while not Path(place).is_mount() and process.poll() is None:
+                time.sleep(0.01)
+            try:
+                yield Path(place)
+            finally:
+                subprocess.run(["umount", place], check=True)
+
+
 def median(observed: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(each[name] for each in observed) for name in FACTORS}
 
@@ -127,43 +148,57 @@ def main() -> None:
     parser.add_argument("benchmarks", nargs="*", default=list(CASES))
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steady", type=float, metavar="MB_PER_S")
     options = parser.parse_args()
     for benchmark in options.benchmarks or CASES:
         folder = options.folder / benchmark
-        data, files = folder / "data", folder / "files"
         settings = ["--preset", "smoke", *words(CASES[benchmark].all_settings())]
-        if not data.exists():
-            mlhpc("data", "make", benchmark, "--out", data, *settings)
-        workload = words(emulation(benchmark, data))
-        mlhpc("io", "generate", benchmark, "--data", files, *workload)
-        compute = [] if options.train else ["--compute", str(CASES[benchmark].step_s)]
-        real, emulated, shares = [], [], []
-        for number in range(options.repeats):
-            run = (
-                "run",
-                benchmark,
-                *settings,
-                "--data",
-                data,
-                "--evict",
-                "--out",
-                folder / f"run-{number}",
-                *compute,
-            )
-            factors, share = observe(folder, f"observed-run-{number}", data, *run)
-            real.append(factors)
-            shares.append(share)
-            out = folder / f"emulation-{number}"
-            copy = ("io", "run", benchmark, "--data", files, "--out", out, "--null-steps", 0, *workload)
-            emulated.append(observe(folder, f"observed-emulation-{number}", files, *copy)[0])
-        found = compare(median(real), median(emulated))
-        noise = compare(real[0], real[-1])
-        print(f"{benchmark}: I/O {statistics.median(shares):.0f}% of the run's time; cosine {found.cosine:.3f}, "
-              f"largest {found.largest[0]} {found.largest[1]:+.1%}; two runs with each other: {noise.cosine:.3f}, "
-              f"{noise.largest[0]} {noise.largest[1]:+.1%}")  # fmt: skip
-        for name in FACTORS:
-            print(f"  {name:18} {median(real)[name]:14.6g} {median(emulated)[name]:14.6g} "
-                  f"{found.differences.get(name, 0):+8.1%} {noise.differences.get(name, 0):+8.1%}")  # fmt: skip
+        if not (folder / "data").exists():
+            mlhpc("data", "make", benchmark, "--out", folder / "data", *settings)
+        workload = words(emulation(benchmark, folder / "data"))
+        mlhpc("io", "generate", benchmark, "--data", folder / "files", *workload)
+        with steady(folder, options.steady) if options.steady else nullcontext(folder) as place:
+            measure(options, benchmark, folder, settings, workload, place)
+
+
+def measure(
+    options: argparse.Namespace,
+    benchmark: str,
+    folder: Path,
+    settings: list[str],
+    workload: list[str],
+    place: Path,
+) -> None:
+    """``place``: where data and files are read."""
+    data, files = place / "data", place / "files"
+    compute = [] if options.train else ["--compute", str(CASES[benchmark].step_s)]
+    real, emulated, shares = [], [], []
+    for number in range(options.repeats):
+        run = (
+            "run",
+            benchmark,
+            *settings,
+            "--data",
+            data,
+            "--evict",
+            "--out",
+            folder / f"run-{number}",
+            *compute,
+        )
+        factors, share = observe(folder, f"observed-run-{number}", data, *run)
+        real.append(factors)
+        shares.append(share)
+        out = folder / f"emulation-{number}"
+        copy = ("io", "run", benchmark, "--data", files, "--out", out, "--null-steps", 0, *workload)
+        emulated.append(observe(folder, f"observed-emulation-{number}", files, *copy)[0])
+    found = compare(median(real), median(emulated))
+    noise = compare(real[0], real[-1])
+    print(f"{benchmark}: I/O {statistics.median(shares):.0f}% of the run's time; cosine {found.cosine:.3f}, "
+          f"largest {found.largest[0]} {found.largest[1]:+.1%}; two runs with each other: {noise.cosine:.3f}, "
+          f"{noise.largest[0]} {noise.largest[1]:+.1%}")  # fmt: skip
+    for name in FACTORS:
+        print(f"  {name:18} {median(real)[name]:14.6g} {median(emulated)[name]:14.6g} "
+              f"{found.differences.get(name, 0):+8.1%} {noise.differences.get(name, 0):+8.1%}")  # fmt: skip
 
 
 if __name__ == "__main__":

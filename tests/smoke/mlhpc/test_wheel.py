@@ -9,11 +9,13 @@ import tomllib
 import venv
 from collections.abc import Iterable
 from configparser import ConfigParser
+from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from golden.make_run import make_run
+from helpers.requirements import required
 from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.slow
@@ -60,6 +62,21 @@ def elsewhere(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     # A folder named in a .pth file is searched, but its own .pth files, the editable install's, are not read.
     (packages,) = (folder / "lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def lean(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and what it requires without any extra; returns its Python."""
+    folder = tmp_path_factory.mktemp("lean")
+    venv.create(folder, with_pip=False, symlinks=True)
+    command = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "-q", "--no-deps"]
+    subprocess.run([*command, "--no-index", built["wheel"]], check=True)
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    for name in required():
+        for top in {file.parts[0] for file in metadata.files(name) or () if file.parts[0] != ".."}:
+            if not (packages / top).exists() and top != "__pycache__":
+                (packages / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
     return folder / "bin" / "python"
 
 
@@ -119,6 +136,23 @@ def test_commands_before_a_run(elsewhere: Path, tmp_path: Path) -> None:
     assert "ready" in json.loads(run(elsewhere, tmp_path, "doctor", "--json"))
     assert run(elsewhere, tmp_path, "predict", "cosmoflow", "--machine", "perlmutter", "--nodes", 16)
     assert run(elsewhere, tmp_path, "io", "list")
+
+
+def test_without_extras_the_i_o_emulation_runs_and_others_say_what_to_install(
+    lean: Path, tmp_path: Path
+) -> None:
+    workload = ["mlperf_unet3d", "--data", "d"]
+    for setting in ("dataset.files=4", "dataset.sample_bytes=1e5", "dataset.sample_bytes_stdev=0",
+                    "reader.batch_size=1", "train.epochs=1", "train.computation=0.01"):  # fmt: skip
+        workload += ["--set", setting]
+    run(lean, tmp_path, "io", "generate", *workload)
+    run(lean, tmp_path, "io", "run", *workload, "--out", "r")
+    assert json.loads((tmp_path / "r/result.json").read_text())["epochs"]
+    run(lean, tmp_path, "io", "size", "--memory", "64G", "--accelerators", 8)
+    run(lean, tmp_path, "list")
+    for words in (["check", "r"], ["io", "report", "r"], ["data", "make", "cosmoflow"]):
+        run(lean, tmp_path, *words, status=2)
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("d", "r")] == []
 
 
 def test_scripts_and_docs_can_be_taken_along(elsewhere: Path, tmp_path: Path) -> None:

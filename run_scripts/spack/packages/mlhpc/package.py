@@ -21,6 +21,10 @@ class Mlhpc(PythonPackage):
 
     variant("pytorch", default=True, description="DeepCAM, and CosmoFlow with training.framework=pytorch")
     variant("torchvision", default=True, description="ResNet-50", when="+pytorch")
+    variant(
+        "submission", default=True, description="records, checks and scores of runs; any training needs it"
+    )
+    variant("pages", default=True, description="HTML reports and pictures of samples")
     variant("io", default=True, description="the I/O benchmark's formats HDF5 and JPEG")
     variant("parquet", default=False, description="the I/O benchmark's format Parquet")
 
@@ -31,17 +35,19 @@ class Mlhpc(PythonPackage):
     with default_args(type="run"):
         depends_on("py-numpy@1.26:")
         depends_on("py-pydantic@2.7:2")
-        depends_on("py-matplotlib@3.8:")
         depends_on("py-rich@13:")
         depends_on("py-google-crc32c@1.5:")
         depends_on("py-isal@1.6:")
-        depends_on("py-scipy@1.11:")
         depends_on("py-tomli-w@1:")
-        depends_on("py-jinja2@3.1:")
-        depends_on("py-altair@5.5:")
+        depends_on("py-markupsafe@2:")
+
+        depends_on("py-scipy@1.11:", when="+submission")
+        depends_on("py-jinja2@3.1:", when="+pages")
+        depends_on("py-altair@5.5:", when="+pages")
+        depends_on("py-matplotlib@3.8:", when="+pages")
         # Not in Spack's builtin repository when this was written: install them into the view with pip.
-        # depends_on("py-mlperf-logging@4.1.68:")
-        # depends_on("py-vl-convert-python@1.7:")
+        # depends_on("py-mlperf-logging@4.1.68:", when="+submission")
+        # depends_on("py-vl-convert-python@1.7:", when="+pages")
 
         depends_on("py-torch@2.11:2.13", when="+pytorch")
         depends_on("py-h5py@3.10:", when="+pytorch")

@@ -1,3 +1,4 @@
+import os
 import threading
 
 import pytest
@@ -52,6 +53,25 @@ def test_every_sample_comes_once(layout, threads, order, preprocess_threads):
     assert sum(times.samples for times in lines.times) == 24
     assert sum(times.content_bytes for times in lines.times) == sum(map(len, found))
     assert sum(times.statistics.bytes for times in lines.times) == sum(map(len, found))
+
+
+@pytest.mark.parametrize(
+    ("advice", "told"),
+    [("normal", []), ("sequential", [os.POSIX_FADV_SEQUENTIAL] * 6), ("random", [os.POSIX_FADV_RANDOM] * 6)],
+)
+def test_the_kernel_is_told_how_each_file_is_read(layout, monkeypatch, advice, told):
+    found, files = [], {path.stat().st_ino for path in layout.root.rglob("train/*")}
+
+    def advise(fd: int, offset: int, length: int, advice: int) -> None:
+        assert (offset, length) == (0, 0) and os.fstat(fd).st_ino in files
+        found.append(advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    lines = pipeline(layout, Reader(batch_size=3, threads=2, advice=advice))
+    for _ in range(8):
+        lines.next_batch()
+    lines.stop()
+    assert found == told
 
 
 @pytest.mark.timeout(60)

@@ -1,0 +1,105 @@
+"""Where an extra is missing, every command either works or says in one line what to install."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from helpers.requirements import required, setup_cfg
+from packaging.utils import canonicalize_name
+
+from mlhpc import errors
+from mlhpc.benchmarks import registry
+
+# Imports find no package but those that come with mlhpc itself.
+LEAN = """
+import json, os, sys
+from importlib.machinery import PathFinder
+HIDDEN = set(json.loads(os.environ["HIDDEN"]))
+class Lean:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.partition(".")[0] in HIDDEN else PathFinder.find_spec(name, path, target)
+sys.meta_path[:] = [Lean if finder is PathFinder else finder for finder in sys.meta_path]
+from mlhpc import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@cache
+def hidden() -> str:
+    """The packages of this environment, by the names that are imported, that ``pip install mlhpc`` does not
+    bring."""
+    there = required() | {"mlhpc"}
+    imported = metadata.packages_distributions()
+    return json.dumps(
+        [p for p, of in imported.items() if not there & {canonicalize_name(name) for name in of}]
+    )
+
+
+def lean(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", LEAN, *map(str, words)]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")} | {"HIDDEN": hidden()}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "extra"),
+    [
+        ("run cosmoflow", "run", "submission"),
+        ("campaign cosmoflow --out o", "campaign", "submission"),
+        ("check .", "check", "submission"),
+        ("score .", "score", "submission"),
+        ("pack . --org Lab --system s.json --out o", "pack", "submission"),
+        ("predict cosmoflow --machine dgx-a100 --nodes 4", "predict", "submission"),
+        ("data make cosmoflow --preset smoke --out o", "data make", "submission"),
+        ("data make deepcam --preset smoke --out o", "data make", "deepcam"),
+        ("data make resnet50 --preset smoke --out o", "data make", "resnet50"),
+        ("data convert cosmoflow . o", "data convert", "cosmoflow"),
+        ("report .", "report", "pages"),
+        ("predict deepcam --machine dgx-a100 --nodes 4 --out o.html", "predict", "pages"),
+        ("profile deepcam", "profile", "pages"),
+        ("io report .", "io report", "pages"),
+    ],
+)
+def test_a_missing_extra_is_one_line(words: str, what: str, extra: str, tmp_path: Path) -> None:
+    done = lean(tmp_path, *words.split())
+    line = f"mlhpc: {what} needs mlhpc[{extra}]: pip install 'mlhpc[{extra}]'\n"
+    assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_the_i_o_emulation_needs_none(tmp_path: Path) -> None:
+    (tmp_path / "w.toml").write_text(
+        'name = "w"\n[dataset]\nformat = "npz"\nfiles = 4\nsample_bytes = 1000\n[reader]\nbatch_size = 2\n'
+    )
+    for words in (
+        "io list", "io list cosmoflow", "io size --memory 64G --accelerators 8", "io generate w.toml --data d",
+        "io run w.toml --data d --out r", "io check r --memory 1G",
+    ):  # fmt: skip
+        done = lean(tmp_path, *words.split())
+        assert done.returncode == (1 if "check" in words else 0) and not done.stderr.count("needs"), (
+            done.stderr
+        )
+    assert json.loads((tmp_path / "r/result.json").read_text())["epochs"]
+
+
+@pytest.mark.parametrize("words", ["list", "doctor", "rules", "presets", "scripts --out o", "data verify o"])
+def test_so_do_commands_that_prepare(words: str, tmp_path: Path) -> None:
+    done = lean(tmp_path, *words.split())
+    assert "needs mlhpc[" not in done.stderr and "Traceback" not in done.stderr
+    if words in ("list", "doctor"):  # these name what is missing
+        assert "submission" in done.stdout and "not installed" in done.stdout
+
+
+def test_extras_are_those_of_the_package() -> None:
+    """Whoever trains needs no other extra than the benchmark's."""
+    extras = setup_cfg()["options.extras_require"]
+    assert set(errors.EXTRAS) <= set(extras)
+    of_frameworks = {f.extra for b in registry.BUILT_IN for f in b.frameworks.values()}
+    for extra in (*of_frameworks, "cosmoflow-gpu"):
+        assert "mlhpc[submission,pages]" in extras[extra].split()
