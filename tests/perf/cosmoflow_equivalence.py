@@ -1,17 +1,22 @@
 """Do CosmoFlow's two implementations reach the same error? Two one-sided tests (TOST) over many seeds.
 
-    python tests/perf/cosmoflow_equivalence.py --data data/cosmoflow-smoke --out results/equivalence [--seeds 20]
+    python tests/perf/cosmoflow_equivalence.py --data data/cosmoflow-smoke --out results/equivalence
 
 trains the preset with each framework and seed, in turns, and then tests. ``--test`` only tests what is there.
 
 Written down before the runs, so that nothing is chosen after seeing them:
-- seeds 1001 to 1000 + N, the same for both frameworks; no run is left out, whatever its error;
-- the quantity: the evaluation error after the last epoch (``target.value`` is out of reach, so that every run
-  trains all epochs);
+- the quantity: the evaluation error after the last of 8 epochs (``target.value`` is out of reach, so that every
+  run trains all epochs). It is the epoch of the goal, and was the first test's. That some networks have left the
+  plateau of σ_8 by then and others have not makes the errors bimodal, which means over 30 seeds tolerate; a later
+  epoch would cost as much per run as half of the seeds;
+- seeds 3001 to 3030, the same for both frameworks and in no earlier study (the first test had 1001 to 1020); no
+  run is left out, whatever its error;
 - the margin: one seed-to-seed standard deviation, pooled over the two frameworks;
-- equivalent if the 90% confidence interval of the difference of the means (Welch) lies within ± the margin.
-Simulated with normal errors and 20 seeds each: 85% of studies of equal means find equivalence, 5% of those whose
-means are a whole standard deviation apart.
+- equivalent if the 90% confidence interval of the difference of the means (Welch) lies within ± the margin;
+- if time runs out, the seeds that both frameworks have completed count, from the lowest on, and at least 22 of
+  them: the order is fixed, so no result has a say in how many there are.
+Normal errors, 4 000 simulated studies each: of equal means 97% find equivalence with 30 seeds, 89% with 22, 85%
+with 20; of means a quarter of a standard deviation apart 88%, 76% and 74%; of means a whole one apart 5%.
 """
 
 import argparse
@@ -20,9 +25,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from equivalence import FIRST_SEED, Study, independent
+from equivalence import Study, independent
 
 FRAMEWORKS = ("tensorflow", "pytorch")
+FIRST_SEED = 3001
 
 
 def main() -> int:
@@ -33,16 +39,20 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results/equivalence"))
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--test", action="store_true", help="only test the runs that are there")
     options = parser.parse_args()
     study = Study(
         options.out, "cosmoflow", options.preset, options.epochs, metric="eval_error", unreachable=1e-9
     )
-    for seed in range(FIRST_SEED, FIRST_SEED + options.seeds) if not options.test else ():
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    for seed in seeds if not options.test else ():
         for framework in FRAMEWORKS:
             study.train(framework, seed, options.data, [f"training.framework={framework}"])
-    errors = (np.array(list(study.values(framework).values())) for framework in FRAMEWORKS)
+    values = [study.values(framework) for framework in FRAMEWORKS]
+    complete = [seed for seed in seeds if all(seed in value for value in values)]
+    errors = (np.array([value[seed] for seed in complete]) for value in values)
     print(json.dumps(independent(*errors), indent=1))
     return 0
 
