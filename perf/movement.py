@@ -23,13 +23,13 @@ GIB, MIB = 2.0**30, 2.0**20
 FILE_SYSTEM = "shared file system"
 
 Scope = Literal["sample", "node"]
-"""What an epoch is shuffled among: the whole data set, of which a node reads another part in every epoch, or the
+"""Scope of the shuffle: the whole data set, of which a node reads a different part in every epoch, or the
 samples of each node, the same for the whole run (docs/data.md, "Shuffle scope")."""
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Where a node's part of the data set lies. ``read``: bytes/s of one node, None where unknown. ``cached``:
+    """Where a node's part of the data set lies. ``read``: bytes/s of one node, None if unknown. ``cached``:
     share of the bytes that the node's memory holds from earlier epochs, so that they are not read again."""
 
     name: str
@@ -124,7 +124,7 @@ def tier_of(
     node has its share, the same in every epoch; "sample": each may read all of it. ``staged`` False: data that
     does not fit memory is read from the shared file system. Either way the host's memory caches what it can hold.
 
-    Raises UserError where no tier is large enough.
+    Raises UserError if no tier is large enough.
     """
     copies = spanned(machine, together)
     share = size * copies / nodes
@@ -139,7 +139,7 @@ def tier_of(
             return replace(tier, cached=cached_share(part, memory, readers))
     if not options:
         raise UserError(
-            f"{machine.at('storage')}: nowhere to keep the data set; give host.memory, storage.local or "
+            f"{machine.at('storage')}: no place for the data set; add host.memory, storage.local or "
             "storage.shared_read"
         )
     largest, capacity = max(options, key=lambda option: option[1])
@@ -174,7 +174,7 @@ def place(
     """Staged data, of ``train`` bytes to train on and ``whole`` with those of the evaluation. With
     ``staging.mode=replicate`` every node holds the whole set; where no node has room for it, nothing is staged.
 
-    Raises UserError where no tier is large enough.
+    Raises UserError if no tier is large enough.
     """
     copies = spanned(machine, together)
     scope: Scope = "node" if staging.mode == "shard" else "sample"
@@ -185,8 +185,8 @@ def place(
         return Placement(tier, staged_bytes(staging, whole, nodes, copies), _notes(staging, nodes))
     if staging.mode == "shard":
         why = (
-            "the data set fits neither memory nor node-local storage: every epoch reads what memory does not hold "
-            "from the shared file system"
+            "the data set fits neither memory nor node-local storage: every epoch reads the part outside "
+            "memory from the shared file system"
         )
         return Placement(tier, None, (why, _rate_of_file_system(tier)))
     space = room(machine)
@@ -204,13 +204,11 @@ def place(
 def _rate_of_file_system(tier: Tier) -> str:
     """What a prediction rests on that reads from the shared file system, ``tier``, though it was to be staged."""
     if tier.read is None:
-        return (
-            "reading from the shared file system takes no time here: the machine file has no bandwidth of it"
-        )
+        return "reading from the shared file system is not counted: the machine file has no bandwidth for it"
     middle, slow, fast = (written(rate, "bytes/s") for rate in parts().staging_rate)
     return (
-        "the shared file system is read at what the machine file gives, as a rule its peak; nodes of published "
-        f"sets copied {middle} each out of theirs ({slow} to {fast})"
+        "the shared file system is read at the bandwidth in the machine file, usually its peak; in "
+        f"published sets each node copied {middle} from theirs ({slow} to {fast})"
     )
 
 
@@ -218,11 +216,13 @@ def _notes(staging: Staging, nodes: int) -> tuple[str, ...]:
     notes = []
     if staging.read_once and staging.mode == "replicate" and nodes > 1:
         notes.append(
-            "nodes pass on what one of them has read (staging.read_once): counted at the full bandwidth of one "
-            "network card, a lower bound"
+            "nodes forward files read by one of them (staging.read_once): counted at the full bandwidth of "
+            "one network card, a lower bound"
         )
     if staging.overlap:
-        notes.append("staging.overlap hides a part of T_staging behind the first epoch; all of it is counted")
+        notes.append(
+            "staging.overlap hides part of T_staging behind the first epoch, but all of it is counted"
+        )
     return tuple(notes)
 
 
@@ -246,7 +246,7 @@ def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, recei
     rest from the shared file system, at what published sets reached per node, within what the machine's figures
     allow. Nodes pass on at the bandwidth of one network card, as in :func:`exchange_seconds`, while they read and
     write: the slowest of the three counts. At best the host's memory holds at the end what it can, and node-local
-    storage has written the rest: a bound, Linux keeps 20% of it dirty (vm.dirty_ratio). Raises UserError where
+    storage has written the rest: a bound, Linux keeps 20% of it dirty (vm.dirty_ratio). Raises UserError if
     nodes pass on without a figure of the network."""
     if lies_there(machine):
         return 0.0, 0.0, 0.0
@@ -280,7 +280,7 @@ def exchange_seconds(machine: Machine, size: float, tier: Tier) -> float:
 @dataclass(frozen=True)
 class Costs:
     """Cost of moving one sample's data, in bytes of the accelerator's memory (figure 4). ``sample``: the lower
-    bound, over the host's link, and the upper, from node-local storage; None where the machine has no figure."""
+    bound, over the host's link, and the upper, from node-local storage; None if the machine has no figure."""
 
     activations: float
     sample: tuple[float | None, float | None]

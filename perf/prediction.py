@@ -66,7 +66,7 @@ class Step:
 
     @property
     def slowest_input(self) -> str:
-        """The stage of the input path that takes longest; empty where no rate is known."""
+        """The stage of the input path that takes longest; empty if no rate is known."""
         return max(self.inputs, key=lambda stage: self.inputs[stage], default="")
 
     @property
@@ -94,7 +94,7 @@ class Prediction:
 
     ``parts``: accelerators on one sample; ``local_batch_size``: samples of such a group in a step, in all its
     backward passes. ``staging_s``: of data that is not staged, what the first epoch takes longer; ``moved``: the
-    bytes of staging, None where nothing is staged. ``epochs`` and all that needs them is None where no convergence
+    bytes of staging, None if nothing is staged. ``epochs`` and all that needs them is None if no convergence
     is published. ``notes``: what the figures rest on. ``memory``: peak bytes of a step on an accelerator;
     ``largest_batch``: samples of the largest backward pass that fits the memory of the ``parts`` accelerators of a
     sample.
@@ -167,7 +167,7 @@ class Prediction:
 
 
 def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
-    """``run`` on ``nodes`` of ``machine``, staged where the data set fits. Raises UserError where it cannot be
+    """``run`` on ``nodes`` of ``machine``, staged where the data set fits. Raises UserError if it cannot be
     there: too many nodes, a batch that cannot be divided or does not fit, a data set larger than every tier, a
     figure that the file lacks.
     """
@@ -192,9 +192,7 @@ class Model:
     ) -> None:
         """Raises UserError for a run whose steps are not all alike."""
         if getattr(run.training, "coarse_epochs", ()):
-            raise UserError(
-                "epochs on coarser samples have no model; predict it with training.coarse_epochs=[]"
-            )
+            raise UserError("epochs on coarser samples cannot be predicted; set training.coarse_epochs=[]")
         calibrated = calibrated or calibration()
         self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
         self.scope: Scope = scope
@@ -227,7 +225,7 @@ class Model:
         machine, run = self.machine, self.run
         if machine.nodes is not None and nodes > machine.nodes:
             raise UserError(
-                f"{machine.at('nodes')}: {nodes} nodes asked for, {machine.name} has {machine.nodes}"
+                f"{machine.at('nodes')}: {nodes} nodes requested, but {machine.name} has {machine.nodes}"
             )
         accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
         together, local = divide(batch, accelerators, self.plan)
@@ -239,8 +237,8 @@ class Model:
         notes += placed.notes
         if together > 1 and self.plan is None:
             notes.append(
-                "several accelerators on one sample: what they do not divide is Fugaku's share of a step; the "
-                "suite's own benchmarks keep a sample on one accelerator"
+                "several accelerators per sample: the undivided share of a step is Fugaku's; this suite's "
+                "benchmarks keep a sample on one accelerator"
             )
         steps = max(1, run.data.train_samples // batch)
         train_s = scaled(step_s.ends, steps)
@@ -258,18 +256,19 @@ class Model:
         if moved and staging_s[0] > trained[0] and self.epochs:
             middle, slow, fast = (written(rate, "bytes/s") for rate in spent.staging_rate)
             notes.append(
-                f"most of the time to train is staging, at the {middle} a node that published sets reached "
-                f"({slow} to {fast}), whatever the machine"
+                f"most of the time to train is staging, at the {middle} per node reached in published sets "
+                f"({slow} to {fast}), independent of the machine"
             )
             if run.staging.mode == "replicate" and moved.sent == 0 and nodes > 1:
                 notes.append(
-                    "every node reads all of the data set off the shared file system; with staging.read_once one "
-                    "node does, and with staging.mode=shard each reads its part"
+                    "every node reads the whole data set from the shared file system; with "
+                    "staging.read_once only one node does, and with staging.mode=shard each node reads its "
+                    "part"
                 )
         if moved and self.epochs and (once := self.exchange(nodes, tier)) is not None:
             notes.append(
                 f"nodes exchange their shards: {written(self._exchanged(nodes), 'bytes')} before an epoch, "
-                f"{once:.3g} s each time"
+                f"{once:.3g} s each"
             )
             value, low, high = (once * max(0.0, epochs - 1) for epochs in self.epochs.ends)
             extra = added(extra, (value, low, high))
@@ -280,7 +279,7 @@ class Model:
                           self.largest(together))  # fmt: skip
 
     def of_a_pass(self, local: int) -> int:
-        """Samples of one of the backward passes whose gradients an update adds up. Raises UserError where
+        """Samples of one of the backward passes whose gradients an update adds up. Raises UserError if
         ``local`` cannot be divided among them."""
         passes = self.run.backward_passes
         if local % passes:
@@ -316,7 +315,7 @@ class Model:
 
     def first_epoch(self, nodes: int, together: int, local: int, step: Step) -> Triple:
         """Seconds that the first epoch of data that is not staged takes longer than the others, because all of it
-        comes from the file system and none from memory: staging without a name of its own. The interval is that of
+        comes from the file system and none from memory: staging without a separate name. The interval is that of
         the step, which hides more of the reading the longer it takes."""
         shared = next((tier for tier, _ in tiers(self.machine, nodes) if tier.name == FILE_SYSTEM), None)
         if shared is None:
@@ -329,7 +328,7 @@ class Model:
 
     def exchange(self, nodes: int, tier: Tier) -> float | None:
         """Seconds in which nodes exchange their shards of the training data before an epoch, which they do before
-        every one but the first; None where they do not."""
+        every one but the first; None if they do not."""
         if not self.run.staging.exchange or nodes == 1:
             return None
         return exchange_seconds(self.machine, self._exchanged(nodes) / nodes, tier)
@@ -346,11 +345,11 @@ class Model:
             half = half**2
             family = self.machine.family
             why = (
-                f"the published sets of {self.kind}s on {family} are of another framework or year"
+                f"the published sets of {self.kind}s on {family} are from another framework or year"
                 if self.efficiency.group[0] == family
-                else f"no published set of {self.kind}s on {family}: the efficiency is that of all families"
+                else f"no published set of {self.kind}s on {family}: the efficiency of all families is used"
             )
-            notes.append(f"{why}, and the interval is wider")
+            notes.append(f"{why}, so the interval is wider")
         low, high = max(step.busy / half, self.roofline_step(step)), step.busy * half
         change = self.published_roofline / self.roofline
         if abs(change - 1) > 0.05:
@@ -360,7 +359,8 @@ class Model:
             high = max(high, step.busy * change * half)
         if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
             notes.append(
-                "no published set of ResNet-50 at hand: the efficiency of 2-D convolutions is DeepCAM's"
+                "no published set of ResNet-50 available: the efficiency of 2-D convolutions is that of "
+                "DeepCAM"
             )
         floor = step.input
         value = Estimate(max(step.busy, floor), max(low, floor), max(high, floor), self.efficiency.how)
@@ -370,7 +370,7 @@ class Model:
         return step.compute * self.efficiency.value
 
     def require_fits(self, local: int, together: int) -> None:
-        """Raises UserError where a backward pass of ``local`` samples needs more than the accelerator's memory
+        """Raises UserError if a backward pass of ``local`` samples needs more than the accelerator's memory
         without what libraries take."""
         capacity = self.machine.figures["accelerator.memory"]
         if self.memory(local, together) <= capacity - RESERVED:
@@ -386,7 +386,7 @@ class Model:
         raise UserError(
             f"{self.machine.at('accelerator.memory')}: {each} needs "
             f"{binary(self.memory(local, together))} of the accelerator's {binary(capacity)}, "
-            f"{binary(RESERVED)} of which libraries take; "
+            f"{binary(RESERVED)} including libraries; "
             f"{largest}; use more nodes or a smaller batch"
         )
 
@@ -432,7 +432,7 @@ def with_batch(run: Run, batch: int) -> Run:
 
 def best(machine: Machine, runs: Iterable[Run]) -> Prediction | None:
     """The shortest time to train over ``runs`` (batch sizes) and node counts in powers of two, one accelerator a
-    sample at most. None where none of them can be."""
+    sample at most. None if none of them can be."""
     found = (p for run in runs for p in over_nodes(machine, run) if p.total_s and p.parts == 1)
     return min(found, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)
 

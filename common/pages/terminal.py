@@ -1,4 +1,4 @@
-"""Tables of pages, and sentences, in a terminal and in a pipe."""
+"""Prints tables of pages, and sentences, to a terminal or a pipe."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,15 @@ from mlhpc.common.pages.blocks import Cell, Table
 from mlhpc.common.pages.text import printable
 
 _NARROW = 12
-"""Characters to which a column of text may be folded."""
+"""Width in characters to which a text column may be wrapped."""
 
 _STYLES = {"error": "red", "warning": "yellow", "expected": "cyan", "good": "green"}
-"""Of the tones of cells."""
+"""Styles by the tone of a cell."""
 
 
 def say(console: Console, sentence: str | Text, style: str = "") -> None:
-    """Prints a sentence: on a terminal in lines of its width, elsewhere in one, so that a search finds it and a
-    path in it stays whole. A ``str`` is taken as it is, without markup."""
+    """Prints a sentence: on a terminal wrapped to its width, otherwise in a single line, so that it can be
+    searched and paths are not split. A ``str`` is printed without markup."""
     text = sentence if isinstance(sentence, Text) else Text(sentence, style)
     console.print(text, soft_wrap=not console.is_terminal)
 
@@ -27,10 +27,10 @@ def say(console: Console, sentence: str | Text, style: str = "") -> None:
 def print_table(
     table: Table, console: Console, *, styles: dict[int, str] | None = None, optional: int = 0
 ) -> None:
-    """Prints ``table`` without the small lines below its cells. Text is folded to the console's width, numbers are
-    not: where these do not fit side by side, the last ``optional`` columns are left out and named below, and where
-    that does not suffice each row is printed as lines of a title and a value. ``styles``: of rows, by their
-    number."""
+    """Prints ``table`` without the small lines below its cells. Text is wrapped to the console's width,
+    numbers are not: if they do not fit side by side, the last ``optional`` columns are omitted and named
+    below; if that is not enough, each row is printed as lines of title and value. ``styles``: of rows, by
+    their number."""
     numbers = [table.is_number(column) for column in range(len(table.head))]
     rows = [[_text(cell) for cell in row] for row in (*table.rows, *filter(None, [table.foot]))]
     least = []
@@ -38,7 +38,7 @@ def print_table(
         whole = [*title.split(), *(cell.plain for cell in cells)]
         words = [word for text in whole for word in text.split()]
         least.append(max(map(len, whole)) if number else min(max(map(len, words), default=1), _NARROW))
-    # One blank at either edge and, at least, between columns.
+    # One space at either edge and, at least, between columns.
     while sum(least) + len(least) + 1 > console.width and optional:
         least, optional = least[:-1], optional - 1
     left_out = ", ".join(map(printable, table.head[len(least) :]))

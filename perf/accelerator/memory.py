@@ -15,12 +15,13 @@ from mlhpc.perf.networks.layer import Kind, Layer, Network, Precision, activatio
 from mlhpc.perf.networks.registry import network_of
 
 STATES = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Float32 numbers that an optimizer keeps of a weight: momentum, or means of gradients and of their squares."""
+"""Float32 values that an optimizer keeps per weight: momentum, or means of gradients and of their squares."""
 
 RESERVED = 2.0**30
-"""Bytes of an accelerator's memory that a step's tensors cannot have: half is the CUDA context with its kernels
-(on an A100 a process held 9.20 GiB, PyTorch's tensors 8.72: huggingface.co/codellama/CodeLlama-7b-hf/discussions/
-24), the rest is for NCCL's buffers, workspaces of convolutions and the allocator's fragments: no figures known."""
+"""Bytes of an accelerator's memory not available to a step's tensors: half is the CUDA context with its
+kernels (on an A100 a process held 9.20 GiB, PyTorch's tensors 8.72:
+huggingface.co/codellama/CodeLlama-7b-hf/discussions/ 24), the rest is for NCCL's buffers, workspaces of
+convolutions and the allocator's fragments: no figures known."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def step_memory(
 
 def largest_batch(needed: Callable[[int], float], capacity: float, what: str = "a sample") -> int:
     """The largest batch whose ``needed(batch)`` bytes are at most ``capacity``; ``needed`` grows with the batch.
-    Raises UserError where not even one sample fits."""
+    Raises UserError if not even one sample fits."""
     if needed(1) > capacity:
         raise UserError(
             f"{what} does not fit: a batch of 1 needs {needed(1) / 2**30:.2f} GiB of {capacity / 2**30:.2f} GiB"
@@ -173,7 +174,7 @@ PAPER_RULES: dict[str, CountingRule] = {
 }
 """By benchmark. CosmoFlow is counted in the reference's order of layers (``pool_first=False``)."""
 PAPER_ACTIVATIONS_GIB = {"cosmoflow": 0.72, "deepcam": 2.9, "resnet50": 0.042}
-"""GiB a sample in 16 bits: paper 000, section V-A."""
+"""GiB per sample in 16 bits: paper 000, section V-A."""
 
 
 def paper_activations(network: Network, rule: CountingRule) -> int:

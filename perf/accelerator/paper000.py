@@ -37,7 +37,7 @@ class Row:
 
     @property
     def intensity_limit(self) -> float:
-        """FLOPs a byte of memory traffic at its limit."""
+        """FLOPs per byte of memory traffic at its limit."""
         return self.gif / self.hbm_limit_gib
 
     @property

@@ -28,8 +28,9 @@ class LayerTime(NamedTuple):
     weights: int = 0
 
     def efficiency(self, ceilings: Ceilings) -> float:
-        """The largest share of tensor cores, float32 units and memory bandwidth that it used (paper 000, section
-        V-B), from what it has to compute and move at the least. At most 1, though caches can save traffic."""
+        """The largest share of tensor cores, float32 units and memory bandwidth that it used (paper 000,
+        section V-B), from what it has to compute and move at least. At most 1, though caches can save
+        traffic."""
         if not self.seconds:
             return 0.0
         used = (

@@ -57,13 +57,14 @@ def reading_table(ranks: Sequence[Profile]) -> Table:
 
 
 EXCHANGE_NOTE = (
-    "Not hidden: all-reduce with nothing left to compute, late ranks included. GB/s: a rank's gradients over the "
+    "Not hidden: all-reduce without concurrent computation, including late ranks. GB/s: a rank's gradients "
+    "over the "
     "time in which at least one message is under way (of Horovod, as its timeline has it on rank 0, without "
     "waiting and copying); of one size, a message's bytes over its own time, which others may share."
 )
 _READING_NOTE = (
-    "Bytes of files as stored. The loader alone reads as many batches of another epoch with nothing computed; the "
-    "page cache is not dropped. Fewer steps than loading.prefetch show no wait."
+    "Bytes of files as stored. Loader alone: the same number of batches of another epoch without "
+    "computation; the page cache is not dropped. Fewer steps than loading.prefetch show no wait."
 )
 _ON_A_GPU = (
     " Waits are the host's: the GPU meanwhile computes what was queued before. Among the parts of a step the wait "

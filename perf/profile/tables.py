@@ -39,9 +39,9 @@ WORDS = {
     "wait": "wait: nothing computes",
 }
 NOTE = (
-    "Training steps under a profiler, which slows them: shares are what it shows. A step is an update of the "
-    "weights with all its backward passes. Samples are zeros in memory unless --data is given. Not a result of "
-    "the benchmark."
+    "Training steps under a profiler, which slows them down: use the shares, not the times. A step is an "
+    "update of the weights with all its backward passes. Samples are zeros in memory unless --data is "
+    "given. Not a result of the benchmark."
 )
 
 
@@ -130,12 +130,12 @@ def page(shown: Shown) -> str:
     exchanged, read = (exchange_table(ranks), message_table(ranks)), (reading_table(ranks),)
     peaks = (efficiency(shown.bins), _bins(shown)) if shown.ceilings else ()
     blocks = [
-        Section("Where a step goes", "", (_parts(shown), _kinds(shown))),
+        Section("Breakdown of a step", "", (_parts(shown), _kinds(shown))),
         Section("Communication of each rank", EXCHANGE_NOTE, exchanged) if profile.exchange else None,
         Section("Input of each rank", reading_note(ranks), read) if profile.reading else None,
         Section("Hardware efficiency", _of_peaks(shown), peaks) if peaks else None,
         Section("Layers", "Forward and backward, the slowest first.", (_layers(shown),)),
-        Section("Operations", "On a GPU kernels; time of their own.", (_operations(shown, 100),)),
+        Section("Operations", "On a GPU: kernels. Self time.", (_operations(shown, 100),)),
     ]
     return render(
         eyebrow="mlhpc profile",

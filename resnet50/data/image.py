@@ -12,14 +12,14 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from mlhpc.errors import UserError
 
 Bytes = npt.NDArray[np.uint8]
-"""A file's content ``[bytes]``, or pixels ``[height, width, 3]``."""
+"""The content of a file ``[bytes]``, or pixels ``[height, width, 3]``."""
 
 _JPEG = b"\xff\xd8"
 # Frame headers (ITU-T T.81, table B.1): SOF0 to SOF15 except DHT, JPG and DAC.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 FORMATS = ("PNG", "GIF", "BMP", "WEBP")
-"""What is read besides JPEG, under any file name. Pillow knows many more formats, and hands EPS to Ghostscript."""
+"""Formats read besides JPEG, under any file name. Pillow supports many more, but passes EPS to Ghostscript."""
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 1 << 27)
 """Pillow's limit for decompression bombs, used also for JPEGs that Pillow does not decode."""
 
@@ -67,7 +67,7 @@ def _require_plausible(data: Bytes) -> None:
     pixels = height * width
     if pixels > MAX_PIXELS or pixels > 4096 + 1024 * len(data):
         raise BrokenImage(
-            f"not a readable image ({len(data)} bytes that claim to be {height} x {width} pixels)"
+            f"not a readable image ({len(data)} bytes with a header of {height} x {width} pixels)"
         )
 
 

@@ -153,9 +153,9 @@ def _copied(results: ResultSet, original: Path) -> Finding:
         "set/copy",
         "warning",
         f"{results.path.name}/",
-        "a set of its own",
+        "a separate set",
         f"the same logs as {original}",
-        "it counts once; republished results are not new results",
+        "it counts only once; republished results are not new results",
     )
 
 
@@ -166,7 +166,7 @@ def _only_throughput(results: ResultSet) -> Finding:
         f"{results.path.name}/",
         f"a time to solution of {results.benchmark} in addition to its throughput",
         "no strong/ set of this submitter",
-        "throughput may not be reported on its own (MLPerf HPC training rules 3.0, Throughput)",
+        "throughput may not be reported alone (MLPerf HPC training rules 3.0, Throughput)",
     )
 
 
@@ -181,7 +181,7 @@ def _tolerated(finding: Finding) -> Finding:
     """A finding on the one run that may miss the target: expected if it follows from missing it."""
     if finding.severity != "error" or finding.rule.rpartition("/")[2] not in _OF_A_MISS:
         return finding
-    why = f"expected of the one run that may miss the target, as the slowest. Otherwise: {finding.remedy}"
+    why = f"expected for one run per set, which counts as the slowest. Otherwise: {finding.remedy}"
     return replace(finding, severity="expected", remedy=why)
 
 
@@ -225,7 +225,7 @@ def _excused(finding: Finding, result: Result | None) -> Finding:
     if result.target.value == official:
         return finding
     why = (
-        f"expected: preset {result.preset!r} has its own target {result.target.value:g}; the checker has only "
-        f"the official {official:g}. This is not a closed-division result"
+        f"expected: preset {result.preset!r} has its own target {result.target.value:g}, but the checker "
+        f"uses the official {official:g}. This is not a closed-division result"
     )
     return replace(finding, severity="expected", remedy=why)

@@ -123,7 +123,7 @@ def _lines(checked: SetCheck, ruleset: str) -> list[Text]:
     if isinstance(score, Strong) and score.mean is not None:
         lines.append(_spread(score))
     if rule := target_of(results):
-        own = "; its own, not MLPerf's: not an MLPerf result" if has_own_target(results) else ""
+        own = "; not the target of MLPerf: not an MLPerf result" if has_own_target(results) else ""
         lines.append(Text(f"target: {rule[0].metric} {rule[0].value:g}{own}"))
     if results.is_tree and results.system_json is not None:
         official = summary(results, ruleset)

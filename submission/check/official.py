@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 RULESETS = ("1.0.0", "2.0.0", "3.0.0")
-"""The HPC rulesets in mlperf-logging 4.1.68. There is none for round 0.7."""
+"""The HPC rulesets of mlperf-logging 4.1.68. There is none for round 0.7."""
 
 LONGEST = 10_000
 """Bytes of an MLLOG line that the official parser reads in 0.1 s; its time grows with the square of the length
@@ -146,7 +146,7 @@ def rcp_verdict(results: ResultSet, ruleset: str) -> tuple[bool, str]:
     if not _are_readable(results):
         return False, "not run: a log has a line that is too long for it"
     if not results.log_paths:
-        return False, "not run: no logs that count"
+        return False, "not run: no valid logs"
     with _copy(results, rules) as tree, guarded():
         folder = tree / "results" / _folder_in_tree(results, rules)
         try:

@@ -24,13 +24,13 @@ RULE_FILE = re.compile(r"\w+_\d+\.\d+\.\d+/\w+\.yaml", re.ASCII)
 """The names of the package's rule files. Without a dot or a slash in its last part, such a name cannot leave the
 package's folder."""
 MOST_RULE_FILES = 64
-"""Limit of rule files per log. A log needs four or five, and one more for each repeated record."""
+"""Maximum number of rule files per log. A log needs four or five, and one more for each repeated record."""
 
 _YAML = mlp_compliance.yaml  # the parser that it uses
 
 
 class RuleFileRefused(Exception):
-    """A log asks for a rule file that is not the checker's own, or for an endless number of them."""
+    """A log requests a rule file that does not belong to the checker, or too many of them."""
 
 
 @contextmanager
@@ -57,10 +57,10 @@ def _own_rule_files_only() -> Iterator[None]:
         """The only place where mlperf-logging opens a rule file; there is one checker per log."""
         name = config_file.removeprefix(folder + os.sep)
         if not RULE_FILE.fullmatch(name):
-            raise RuleFileRefused(f"it asks for the rule file {name!r}, which is not one of the checker's")
+            raise RuleFileRefused(f"it requests the rule file {name!r}, which does not belong to the checker")
         self.rule_files_read = getattr(self, "rule_files_read", 0) + 1
         if self.rule_files_read > MOST_RULE_FILES:
-            raise RuleFileRefused(f"it asks for more than {MOST_RULE_FILES} rule files, {name!r} among them")
+            raise RuleFileRefused(f"it requests more than {MOST_RULE_FILES} rule files, including {name!r}")
         official(self, loglines, config_file)
 
     checker.configured_checks = configured_checks

@@ -11,7 +11,7 @@ from mlhpc.errors import count, few
 from mlhpc.submission.logs.fields import MOST_RANKS, Count, Fields, Text
 
 Ranges = Annotated[str, Field(pattern=r"^[0-9,-]*$", max_length=1_000)]
-"""Numbers as Linux lists them."""
+"""Format of Linux's lists of numbers."""
 
 
 class RankBinding(Fields):

@@ -30,7 +30,7 @@ _KINDS: dict[str, Kind] = {
     "nodes": "machine",
     "data": "data",
 }
-"""What each key of env.json describes; the others are of the environment."""
+"""Category of keys of env.json; all others belong to the environment."""
 _OF_EACH_RUN = frozenset({"date", "command"})
 _OF_EACH_LAUNCH = re.compile(r"(^|_)(RANK|PORT|ADDR|HOSTNAME)$")
 """Variables that differ between any two launches: ranks, ports, addresses."""
@@ -48,7 +48,7 @@ class Entry(Protocol):
 
 
 class Difference(NamedTuple):
-    """One value that two runs do not share; None where a run has none."""
+    """One value that two runs do not share; None if a run has none."""
 
     kind: Kind
     key: str
@@ -57,7 +57,7 @@ class Difference(NamedTuple):
 
 
 def differences(first: Path, second: Path) -> list[Difference]:
-    """The differences between two run directories, by kind. Raises UserError where one has neither settings nor
+    """The differences between two run directories, by kind. Raises UserError if one has neither settings nor
     environment."""
     return between(_readable(first), _readable(second))
 
@@ -124,13 +124,13 @@ def _readable(path: Path) -> RunDirectory:
     run = read(path)
     if run.config is None and not run.env:
         raise UserError(
-            f"{path}: neither config.toml nor env.json can be read; give the --out folder of a run"
+            f"{path}: neither config.toml nor env.json can be read; pass the --out folder of a run"
         )
     return run
 
 
 def _first_run(path: Path) -> RunDirectory | None:
-    """The run at ``path``, or the first one of a campaign in it; None where there is none."""
+    """The run at ``path``, or the first one of a campaign in it; None if there is none."""
     folders = [path, *sorted(each for each in path.iterdir() if each.is_dir())] if path.is_dir() else []
     folder = next((each for each in folders if (each / "config.toml").is_file()), None)
     try:

@@ -16,11 +16,11 @@ from mlhpc.errors import count
 from mlhpc.submission.logs.fields import Count, Fields, Name, Text
 
 NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
-"""What is measured, in the order in which it is shown."""
+"""Kinds of energy counters, in display order."""
 
 
 class Energy(Fields):
-    """What the counters of one kind counted between start and stop on the nodes of the run; None where none could
+    """What the counters of one kind counted between start and stop on the nodes of the run; None if none could
     be read. ``source``: what the ``counters``, which are of ``nodes`` nodes, were read with. ``problems``: which
     are not in it, and why."""
 
@@ -51,7 +51,7 @@ def in_order(energies: Mapping[str, Energy] | None) -> dict[str, Energy]:
 
 
 def energies_in(value: Any) -> dict[str, Energy]:
-    """The figures in a ``result.json`` or in a run's note, checked; empty where it has none, or others."""
+    """The figures in a ``result.json`` or in a run's note, checked; empty if it has none, or others."""
     try:
         return in_order(_ENERGIES.validate_python(value)) if value else {}
     except ValidationError:
@@ -69,7 +69,7 @@ def energies_of(log: Path) -> dict[str, Energy]:
 
 
 def joules_of(log: Path) -> dict[str, float | None]:
-    """Joules by what was measured, None where a part of the counters is missing, as ``energies_of``."""
+    """Joules by what was measured, None if a part of the counters is missing, as ``energies_of``."""
     return {kind: energy.whole_joules for kind, energy in energies_of(log).items()}
 
 

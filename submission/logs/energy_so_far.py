@@ -11,14 +11,14 @@ from mlhpc.common.energy.counters import stood_still
 from mlhpc.submission.logs.energy import NAMES, energies_in
 
 OLD_S = 30.0
-"""Seconds after which a reading is not that of now: two have been missed."""
+"""Age in seconds above which a reading is not current: two readings have been missed."""
 
 
 @dataclass(frozen=True)
 class EnergySoFar:
     """What the counters of one kind have counted since run_start.
 
-    ``watts``: mean power between the last two readings; None where one of the nodes has no current one, and after
+    ``watts``: mean power between the last two readings; None if one of the nodes has no current one, and after
     the run. ``nodes``: those whose counters are in it, of ``of_nodes``. ``at_least``: counters or nodes are
     missing in it, or their last readings.
     """

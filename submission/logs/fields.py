@@ -16,7 +16,7 @@ def _finite_or_none(value: Any) -> Any:
 
 
 Name = Annotated[str, Field(pattern=r"^[\w.+-]{1,100}$")]
-"""An identifier of this suite: no blanks, brackets, quotes or control characters."""
+"""An identifier: no spaces, brackets, quotes or control characters."""
 Text = Annotated[str, AfterValidator(printable), Field(max_length=10_000)]
 Seconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]

@@ -52,7 +52,7 @@ def load_run(
     except UserError as error:
         about_log = any(key in str(error) for key in values)
         raise (
-            UserError(f"{path}: {printable(error)[:500]}; --set goes over the log") if about_log else error
+            UserError(f"{path}: {printable(error)[:500]}; --set overrides the log") if about_log else error
         ) from None
     own = run.hyperparameters.logged()
     missing = [key for key in own if key not in values and f"hyperparameters.{key}" not in given]
@@ -72,7 +72,7 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
     if name != expected:
         what = f"submission_benchmark {_short(name)}" if name else "no submission_benchmark"
         raise UserError(
-            f"{path}: {what}, not {expected}; give the log of a {expected} submission (result_N.txt)"
+            f"{path}: {what}, not {expected}; pass the log of a {expected} submission (result_N.txt)"
         )
     fields = _class_of(benchmark).model_fields
     values = {}
@@ -99,14 +99,14 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
 
 
 def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, Any]]:
-    """What the log has of ``keys``. Raises UserError where one has several values, as in logs put together, or one
+    """What the log has of ``keys``. Raises UserError if one has several values, as in logs put together, or one
     that is not finite."""
     for key in keys:
         found = [record.value for record in log.all(key) if record.value is not None]
         if any(value != found[0] for value in found):
             other = next(value for value in found if value != found[0])
             raise UserError(
-                f"{path}: {key} is {_short(found[0])} and {_short(other)}; give the log of one run"
+                f"{path}: {key} is {_short(found[0])} and {_short(other)}; pass the log of a single run"
             )
         if found and isinstance(found[0], float) and not math.isfinite(found[0]):
             raise UserError(f"{path}: {key} {found[0]}: not a finite number")
@@ -143,4 +143,4 @@ def _sha256(path: Path) -> str:
         with os.fdopen(open_regular(path), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give the log of a submission (result_N.txt)") from None
+        raise UserError(f"{path}: {error.strerror}; pass the log of a submission (result_N.txt)") from None

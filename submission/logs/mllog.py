@@ -23,7 +23,7 @@ from mlhpc.errors import UserError
 TOKEN = ":::MLLOG "
 _LONGEST_READ = 2**20  # characters of a line; published lines have up to some thousands
 YEARS_MS = (-62135596800000.0, 253402300799999.0)
-"""Milliseconds since the epoch of Python's first and last date, in the years 1 and 9999."""
+"""Python's first and last date, in the years 1 and 9999, in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def parse(path: Path) -> Log:
                 else:
                     problems.append(record)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a log file or a run directory") from None
+        raise UserError(f"{path}: {error.strerror}; pass a log file or a run directory") from None
     return Log(
         path,
         tuple(records),

@@ -17,8 +17,8 @@ PARTS = {
     "staging": ("Staging", "between staging_start and staging_stop"),
     "first_epoch_excess": (
         "First-epoch excess",
-        "how much longer the first epoch and the first evaluation took than the median of the later ones: "
-        "includes data read in while training, which has no key of its own",
+        "time by which the first epoch and the first evaluation exceed the median of the later ones: "
+        "includes data read during training, which has no separate key",
     ),
     "training": ("Training", "inside the epochs, without evaluation and checkpoints"),
     "evaluation": ("Evaluation", "between eval_start and eval_stop"),

@@ -26,10 +26,10 @@ from mlhpc.submission.logs.energy_so_far import EnergySoFar, Readings
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20
-"""At most this much of a file is read in one look; the next one goes on."""
+"""Maximum bytes of a file read per update; the next update continues."""
 _LEAST_BYTES = 64 * 2**10
 HOLE_S = 30.0
-"""Seconds after which zeros in a file are lost bytes, and no longer such as are not yet seen here."""
+"""Seconds after which zeros in a file count as lost bytes, and not as bytes not yet visible on this node."""
 _RANK_0 = "events.rank0.jsonl"
 
 
@@ -158,11 +158,11 @@ class _Rank:
 
 
 class Follower:
-    """Follows the run in ``folder``. Raises UserError where there is no run."""
+    """Follows the run in ``folder``. Raises UserError if there is no run."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         if not (folder / "run.log").is_file():
-            raise UserError(f"{folder}: not a run directory (no run.log); give the --out folder of a run")
+            raise UserError(f"{folder}: not a run directory (no run.log); pass the --out folder of a run")
         self.folder, self._clock = folder, clock
         self._config = _config(folder / "config.toml")
         self._ranks: dict[str, _Rank] = {}  # by the names of their files

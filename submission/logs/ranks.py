@@ -16,12 +16,12 @@ from mlhpc.submission.logs.run_directory import RunDirectory
 PERCENTILES = ("p50", "p90", "p99", "max")
 _RECENT_S = 600.0
 _MOST_BYTES = 256 * 2**20
-"""Maximum size of an events file; a larger one is not read."""
+"""Maximum size of an events file; larger files are not read."""
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """One rank: seconds of its spans, bytes of its memory; None where its events have no such record.
+    """One rank: seconds of its spans, bytes of its memory; None if its events have no such record.
 
     ``steps``: percentiles of the step time in seconds, by epoch.
     """

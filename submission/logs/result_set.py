@@ -50,7 +50,7 @@ class ResultSet:
 
     @cached_property
     def logs(self) -> tuple[Log, ...]:
-        """The complete logs. Raises UserError when one cannot be opened."""
+        """The complete logs. Raises UserError if one cannot be opened."""
         return tuple(map(parse, self.log_paths))
 
     @cached_property

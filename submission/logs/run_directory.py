@@ -224,10 +224,10 @@ def read(path: Path) -> RunDirectory:
         UserError: ``path`` is not a directory, or contains neither a run.log nor a result.json.
     """
     if not path.is_dir():
-        raise UserError(f"{path}: no such directory; give the --out directory of a run")
+        raise UserError(f"{path}: no such directory; pass the --out directory of a run")
     if not ((path / "run.log").is_file() or (path / "result.json").is_file()):
         raise UserError(
-            f"{path}: not a run directory (neither run.log nor result.json); give the --out of a run"
+            f"{path}: not a run directory (neither run.log nor result.json); pass the --out directory of a run"
         )
     problems: list[tuple[str, str]] = []
 

@@ -38,7 +38,7 @@ def servers_figures(record: Mapping[str, Any]) -> ServerFigures:
     model = _whole(record["model_bytes"])
     traffic = [(_whole(sent), _whole(received)) for sent, received in record["traffic"]]
     if workers < 1 or steps < 1 or len(traffic) != workers + servers:
-        raise ValueError("its servers.json does not fit its number of ranks")
+        raise ValueError("its servers.json does not match its number of ranks")
     # A server receives gradients and then sends weights; the ranks of a ring do both at the same time.
     both = [sent + received for sent, received in traffic]
     of_workers = both[:workers] if servers else [sent for sent, _ in traffic]
@@ -58,11 +58,11 @@ def servers_figures(record: Mapping[str, Any]) -> ServerFigures:
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise TypeError(f"{value!r} is no count")
+        raise TypeError(f"{value!r} is not a count")
     return value
 
 
 def _finite(value: Any) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise TypeError(f"{value!r} is no measurement")
+        raise TypeError(f"{value!r} is not a measurement")
     return float(value)

@@ -21,7 +21,7 @@ from mlhpc.benchmarks.load import dumps
 from mlhpc.submission.logs.run_directory import RunDirectory
 
 LEFT_OUT = ("tests", "build", "dist")
-"""Folders of a checkout that no run needs, besides those whose name begins with a dot."""
+"""Folders of a checkout not needed by runs, in addition to hidden ones."""
 
 
 def name() -> str:

@@ -24,7 +24,7 @@ from mlhpc.submission.score.rcp import pruned, reference_points
 from mlhpc.submission.score.set_score import set_findings
 
 DETAILED = 150
-"""Maximum number of sets that the planes show and that are predicted from the others; the tables have all."""
+"""Maximum number of sets shown in the plots and predicted from the others; the tables contain all."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | Non
             entries += measured
             advance(len(results.log_paths))
     if not entries:
-        raise UserError(f"{', '.join(map(str, paths))}: no log to compare; give runs or submission trees")
+        raise UserError(f"{', '.join(map(str, paths))}: no log to compare; pass runs or submission trees")
     ordered = sorted(entries, key=lambda e: (e.official is not True, e.benchmark, e.train_samples or 0))
     lettered = _with_copies([replace(entry, letter=letter(n)) for n, entry in enumerate(ordered)])
     originals = [entry for entry in lettered if not entry.copy_of]
@@ -108,7 +108,7 @@ def _with_copies(entries: Sequence[Entry]) -> list[Entry]:
             note = f"{number} of {entry.logs} logs are also in {original}"
             is_copy = 2 * number > len(entry.log_ids)
             if is_copy:
-                note += ": a copy, left out of figures and predictions"
+                note += ": a copy, excluded from figures and predictions"
             entry = replace(entry, notes=(*entry.notes, note), copy_of=original if is_copy else "")
         checked.append(entry)
     return checked

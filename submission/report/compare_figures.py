@@ -129,7 +129,7 @@ def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
                batches, levels(x_units, y_batch, 1.0, "{0:g} per unit")),
         _Plane("b) Epoch scaling", f"dotted: the same number of steps; {_WHISKERS}", x_epochs, y_batch, epochs,
                batches, levels(x_epochs, y_batch, train, "{1} steps"), spreads, reference),
-        _Plane("c) Throughput scaling", "dotted: samples/s per unit, training and evaluation together", x_units,
+        _Plane("c) Throughput scaling", "dotted: samples/s per unit, including evaluation", x_units,
                y_rate, units, rates, levels(x_units, y_rate, 3600 / samples, "{0:g}/s per unit")),
         _Plane("d) Time to compute", f"dotted: the same T_epoch · epochs; {_WHISKERS}", x_epochs, y_rate, epochs,
                rates, plots.level_lines(x_epochs, y_rate, _times(epochs, rates)), spreads),

@@ -38,7 +38,7 @@ def page(comparison: Comparison) -> str:
 
 
 def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
-    """The blocks of each section of a chapter, None where it is left out, and what its text speaks of."""
+    """The blocks of each section of a chapter, None if it is left out, and what its text speaks of."""
     first = group[0]
     originals = [e for e in group if not e.copy_of]
     measured = [e for e in originals if e.runs]

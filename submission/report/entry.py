@@ -19,12 +19,12 @@ from mlhpc.submission.score.score import Strong, Weak
 
 OVER_SCORED = "the runs in the score"
 OVER_CONVERGED = "all runs that converged"
-OVER_ENDED = "all runs that ended by themselves; none converged"
+OVER_ENDED = "all runs that ended normally; none converged"
 OVER_RESUMED = "resumed runs, which do not count"
 
 IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED = "in the score", "before the clock", "no record"
-"""Where the staging records of a set are: after run_start (MLPerf HPC up to round 2.0 times staging), before it
-(from round 3.0 on the score excludes staging), or nowhere."""
+"""Position of a set's staging records: after run_start (MLPerf HPC up to round 2.0 times staging), before it
+(from round 3.0 on the score excludes staging), or missing."""
 
 
 @dataclass(frozen=True)

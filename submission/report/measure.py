@@ -93,7 +93,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         score = replace(score, minutes=None, without_staging_minutes=None, why=why)
         over = OVER_RESUMED
     if any(log.first("staging_overlap") for log in logs):
-        notes.append("staging overlapped the first epoch: T_staging is only what training did not hide")
+        notes.append("staging overlapped the first epoch: T_staging is only the part not hidden by training")
     coarse = any(log.first("coarse_epochs") for log in logs)
     if coarse:
         notes.append("some epochs trained on coarser samples")
@@ -237,9 +237,7 @@ def _shared(
     if one == logged:
         return scale, nodes, ""
     scale, nodes = (number and max(number * one // logged, 1) for number in (scale, nodes))
-    note = (
-        f"each log counts {whole(logged)} units as its own; instances at the same time shared {whole(total)}"
-    )
+    note = f"each log counts {whole(logged)} units; concurrent instances shared {whole(total)}"
     return scale, nodes, note
 
 

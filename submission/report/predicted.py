@@ -13,12 +13,12 @@ from mlhpc.submission.logs.run_directory import Result, RunDirectory
 from mlhpc.submission.report.summary import duration, parts, rate
 
 _SLOWED = 0.05
-"""Share of the training time that the loop waits for data from which on the input path is said to limit it."""
+"""Share of data wait in the training time above which the input path is reported as the limit."""
 
 
 @dataclass(frozen=True)
 class PredictedPart:
-    """Seconds of one part of a run: measured (None where it is not known), and predicted with its interval (None
+    """Seconds of one part of a run: measured (None if it is not known), and predicted with its interval (None
     where no model speaks of it)."""
 
     label: str
@@ -27,7 +27,7 @@ class PredictedPart:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted; None where either is missing or zero."""
+        """Measured over predicted; None if either is missing or zero."""
         if not self.predicted or not self.measured or self.predicted[0] <= 0:
             return None
         return self.measured / self.predicted[0]
@@ -48,7 +48,7 @@ def beside(run: RunDirectory, machine: Machine) -> Beside:
     """The run's parts beside those predicted for it on ``machine``, with as many accelerators a node as it had
     ranks, for the epochs and samples that it trained.
 
-    Raises UserError where the run has no result and configuration, or cannot be on that machine.
+    Raises UserError if the run has no result and configuration, or cannot be on that machine.
     """
     result, config = run.result, run.config
     if result is None or config is None or not result.epochs or not result.ranks:
@@ -109,7 +109,7 @@ def _measured_words(run: RunDirectory) -> str:
     step, wait = seconds.get("step", 0.0), seconds.get("data_wait", 0.0)
     samples = sum(e.samples or 0 for e in run.result.epochs) if run.result else 0
     if not step:
-        return "not known: the run has no times of steps and waits"
+        return "not known: the run has no step and wait times"
     if samples and step > 0 and wait / (step + wait) >= _SLOWED:
         return f"the input path limits: {rate(samples / (step + wait))} of {rate(samples / step)} samples/s"
     return "the training step limits: the input path keeps up"

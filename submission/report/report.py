@@ -63,11 +63,11 @@ def report_on(
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
         if configurations:
             raise UserError(
-                "--predict is for a comparison: give the folder of several runs, or several paths"
+                "--predict is only for comparisons: pass the folder of several runs, or several paths"
             )
         return report(first, console, out=out, machine=machine)
     if machine:
-        raise UserError("--machine is for the report of one run: give the directory of one")
+        raise UserError("--machine is only for the report of a single run: pass its directory")
     if out:
         _refuse_inside(out, paths)
         if out.exists():
@@ -109,7 +109,9 @@ def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
     folder = out.resolve().parent
     for path in paths:
         if path.is_dir() and (folder == path.resolve() or path.resolve() in folder.parents):
-            raise UserError(f"{out}: is inside {path}, which is only read; choose --out FILE.html elsewhere")
+            raise UserError(
+                f"{out}: is inside {path}, which must not be modified; choose --out FILE.html elsewhere"
+            )
 
 
 def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console: Console) -> None:

@@ -25,7 +25,7 @@ from mlhpc.submission.report.summary import (
 Rows = list[dict[str, Any]]
 _HEIGHT = 170
 _MOST_EPOCHS = 2000
-"""Maximum points of a curve; of more, every n-th is drawn."""
+"""Maximum number of points of a curve; with more, every n-th is drawn."""
 
 
 def breakdown(parts: Sequence[Part]) -> Figure:
@@ -34,7 +34,7 @@ def breakdown(parts: Sequence[Part]) -> Figure:
     unit, scale = time_unit(sum(seconds.values()))
     return bars.stacked_bars(
         [bars.Bar("", seconds)],
-        "Where the time went",
+        "Breakdown of time to train",
         parts={part.key: part.label for part in parts},
         value_title=f"time since run_start, {unit}",
         write=duration,

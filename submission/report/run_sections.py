@@ -103,7 +103,7 @@ def staging(result: Result) -> Facts:
         "time": duration(staging.seconds),
         "rate": size(staging.bytes / staging.seconds, "/s") if staging.seconds else "not known",
         "slowest rank": _slowest(staging),
-        "mode": f"{staging.mode or 'not known'}{', packed on the way' if staging.packed else ''}",
+        "mode": f"{staging.mode or 'not known'}{', packed during the copy' if staging.packed else ''}",
         "first epoch": _overlap(staging),
         "read from the source": _source_bytes(staging),
         **_format_facts(result),
@@ -112,10 +112,10 @@ def staging(result: Result) -> Facts:
         "target is RAM": _yes_no(staging.target_is_ram, "yes: staged files take memory from training", "no"),
         "source": _yes_no(
             result.source_evicted,
-            "evicted: no page of it was in memory before the run",
-            "not known to be cold: the page cache may have held it",
+            "evicted: no page was in memory before the run",
+            "may have been in the page cache",
         ),
-        "checksums": _yes_no(staging.verified, "every file verified", "the data set has none"),
+        "checksums": _yes_no(staging.verified, "every file verified", "the data set has no checksums"),
         "already in place": count(staging.kept, "file"),
     }
     return Facts(facts)
@@ -123,7 +123,7 @@ def staging(result: Result) -> Facts:
 
 _SCOPES = {
     "sample": "the whole data set, sample by sample",
-    "node": "the samples of each node, which stay there",
+    "node": "the samples of each node, fixed for the run",
     "global": "node shards, redivided before every epoch",
 }
 
@@ -158,15 +158,15 @@ def _overlap(staging: Staging) -> str:
     if not staging.overlapped:
         return "read the staged files"
     waited = f"waited {duration(staging.waited_s)} at its end"
-    return f"read what was staged by then, the rest from the source; {waited}"
+    return f"read staged files, or the source until a file was staged; {waited}"
 
 
 def _source_bytes(staging: Staging) -> str:
     if staging.source_bytes is None:
         return "not known"
-    how = ", once: nodes passed files on to each other" if staging.read_once else ""
+    how = ", once: nodes forwarded files to each other" if staging.read_once else ""
     if staging.overlapped:
-        how = " by staging, and more by training meanwhile"
+        how = " by staging; training read more during the copy"
     return f"{size(staging.source_bytes)}{how}"
 
 

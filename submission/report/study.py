@@ -26,12 +26,12 @@ Value = str | int | float | bool
 
 CELL = "cell.json"
 PLACES = ("codec", "batch", "ranks", "data", "storage")
-"""Settings of a cell besides the configuration of its runs: the codec of its data set where that was varied,
+"""Settings of a cell besides the configuration of its runs: the codec of its data set if it was varied,
 samples per rank and step (local batch size), ranks, the name of the data set's folder, and whether it is read in
 place (shared) or staged."""
 SERVERS, UPDATES = "parameter_servers", "updates"
 """Settings of a cell that is trained by parameter servers: their number (0: a ring all-reduce), and whether
-updates are synchronous or asynchronous. No run has them: they lead to a program of their own
+updates are synchronous or asynchronous. Runs do not have them: they are measured by a separate program
 (``Benchmark.servers_study``)."""
 GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
@@ -109,11 +109,11 @@ class Study:
 
 def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Study:
     """The study in a folder. ``running``: whether the run ``CELL.NUMBER`` is in progress; such runs are left out.
-    Raises UserError when there is no study, or a cell of it cannot be read."""
+    Raises UserError if there is no study, or a cell of it cannot be read."""
     cell_files = sorted(path.glob(f"*/{CELL}"), key=lambda cell: (cell.stat().st_mtime_ns, cell.parent.name))
     cells = _with_distinct_names([_read_cell(cell.parent, running) for cell in cell_files])
     if not cells:
-        raise UserError(f"{path}: no study there; start one with mlhpc study BENCHMARK --vary KEY=A,B")
+        raise UserError(f"{path}: not a study; start one with mlhpc study BENCHMARK --vary KEY=A,B")
     keys = [*PLACES, *dict.fromkeys(key for cell in cells for key in cell.settings if key not in PLACES)]
     n_values = {key: len({repr(cell.settings.get(key)) for cell in cells}) for key in keys}
     # One of the two batch sizes follows from the other and the ranks: the local one in strong scaling.
@@ -131,7 +131,7 @@ def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Stu
 
 
 def described(folder: Path) -> tuple[dict[str, Value], str, str | None]:
-    """Settings of a cell, path of its data set, and the folder it is staged to or None. Raises UserError when its
+    """Settings of a cell, path of its data set, and the folder it is staged to or None. Raises UserError if its
     ``cell.json`` cannot be read."""
     try:
         content = read_object(folder / CELL)
@@ -141,7 +141,7 @@ def described(folder: Path) -> tuple[dict[str, Value], str, str | None]:
         if not all(isinstance(value, str) or -1e300 < value < 1e300 for value in settings.values()):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{folder / CELL}: cannot be read; move {folder} away, and start again") from None
+        raise UserError(f"{folder / CELL}: cannot be read; move {folder} away, and restart") from None
     return settings, data, stage
 
 
@@ -236,7 +236,7 @@ def _measured_with_servers(run: Path, settings: Mapping[str, Value]) -> Measured
 
 
 def _config(run: Path, settings: Mapping[str, Value], placed: Mapping[str, Value]) -> Run:
-    """The configuration of a run. Raises ValueError where it, or how the run was ``placed``, differs from the
+    """The configuration of a run. Raises ValueError if it, or how the run was ``placed``, differs from the
     settings of its cell."""
     try:
         config = loads(read_text(run / "config.toml"))
@@ -301,7 +301,7 @@ def _names(paths: set[str]) -> dict[str, str]:
 
 
 def accuracy(cell: Cell) -> float | None:
-    """The mean accuracy of a cell's runs; None where they measured none."""
+    """The mean accuracy of a cell's runs; None if they measured none."""
     found = spread(run.servers.accuracy for run in cell.runs if run.servers)
     return found.mean if found else None
 

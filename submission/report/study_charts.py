@@ -19,9 +19,9 @@ from mlhpc.submission.report.study import (
 from mlhpc.submission.report.summary import plain
 
 PANELS = 12
-"""Maximum number of figures per section; the table has the rest."""
+"""Maximum number of figures per section; the table contains all."""
 BARS = 32
-"""Maximum number of bars in the figure of times; the table has the rest."""
+"""Maximum number of bars in the figure of times; the table contains all."""
 TITLE = {
     "codec": "Codec",
     "batch": "Local batch size",
@@ -40,7 +40,7 @@ TITLE = {
 _UNIT = {"batch": "samples", GLOBAL_BATCH: "samples"}
 _THROUGHPUT = "training throughput, samples/s"
 Panels = Sequence[tuple[str, Sequence[Cell]]]
-"""Captions, and the cells drawn below each."""
+"""Captions, with the cells shown under each."""
 
 
 def throughput(study: Study, axis: str) -> tuple[tuple[Figure, ...], int]:

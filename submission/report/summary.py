@@ -18,11 +18,11 @@ from mlhpc.submission.logs.ranks import running
 from mlhpc.submission.logs.run_directory import RunDirectory, Target
 
 PARTS = {
-    "staging": ("Staging", "copying the data set to where training reads it"),
+    "staging": ("Staging", "copying the data set to node-local storage"),
     "exchange": ("Exchange", "nodes exchanging their shards between epochs"),
     "first_epoch_excess": (
         "First-epoch excess",
-        "how much longer the first epoch took than the median of the others",
+        "time by which the first epoch exceeds the median of the others",
     ),
     "data_wait": ("Data wait", "the training loop waiting for its next batch"),
     "step": ("Training steps", "forward, backward, all-reduce, update"),
@@ -44,7 +44,7 @@ class Part:
     @property
     def unknown(self) -> str:
         """Why there are no seconds."""
-        return "nothing staged" if self.key == "staging" else "needs three epochs"
+        return "nothing staged" if self.key == "staging" else "requires three epochs"
 
 
 def parts(run: RunDirectory) -> list[Part]:
@@ -83,7 +83,7 @@ _FRAMEWORKS = {
 def packages_of(benchmark: str | None, framework: str | None, installed: object) -> dict[str, str]:
     """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None: the
     benchmark's default) can have used: without the other framework's. All of them for a benchmark outside this
-    suite; empty where ``installed`` is not a table."""
+    suite; empty if ``installed`` is not a table."""
     if not isinstance(installed, dict):
         return {}
     own = _family(str(benchmark), framework)
@@ -102,7 +102,7 @@ def _family(benchmark: str, framework: str | None) -> str | None:
 
 
 def framework_of(benchmark: str | None, framework: str | None, installed: object) -> str:
-    """The framework of a run and its version, ``torch 2.13.0``; empty where it is unknown."""
+    """The framework of a run and its version, ``torch 2.13.0``; empty if it is unknown."""
     names = tuple(_FRAMEWORKS)
     return ", ".join(
         f"{name} {version}"
@@ -115,14 +115,12 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
     """Why the time of the run is not a score; empty if it is one."""
     result = run.result
     if result is None:
-        return [
-            running(run) or "there is no readable result.json: the run did not end, or the file is damaged"
-        ]
+        return [running(run) or "no readable result.json: the run did not end, or the file is damaged"]
     reasons = []
     if result.resumed:
-        reasons.append("the run was resumed from a checkpoint, so its clock misses the first part")
+        reasons.append("the run was resumed from a checkpoint, so its clock does not include the first part")
     if result.status == "emulated":
-        reasons.append("steps were emulated (--compute): nothing was trained")
+        reasons.append("steps were emulated (--compute), not trained")
     elif result.status == "failed":
         reasons.append(f"the target was not met ({quality(result.target)})")
     elif result.status != "success":
@@ -142,14 +140,14 @@ def standing(run: RunDirectory) -> str:
         return (
             "No result yet: the run has not ended."
             if running(run)
-            else "Not a result: the run left no result.json."
+            else "Not a result: the run has no result.json."
         )
     division, preset = run.result.division, run.result.preset
     if run.result.emulation:
-        waited = f"each step took up {run.result.emulation.step_s:.4g} s"
-        return f"Emulated run, preset {preset}: {waited} and computed nothing. No result."
+        waited = f"each step waited {run.result.emulation.step_s:.4g} s"
+        return f"Emulated run, preset {preset}: {waited} instead of computing. Not a result."
     if division == "closed":
-        return "Closed division, one run: a score takes the mean of several. Not verified by MLCommons."
+        return "Closed division, single run: a score is the mean of several. Not verified by MLCommons."
     return f"{division.capitalize()} division, preset {preset}: not a closed-division result."
 
 
@@ -287,5 +285,5 @@ def progress_facts(now: Progress) -> dict[str, str]:
 
 
 def digits(value: float) -> str:
-    """Four digits; empty where it is not finite."""
+    """Four digits; empty if it is not finite."""
     return f"{value:.4g}" if math.isfinite(value) else ""

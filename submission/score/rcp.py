@@ -78,7 +78,7 @@ def compare(
         return None
     epochs = sorted(r.epochs_to_target or math.inf if r.converged else math.inf for r in runs)
     if batch_size is None:
-        return Comparison(False, "", why="the runs do not have one global_batch_size")
+        return Comparison(False, "", why="the runs have different values of global_batch_size")
     if len(epochs) < 3 or math.isinf(epochs[-2]):
         why = "too few runs with a known number of epochs to target"
         return Comparison(False, "", why=why, applies=False)
@@ -133,7 +133,7 @@ def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...],
         low = next(point for point in below if point.batch_size == largest)
         return (low, next(point for point in above if point.batch_size == smallest)), "interpolated"
     if above:
-        return (above[0],), "next larger batch size: a smaller one must not need more"
+        return (above[0],), "next larger batch size: a smaller one must not require more"
     return (), "missing"
 
 

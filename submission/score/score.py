@@ -93,10 +93,10 @@ def score_run(log: Log, target: Target) -> RunScore:
         return RunScore(log.path, None, None, False, None, f"no {missing}: the run did not end")
     without = run.seconds - staged_s(log)
     if not 0 < run.seconds < math.inf:
-        why = f"run_stop − run_start is {run.seconds:.3f} s: a clock was set back"
+        why = f"run_stop − run_start is {run.seconds:.3f} s: the clock was set back"
         return RunScore(log.path, run.seconds, without, False, None, why)
     if log.value("emulated_step_s") is not None:
-        why = "an emulated run, whose steps computed nothing"
+        why = "an emulated run without training"
         return RunScore(log.path, run.seconds, without, False, None, why)
     evaluations = log.evaluations(target.metric)
     met = next((e for e in evaluations if target.met_by(e.value)), None)
@@ -134,9 +134,9 @@ def score_strong(logs: Sequence[Log], target: Target, runs_needed: int) -> Stron
     missed = len(runs) - len(times)
     why = ""
     if len(runs) != runs_needed:
-        why = f"{len(runs)} run{'' if len(runs) == 1 else 's'}; a score is made from {runs_needed}"
+        why = f"{len(runs)} run{'' if len(runs) == 1 else 's'}; a score requires {runs_needed}"
     elif missed > 1:
-        why = f"{missed} of {len(runs)} runs did not converge; one may"
+        why = f"{missed} of {len(runs)} runs did not converge; only one may"
     mean = statistics.fmean(times) if times else None
     spread = statistics.stdev(times) if len(times) > 1 else None
     ci95 = _t_interval(times)
@@ -190,9 +190,9 @@ def score_weak(
     if len(scales - {None}) > 1:
         why = f"instances of different scales: {', '.join(map(str, sorted(s for s in scales if s)))}"
     elif scale is None:
-        why = "no instance scale: number_of_nodes and accelerators_per_node are not in every log"
+        why = "no instance scale: number_of_nodes and accelerators_per_node are missing in some logs"
     elif len(kept) < runs_needed:
-        why = f"{len(kept)} instance{'' if len(kept) == 1 else 's'} that count; {runs_needed} are needed"
+        why = f"{len(kept)} instance{'' if len(kept) == 1 else 's'} that count; {runs_needed} are required"
     if why:
         return Weak(total_scale, scale, len(kept), None, None, tuple(runs), why)
     intervals = [log.run for log in kept if log.run]

@@ -32,7 +32,7 @@ OPTIONAL = (
 )  # fmt: skip
 """Fields that must exist but may be empty."""
 EXTRA = ("system_type", "host_network_card_count")
-"""Fields of the rules that the checker does not require: written if the user gives them."""
+"""Fields of the rules that the checker does not require: written only if set by the user."""
 ORDER = (
     "submitter", "division", "system_type", "status", "system_name", "number_of_nodes",
     "host_processors_per_node", "host_processor_model_name", "host_processor_core_count",
@@ -44,7 +44,7 @@ ORDER = (
     "accelerator_memory_capacity", "accelerator_interconnect", "accelerator_interconnect_topology",
     "cooling", "hw_notes", "framework", "other_software_stack", "operating_system", "sw_notes",
 )  # fmt: skip
-"""All fields in the order of the published descriptions."""
+"""All fields, in the order of the published descriptions."""
 NOTES = ("hw_notes", "sw_notes")  # free text, always optional
 
 CHOICES = {
@@ -98,7 +98,9 @@ def given_fields(settings: Iterable[str]) -> dict[str, str]:
         key, equals, value = setting.partition("=")
         key, value = key.strip(), value.strip()
         if not equals or not value:
-            raise UserError(f"--set {setting!r} is not of the form field=value, such as cooling=Water-cooled")
+            raise UserError(
+                f"--set {setting!r} does not have the form field=value, such as cooling=Water-cooled"
+            )
         if key not in ORDER:
             raise UserError(f"no field {key!r} in a system description; {did_you_mean(key, ORDER)}")
         if key == "division" and value not in ("closed", "open"):
@@ -108,7 +110,7 @@ def given_fields(settings: Iterable[str]) -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The fields of a system description. Raises UserError when it is not a JSON object."""
+    """The fields of a system description. Raises UserError if it is not a JSON object."""
     try:
         fields = json.loads(read_text(path))
     except OSError as error:
@@ -118,12 +120,14 @@ def read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: invalid JSON ({printable(str(error))}); fix or regenerate it") from None
     if not isinstance(fields, dict):
-        raise UserError(f"{path} is not a system description; give a JSON object with the official fields")
+        raise UserError(
+            f"{path} is not a system description; it must be a JSON object with the official fields"
+        )
     return {printable(key): clean(value) for key, value in fields.items()}
 
 
 def write(description: Description, path: Path) -> None:
-    """Write the JSON. Raises UserError when ``path`` cannot be written, or exists."""
+    """Write the JSON. Raises UserError if ``path`` cannot be written, or exists."""
     if path.exists():
         raise UserError(f"{path} already exists; choose another --out, or move it away")
     try:
