@@ -64,16 +64,16 @@ class Hyperparameters(schema.Hyperparameters):
     opt_grad_averaging: bool = True
     opt_max_grad_norm: PositiveFloat = 1.0
     scheduler_type: Literal["multistep", "cosine_annealing"] = "multistep"
-    scheduler_lr_warmup_steps: NonNegativeInt = Field(0, description="updates")
+    scheduler_lr_warmup_steps: NonNegativeInt = Field(0, description="updates until the end of warm-up")
     scheduler_lr_warmup_factor: float = Field(
         1.0, ge=1, description="1: warm-up from zero to opt_lr; above 1: from opt_lr to opt_lr times this"
     )
     scheduler_milestones: tuple[PositiveInt, ...] = Field(
         (), description="updates after warm-up, for multistep"
     )
-    scheduler_decay_rate: float = Field(0.1, gt=0, le=1, description="for multistep")
+    scheduler_decay_rate: float = Field(0.1, gt=0, le=1, description="factor at each milestone, for multistep")
     scheduler_t_max: PositiveInt = Field(1, description="updates after warm-up, for cosine_annealing")
-    scheduler_eta_min: float = Field(0.0, ge=0, description="for cosine_annealing")
+    scheduler_eta_min: float = Field(0.0, ge=0, description="final learning rate, for cosine_annealing")
 
     @model_validator(mode="after")
     def _possible(self) -> "Hyperparameters":
@@ -115,7 +115,7 @@ class Training(schema.DdpTraining):
     )
     device: schema.Device = Field("auto", description=schema.DEVICE)
     channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
-    compile: bool = Field(False, description="torch.compile the network")
+    compile: bool = Field(False, description="compile the network with torch.compile")
     cuda_graphs: bool = Field(False, description="replay the training step as a CUDA graph")
     freeze_below: float = Field(
         0.0,

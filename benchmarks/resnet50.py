@@ -60,7 +60,7 @@ class Hyperparameters(schema.Hyperparameters):
 
     gradient_accumulation_steps: PositiveInt = Field(1, description="backward passes per update")
     opt_name: Literal["sgd", "lars"] = "sgd"
-    opt_learning_rate_warmup_epochs: NonNegativeInt = Field(5, description="for sgd")
+    opt_learning_rate_warmup_epochs: NonNegativeInt = Field(5, description="warm-up of sgd")
     sgd_opt_base_learning_rate: PositiveFloat = 0.1
     sgd_opt_end_learning_rate: float = Field(0.0001, ge=0)
     sgd_opt_learning_rate_decay_poly_power: PositiveFloat = 2
@@ -102,7 +102,7 @@ class Training(schema.DdpTraining):
     )
     device: schema.Device = Field("auto", description=schema.DEVICE)
     channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
-    compile: bool = Field(False, description="torch.compile the network")
+    compile: bool = Field(False, description="compile the network with torch.compile")
 
     @model_validator(mode="after")
     def _offset(self) -> "Training":
