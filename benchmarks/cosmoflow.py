@@ -113,8 +113,9 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
         description="on a CPU, use this suite's convolutions instead of the framework's; same function",
         json_schema_extra=schema.only_in("tensorflow"),
     )
-    augment: bool = Field(False, description="augment samples by the 48 symmetries of the cube (open "
-                                             "division, paper 001)")
+    augment: bool = Field(
+        False, description="augment samples by the 48 symmetries of the cube (open division, paper 001)"
+    )
     weights: str = Field(
         "",
         description="initial weights: a safetensors file (mlhpc weights) from either framework; empty: "
@@ -129,7 +130,9 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
         json_schema_extra=schema.only_in("pytorch"),
     )
     compile: bool = Field(
-        False, description="compile the network with torch.compile", json_schema_extra=schema.only_in("pytorch")
+        False,
+        description="compile the network with torch.compile",
+        json_schema_extra=schema.only_in("pytorch"),
     )
     cuda_graphs: bool = Field(
         False,

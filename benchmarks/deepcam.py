@@ -71,7 +71,9 @@ class Hyperparameters(schema.Hyperparameters):
     scheduler_milestones: tuple[PositiveInt, ...] = Field(
         (), description="updates after warm-up, for multistep"
     )
-    scheduler_decay_rate: float = Field(0.1, gt=0, le=1, description="factor at each milestone, for multistep")
+    scheduler_decay_rate: float = Field(
+        0.1, gt=0, le=1, description="factor at each milestone, for multistep"
+    )
     scheduler_t_max: PositiveInt = Field(1, description="updates after warm-up, for cosine_annealing")
     scheduler_eta_min: float = Field(0.0, ge=0, description="final learning rate, for cosine_annealing")
 

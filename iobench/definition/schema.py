@@ -215,8 +215,9 @@ class Metric(FrozenModel):
 class Workload(FrozenModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     description: str = ""
-    suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field("", description="the benchmark suite "
-                                                                                  "that defines it")
+    suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field(
+        "", description="the benchmark suite that defines it"
+    )
     dataset: Dataset | None = Field(None, description="none: nothing is read")
     storage: Storage = Storage()
     reader: Reader = Reader()

@@ -50,7 +50,7 @@ def _positive_time(log: Log) -> Iterator[Finding]:
 
 
 def _readable_times(log: Log) -> Iterator[Finding]:
-    """Lines that the official parser reads but this one does not."""
+    """Lines that the official parser accepts but this one does not."""
     for problem in log.problems:
         if not problem.official:
             remedy = "fix the program that writes the log, and repeat the run; the line was ignored"
@@ -95,7 +95,7 @@ def _staging_pairs(log: Log) -> Iterator[Finding]:
 
 
 def _staging_inside_run(log: Log) -> Iterator[Finding]:
-    """Staging before run_start is up to the ruleset: 3.0.0 allows it."""
+    """Staging before run_start depends on the ruleset: 3.0.0 allows it."""
     for staging in log.staging:
         if log.run and staging.stop_ms > log.run.stop_ms:
             actual = f"it ends {(staging.stop_ms - log.run.stop_ms) / 1e3:.3f} s after it"

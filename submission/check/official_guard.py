@@ -1,10 +1,10 @@
-"""The official tools under guard: they read only their own rule files, always terminate, and print nothing.
+"""The official tools under a guard: they read only their own rule files, always terminate, and print nothing.
 
 mlperf-logging 4.1.68 puts values of a log (division, benchmark, optimizer) into the name of the next rule file,
-``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. A log from somebody else could name
-any file that way, or a rule file that includes itself endlessly. package_checker and
-result_summarizer use the same checker, so one guard around all of them is enough. It also keeps the parsed rule
-files: the checker parses four or five for each log, three quarters of the time that a check takes.
+``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. An untrusted log could name any file
+this way, or a rule file that includes itself endlessly. package_checker and result_summarizer use the same
+checker, so one guard around all of them is enough. It also keeps the parsed rule files: the checker parses
+four or five for each log, three quarters of the time that a check takes.
 """
 
 import io
@@ -37,7 +37,7 @@ class RuleFileRefused(Exception):
 def guarded() -> Iterator[list[logging.LogRecord]]:
     """A context for calls of the official tools. Yields the list of their log records, which grows as they run.
 
-    A refused rule file raises RuleFileRefused through the tool that asked for it.
+    A refused rule file raises RuleFileRefused through the tool that requested it.
     """
     mlp_compliance.enqueued_configs.clear()  # a module global, not cleared when an earlier check crashed
     try:
@@ -72,7 +72,7 @@ def _own_rule_files_only() -> Iterator[None]:
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """The checker calls ``yaml.load`` only, and leaves what it gets as it is."""
+    """The checker calls ``yaml.load`` only, and does not modify the result."""
     mlp_compliance.yaml = SimpleNamespace(load=lambda file, Loader: _rules(file.name), BaseLoader=None)
     try:
         yield

@@ -1,6 +1,6 @@
 """Messages of the official checkers (mlperf-logging 4.1.68) as findings.
 
-Unknown messages are passed on unchanged, so that nothing is lost when they change.
+Unknown messages are passed on unchanged, so that none are lost if the tools change.
 """
 
 import logging
@@ -19,7 +19,7 @@ from mlhpc.submission.logs.mllog import TOKEN, Log, Record
 
 def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) -> Iterator[Finding]:
     """The messages of a ``ComplianceChecker`` that has run on ``log``; ``unreadable``: whether its parser
-    failed to read some line."""
+    failed on a line."""
     for problem in log.problems if unreadable else ():
         yield Finding(
             f"{rules}/line",
@@ -37,7 +37,7 @@ def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) ->
 
 
 def crash_finding(error: Exception, log: Log, rules: str) -> Finding:
-    """The checker crashed with ``error``, or was stopped at a rule file that is not its own."""
+    """The checker crashed with ``error``, or was stopped at a rule file that does not belong to it."""
     if isinstance(error, RuleFileRefused):
         return Finding(
             f"{rules}/rule_file",
@@ -155,7 +155,7 @@ def _in_words(test: str, key: str) -> str:
 
 
 def _actual(test: str, record: Record | None, log: Log) -> str:
-    """What is wrong in the record that failed ``test``."""
+    """The actual value in the record that failed ``test``."""
     if record is None:
         return "a record that fails this"
     if test in _ORDER:
@@ -237,7 +237,7 @@ def _messages(message: str, level: int) -> list[str]:
 
 
 def _package_finding(message: str, where: str) -> Finding | None:
-    """One message of package_checker or of a checker that it calls; None for those that only repeat another."""
+    """One message of package_checker or of a checker that it calls; None for messages that only repeat another."""
     message = message.strip()
     if message in ("Seed checker failed", "System description file checker failed"):
         return None
@@ -276,5 +276,5 @@ def _package_finding(message: str, where: str) -> Finding | None:
 
 
 def _log_name(path: str, where: str) -> str:
-    """The log under the user's path: the tools saw a copy of the set."""
+    """The user's path of the log: the tools used a copy of the set."""
     return Path(path).name if where else path

@@ -1,4 +1,4 @@
-"""Rules for a run directory: its files, and whether they agree with each other."""
+"""Rules for a run directory: its files, and their consistency."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from mlhpc.submission.logs.run_directory import Result, RunDirectory
 
 def run_rules(run: RunDirectory, ruleset: str, metric: Metric) -> Iterator[Finding]:
     """Findings on a run directory: its files, result, log and configuration compared with each other. Instances of
-    the throughput metric ("weak") may share what one of them staged."""
+    the throughput metric ("weak") may share data staged by one of them."""
     yield from _files(run)
     if run.result:
         yield from _result_rules(run.result)
@@ -86,8 +86,8 @@ def _result_rules(result: Result) -> Iterator[Finding]:
 
 
 def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Finding]:
-    """Up to round 2.0 data starts on the shared file system and copying it to the node is timed (MLPerf HPC
-    training rules); files left in the target by an earlier run were not copied inside the clock."""
+    """Up to round 2.0 the data is initially on the shared file system and copying it to the node is timed
+    (MLPerf HPC training rules); files left in the target by an earlier run were not copied inside the clock."""
     if result.staging is None or ruleset == "3.0.0":
         return
     before = result.staging.kept - (result.staging.shared if metric == "weak" else 0)

@@ -1,4 +1,4 @@
-"""Types of the values in files that others wrote: bounded, printable, finite."""
+"""Types of values in untrusted files: bounded, printable, finite."""
 
 import math
 from typing import Annotated, Any

@@ -146,7 +146,7 @@ def _folder_of_results(
     pruned = sorted((folder / PRUNED).glob("result_*.txt"), key=natural) if (folder / PRUNED).is_dir() else []
     problems = [] if results else [_empty(folder)]
     if position is None or position.benchmark is None:
-        # A bare folder of logs: nothing else describes them.
+        # A plain folder of logs without any description.
         log = parse(results[0]) if results else None
         benchmark = str((log and log.value("submission_benchmark")) or "")
         metric: Metric = "weak" if pruned or folder.absolute().parent.name == "weak" else "strong"
@@ -213,7 +213,7 @@ def _is_run(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the runs of a score have in common; a target of None is the official one."""
+    """Properties shared by the runs of a score; a target of None is the official one."""
 
     benchmark: str = ""
     preset: str | None = None

@@ -1,4 +1,5 @@
-"""What a run with parameter servers measured besides its throughput (``mlhpc study --vary parameter_servers``).
+"""Measurements of a run with parameter servers other than its throughput (``mlhpc study --vary
+parameter_servers``).
 
 After Han et al. 2019 (paper 003): accuracy by servers (Fig. 9b), device utilisation (Fig. 12), bytes from host
 to device (Table III). Bytes over the network are counted at the messages, and compared with the formulas of
@@ -18,8 +19,8 @@ class ServerFigures:
     """``accuracy``: of the final weights on the evaluation images. ``utilisation``: the mean share of the time
     of the steps that workers spent in forward and backward passes. ``host_to_device``, ``worker_bytes``,
     ``busiest_bytes``: bytes per step, all workers together; of a worker; of a server, or with none of a rank of
-    the ring. ``predicted_bytes``: the last by its formula. ``staleness``: mean number of updates that a
-    gradient is late.
+    the ring. ``predicted_bytes``: the last by its formula. ``staleness``: mean number of updates by which
+    gradients are stale.
     """
 
     accuracy: float

@@ -31,8 +31,8 @@ _DAMAGE = (
 
 @contextmanager
 def aside(out: Path) -> Iterator[Path]:
-    """A temporary folder on the file system of ``out``, removed at the end, and with it ``out`` if it was created
-    for this and is empty."""
+    """A temporary folder on the file system of ``out``, removed at the end, together with ``out`` if that was
+    created for it and is empty."""
     created = [p for p in (out, *out.parents) if not p.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def _sha256(path: Path) -> str:
 
 def unpack(archive: Path, to: Path) -> Path:
     """Unpack an archive of :func:`write_archive` into ``to``, and return the tree. Every checksum, including the
-    archive's own, is verified before the tree gets its name.
+    archive's own, is verified before the tree gets its final name.
 
     Raises:
         UserError: no such archive, a damaged or foreign one, or ``to`` already contains this submission.

@@ -1,7 +1,7 @@
 """Secrets and names of hosts and people, which a submission should not publish.
 
-A secret is an error; a name is a warning, since logs must not be edited: the submitter decides. Patterns of
-secrets are those documented by their issuers (prefixes of tokens, PEM and PGP headers), as used by scanners such
+A secret is an error; a name is a warning, since logs must not be edited: the submitter decides. The patterns
+of secrets are documented by their issuers (prefixes of tokens, PEM and PGP headers), as used by scanners such
 as detect-secrets; every repetition is bounded, so that the time is linear in the size of the files.
 """
 

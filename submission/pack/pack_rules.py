@@ -26,7 +26,7 @@ def runs_of(results: ResultSet) -> list[RunDirectory]:
 
 
 def _spatial(fields: dict[str, Any], path: Path, sets: Sequence[ResultSet]) -> Iterator[Finding]:
-    """A reader of the description learns that samples were cut over ranks."""
+    """The description must state that samples were divided among ranks."""
     configured = [run.config for results in sets for run in runs_of(results) if run.config]
     cuts = [cut for config in configured if prod(cut := getattr(config.training, "spatial", ())) > 1]
     notes = f"{fields.get('hw_notes', '')} {fields.get('sw_notes', '')}"
@@ -86,7 +86,7 @@ def one_configuration(results: ResultSet) -> Iterator[Finding]:
 
 
 def one_data_format(results: ResultSet) -> Iterator[Finding]:
-    """The runs of a set read data of one format; the reviewer is told of a lossy one."""
+    """The runs of a set must read data in the same format; a lossy one is reported to the reviewer."""
     formats = {str(run.result.data) for run in runs_of(results) if run.result and run.result.data}
     if len(formats) > 1:
         remedy = "all runs of a score must read the same data set: pack the others separately"
@@ -135,7 +135,7 @@ def _first_difference(ours: dict[str, Any], theirs: dict[str, Any], above: str =
 
 
 def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
-    """The packed sources have to be those of the runs."""
+    """The packed sources must be those of the runs."""
     packed = commit()
     envs = [run.env for results in sets for run in runs_of(results)]
     commits = sorted({str(env.get("commit")) for env in envs})
@@ -173,7 +173,7 @@ def _more(count: int) -> str:
 
 
 def names_of(sets: Sequence[ResultSet]) -> Names:
-    """Names of hosts and users in the runs and on this machine, which no submission should publish."""
+    """Names of hosts and users in the runs and on this machine, which a submission should not publish."""
     envs = [run.env for results in sets for run in runs_of(results)]
     hosts = {node.get("hostname") for env in envs for node in (env, *env.get("nodes", ()))}
     try:

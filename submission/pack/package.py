@@ -69,9 +69,9 @@ def pack(
 ) -> Packed:
     """Pack ``paths`` (run directories, campaigns, logs) as ``out/<org>`` and ``out/<org>.tar.gz``.
 
-    Instances of the throughput metric are the runs in ``weak`` and those of campaigns that say so. Of these, the
+    Instances of the throughput metric are the runs in ``weak`` and those of throughput campaigns. Of these, the
     ones in ``prune`` and all but the first with the same seed go to ``pruned_results``. Those that did not
-    converge are left out, since pruned logs have to comply (MLPerf HPC training rules 3.0, "Throughput"). On
+    converge are left out, since pruned logs must comply (MLPerf HPC training rules 3.0, "Throughput"). On
     errors nothing is written, unless ``despite_errors``.
 
     Raises:
@@ -178,7 +178,7 @@ def _throughput_chosen(
                     "not packed: it cannot count, and pruned logs must comply")
             for path in failed
         ]  # fmt: skip
-        # The time of such an instance is unknown: leaving it out has to be the submitter's decision.
+        # The time of such an instance is unknown: excluding it must be the submitter's decision.
         findings += [
             Finding("pack/left-out", "warning" if run.resolve() in pruned else "error", str(run),
                     "the log of every instance", "run.log is missing",

@@ -1,7 +1,7 @@
 """Many runs side by side: sets of runs from run directories, campaigns and the submission trees of others.
 
 The analysis is that of paper 001, section 4.1: time to solution broken down, staging against computing,
-throughput and epoch scaling. Only sets of one problem (benchmark, samples, preset) share a figure.
+throughput and epoch scaling. Only sets of the same problem (benchmark, samples, preset) share a figure.
 """
 
 import math
@@ -63,8 +63,8 @@ class Comparison:
 def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | None]] = ()) -> Comparison:
     """Measures every set of runs below ``paths``. Nothing is written.
 
-    ``configurations``: configurations to predict, (compute units, global batch size); without a batch size every
-    unit keeps the share of the batch that it has in the nearest set.
+    ``configurations``: configurations to predict, (compute units, global batch size); without a batch size,
+    the batch size per unit is that of the nearest set.
 
     Raises:
         UserError: a path does not exist or contains no logs.
@@ -76,7 +76,7 @@ def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | Non
     problems: list[tuple[Path, Finding]] = []
     with progress(sum(len(s.log_paths) for s in sets), "reading logs", "logs") as advance:
         while sets:
-            results = sets.pop(0)  # frees its logs, which may be thousands, once measured
+            results = sets.pop(0)  # frees its logs after the measurement; there may be thousands
             measured = entries_of(results)
             problems += [(results.path, problem) for problem in results.problems]
             if len(measured) == 1 and measured[0].score:
@@ -176,7 +176,7 @@ def _predicted(
 ) -> Iterator[Predicted]:
     machine = [(e, m) for e, m in system if e is not without]
     convergence = [Point(m.batch, m.epochs, e.letter) for e, m in division if e is not without]
-    # Reference points fill in batch sizes that no set has.
+    # Reference points provide batch sizes missing in the sets.
     sizes = {point.size for point in convergence}
     convergence += [point for point in reference_epochs if point.size not in sizes]
     prediction = predict(units, batch, [m for _, m in machine], convergence)

@@ -50,10 +50,10 @@ def report_on(
 ) -> Path | None:
     """One run directory: :func:`report`. Otherwise a comparison of all sets of runs below ``paths``: printed, and
     written to ``out`` if given. ``configurations``: what to predict, (compute units, global batch size or None).
-    ``machine``: whose prediction is shown beside one run.
+    ``machine``: the machine of the prediction shown with a single run.
 
     Returns the path of the page, None without one. The page is written before anything is printed, so that it
-    exists even if the reader of the output is gone.
+    exists even if the output is closed early.
 
     Raises:
         UserError: there are no runs; the page cannot be written, exists already, or would be among the
@@ -105,7 +105,7 @@ def report(
 
 
 def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
-    """Other people's trees are only read, and a file among the user's own logs would be packed with them."""
+    """Submission trees are only read, and a file among the user's logs would be packed with them."""
     folder = out.resolve().parent
     for path in paths:
         if path.is_dir() and (folder == path.resolve() or path.resolve() in folder.parents):

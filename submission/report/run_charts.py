@@ -1,4 +1,4 @@
-"""The charts of a run's page: where the time went, learning curves, and rates."""
+"""The charts of a run's page: breakdown of time, learning curves, and rates."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ def breakdown(parts: Sequence[Part]) -> Figure:
 
 
 def training(run: RunDirectory, ranks: Sequence[RankTimes]) -> tuple[Figure, ...]:
-    """Training epoch by epoch: the figures for which the run has data."""
+    """Training by epoch: the figures for which the run has data."""
     epochs = run.result.epochs if run.result else ()
     losses = {e.epoch: e.train_loss for e in epochs}
     learning_rates = {e.epoch: e.learning_rate for e in epochs}
@@ -81,7 +81,7 @@ def _by_epoch(
     write: Callable[[float], str],
     note: str = "",
 ) -> Figure | None:
-    """One value an epoch, by the kind of chart that ``draw`` makes; None without a finite value."""
+    """One value per epoch, drawn by ``draw``; None without a finite value."""
     finite = {epoch: value for epoch, value in values.items() if value is not None and math.isfinite(value)}
     if not finite:
         return None

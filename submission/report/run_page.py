@@ -52,7 +52,7 @@ def page(
         pills=_pills(run, findings, rules),
         banners=_banners(run, reasons),
         hero=_hero(run, reasons),
-        # What the template's text speaks of.
+        # Values for the template's text.
         result=result,
         config=run.config,
         rules=rules,

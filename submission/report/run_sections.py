@@ -1,4 +1,4 @@
-"""What the sections of a run's page show: their blocks, None for a section that is left out.
+"""The blocks of the sections of a run's page, None for omitted sections.
 
 ``templates/run.html`` has the order of the sections and their text.
 """
@@ -72,7 +72,7 @@ def processes(ranks: Sequence[RankTimes]) -> list[Table | Figure] | None:
 
 
 def spatial(epochs: Sequence[Epoch]) -> Table:
-    """What ranks that share samples have exchanged, by epoch."""
+    """Exchanges of ranks that share samples, by epoch."""
     return table(
         "spatial",
         [e for e in epochs if e.halo_bytes is not None],
@@ -129,13 +129,13 @@ _SCOPES = {
 
 
 def _format_facts(result: Result) -> dict[str, str]:
-    """What the samples are shuffled among, and whether they lie in archives."""
+    """The scope of the shuffle, and whether samples are in archives."""
     data = result.data
     scope = (
         (data and data.shuffle_scope) or (result.staging.shuffle_scope if result.staging else "sample") or ""
     )
     if scope == "global" and not (result.staging and result.staging.mode == "shard"):
-        scope = "sample"  # as it was called at first
+        scope = "sample"  # its name in early versions
     facts = {"shuffled over": _SCOPES.get(scope, "not known")}
     if data and data.samples_per_archive:
         facts["archives"] = f"of {count(data.samples_per_archive, 'sample')}, packed before the clock started"
@@ -143,7 +143,7 @@ def _format_facts(result: Result) -> dict[str, str]:
 
 
 def _exchanged(result: Result) -> dict[str, str]:
-    """What nodes have sent each other between epochs, so that each has a new share of the samples."""
+    """The exchange of samples between nodes before epochs."""
     sent = [epoch.exchange_bytes for epoch in result.epochs if epoch.exchange_bytes is not None]
     if not sent:
         return {}
@@ -187,7 +187,7 @@ def hyperparameters(run: RunDirectory) -> Facts | None:
     if run.config:
         values = run.config.hyperparameters.logged() | run.config.training.applicable()
     elif run.log:
-        # The keys of all benchmarks: those missing in this log are left out below.
+        # The keys of all benchmarks: those missing in this log are omitted below.
         keys = (key for name in registry.benchmarks() for key in load.hyperparameter_keys(name))
         values = {key: run.log.value(key) for key in keys}
     return _known(values)
@@ -203,7 +203,7 @@ def _list(value: object) -> str:
 
 
 def hardware(machines: Sequence[Mapping[str, Any]], bindings: Sequence[RankBinding]) -> list[Table] | None:
-    """The nodes, identical ones in a row, and the cores of their ranks."""
+    """The nodes, one row for identical ones, and the cores of their ranks."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for machine in machines:
         memory = machine.get("memory_gib")

@@ -2,8 +2,8 @@
 
 A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
 the same training under varied settings, several times each. A cell is one choice of settings; its folder has
-``cell.json``, the settings, and one run directory per repeat. Measured are the steps of a run after its
-warm-up, data wait included, on the clock of rank 0; ranks train in lockstep.
+``cell.json``, the settings, and one run directory per repeat. The steps of a run after its warm-up are
+measured, including data wait, on the clock of rank 0; ranks train in lockstep.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: ``steps`` steps in ``seconds``, of which it waited ``wait_s`` for data. ``staging_s`` is None
+    """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None
     unless everything was copied: not staged, or files existed already."""
 
     path: Path
@@ -65,7 +65,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cell:
-    """One choice of settings, its measured runs, and why others failed. ``data``, ``stage``: paths."""
+    """One choice of settings, its measured runs, and the failures. ``data``, ``stage``: paths."""
 
     path: Path
     settings: Mapping[str, Value]
@@ -80,8 +80,7 @@ class Cell:
 
     @property
     def variability(self) -> float | None:
-        """How much longer the longest run took than the shortest, relative to the shortest (paper 003, Fig.
-        4b)."""
+        """Excess of the longest run over the shortest, relative to the shortest (paper 003, Fig. 4b)."""
         if len(self.runs) < 2:
             return None
         seconds = [run.step_s for run in self.runs]
@@ -108,7 +107,7 @@ class Study:
 
 
 def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Study:
-    """The study in a folder. ``running``: whether the run ``CELL.NUMBER`` is in progress; such runs are left out.
+    """The study in a folder. ``running``: whether the run ``CELL.NUMBER`` is in progress; such runs are omitted.
     Raises UserError if there is no study, or a cell of it cannot be read."""
     cell_files = sorted(path.glob(f"*/{CELL}"), key=lambda cell: (cell.stat().st_mtime_ns, cell.parent.name))
     cells = _with_distinct_names([_read_cell(cell.parent, running) for cell in cell_files])
@@ -163,8 +162,8 @@ def flat(run: Run) -> dict[str, Value]:
 
 
 def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
-    """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, when it did not
-    finish, or its record does not fit the settings."""
+    """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, if it did
+    not finish, or its record does not match the settings."""
     try:
         found = _measured(run, settings)
     except (ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError) as error:
@@ -196,7 +195,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     config = _config(run, settings, {"ranks": notes["facts"]["ranks"]})
     wait, warm = timed["data_wait"], marks.get("warm")
     expected_steps = config.study.warmup_steps + config.study.steps
-    # The number of batches is that of steps, times the gradient accumulation.
+    # The number of batches is the number of steps times the gradient accumulation.
     if not expected_steps or not wait["count"] or wait["count"] % expected_steps:
         raise ValueError(
             f"it trained on {wait['count']} batch{'es' * (wait['count'] != 1)}, not {expected_steps} steps"
@@ -257,7 +256,7 @@ def _environment(run: Path) -> dict[str, Any]:
 
 def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
     settings, data, stage = described(folder)
-    # A run that failed before it had a folder left only its output.
+    # A run that failed before its folder was created has only its output.
     matches = (re.fullmatch(r"run-(\d+)(\.out)?", path.name) for path in folder.iterdir())
     runs, failures = [], []
     for number in sorted({int(name[1]) for name in matches if name}):
@@ -271,7 +270,7 @@ def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
 
 
 def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells, with data sets named by as much of their paths as distinguishes them, and staging named by its
+    """The cells, with data sets named by the shortest distinguishing part of their paths, and staging by its
     folder if there are several."""
     of = {cell.data: family(cell.data, str(cell.settings.get("codec", ""))) for cell in cells}
     data = _names(set(of.values()))
@@ -286,12 +285,13 @@ def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def family(data: str, codec: str) -> str:
-    """The path that the data sets of one origin share, which differ in their ``codec``: DIR of DIR-CODEC."""
+    """The common path of data sets that differ only in their ``codec``: DIR of DIR-CODEC."""
     return data.removesuffix(f"-{codec}") if codec else data
 
 
 def _names(paths: set[str]) -> dict[str, str]:
-    """The shortest ends of the paths, all equally long, that distinguish them: usually their last names."""
+    """The shortest suffixes of the paths, with equal numbers of components, that distinguish them: usually
+    the last component."""
     names: dict[str, str] = {}
     for length in range(1, 1 + max((len(Path(path).parts) for path in paths), default=0)):
         names = {path: "/".join(Path(path).parts[-length:]) for path in paths}
@@ -301,14 +301,14 @@ def _names(paths: set[str]) -> dict[str, str]:
 
 
 def accuracy(cell: Cell) -> float | None:
-    """The mean accuracy of a cell's runs; None if they measured none."""
+    """The mean accuracy of a cell's runs; None if none was measured."""
     found = spread(run.servers.accuracy for run in cell.runs if run.servers)
     return found.mean if found else None
 
 
 def accuracy_loss(study: Study, cell: Cell) -> float | None:
-    """What asynchrony costs: the accuracy of the cell with synchronous updates and the same other settings,
-    less that of ``cell``; None for a synchronous cell, and where there is no other."""
+    """The cost of asynchrony: the accuracy of the cell with synchronous updates and otherwise the same
+    settings, minus that of ``cell``; None for a synchronous cell, or without a counterpart."""
     if cell.settings.get(UPDATES) != "asynchronous":
         return None
     same = {key: value for key, value in cell.settings.items() if key != UPDATES}
@@ -320,7 +320,7 @@ def accuracy_loss(study: Study, cell: Cell) -> float | None:
 
 
 def is_numeric(values: Iterable[Value]) -> bool:
-    """Whether all values are numbers above zero, which have an order and a logarithm."""
+    """Whether all values are numbers above zero, suitable for a logarithmic axis."""
     return all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values)
 
 

@@ -43,13 +43,13 @@ class Part:
 
     @property
     def unknown(self) -> str:
-        """Why there are no seconds."""
+        """The reason if there are no seconds."""
         return "nothing staged" if self.key == "staging" else "requires three epochs"
 
 
 def parts(run: RunDirectory) -> list[Part]:
     """The breakdown, in order; shares are of the sum, so that they add up. If the result has none (an aborted
-    run), that of the log, without data wait; empty if neither has one. Unknown keys are left out."""
+    run), that of the log, without data wait; empty if neither has one. Unknown keys are omitted."""
     seconds = {
         key: value for key, value in ((run.result and run.result.breakdown_s) or {}).items() if key in PARTS
     }
@@ -69,7 +69,7 @@ def _positive(value: float | None) -> float | None:
 
 
 def rules_text(run: RunDirectory, ruleset: str) -> str:
-    """The rules that ``run`` is checked against, as written in text: "hpc 2.0.0", "training 4.0.0"."""
+    """The rules that ``run`` is checked against, formatted: "hpc 2.0.0", "training 4.0.0"."""
     logged = run.log.value("submission_benchmark") if run.log else None
     return rules_of(str(logged or registry.logged_name(run.benchmark)), ruleset).replace("_", " ")
 
@@ -82,8 +82,8 @@ _FRAMEWORKS = {
 
 def packages_of(benchmark: str | None, framework: str | None, installed: object) -> dict[str, str]:
     """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None: the
-    benchmark's default) can have used: without the other framework's. All of them for a benchmark outside this
-    suite; empty if ``installed`` is not a table."""
+    benchmark's default) can have used, without those of the other framework. All of them for a benchmark
+    outside this suite; empty if ``installed`` is not a table."""
     if not isinstance(installed, dict):
         return {}
     own = _family(str(benchmark), framework)
@@ -112,7 +112,7 @@ def framework_of(benchmark: str | None, framework: str | None, installed: object
 
 
 def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
-    """Why the time of the run is not a score; empty if it is one."""
+    """The reason why the time of the run is not a score; empty if it is one."""
     result = run.result
     if result is None:
         return [running(run) or "no readable result.json: the run did not end, or the file is damaged"]
@@ -135,7 +135,7 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
 
 
 def standing(run: RunDirectory) -> str:
-    """The kind of the result in words: division, preset, and what it does not count as."""
+    """Description of the result: division, preset, and limitations."""
     if run.result is None:
         return (
             "No result yet: the run has not ended."
@@ -162,8 +162,8 @@ def target_sign(target: Target) -> str:
 
 
 def throughput(run: RunDirectory) -> float | None:
-    """Samples per second while training, the median over epochs; of those on the largest samples, where some
-    epochs trained on coarser ones."""
+    """Samples per second while training, the median over epochs; only of epochs with the largest samples, if
+    some trained on coarser ones."""
     epochs = run.result.epochs if run.result else ()
     largest = max((e.trained_side or 0 for e in epochs), default=0)
     return _finite_median(
@@ -258,7 +258,7 @@ def place(now: Progress) -> str:
 
 
 def progress_facts(now: Progress) -> dict[str, str]:
-    """What a run has reached, by label; without what is not known."""
+    """The progress of a run, by label; without unknown values."""
     facts = {}
     if now.metric is not None:
         best = "not evaluated yet" if now.best is None else f"best {now.best:.4g}"

@@ -66,8 +66,8 @@ def division_of(results: ResultSet) -> str:
 
 
 def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Comparison | None:
-    """The set compared with the reference convergence points; None if there are none, or if the set has a target
-    of its own."""
+    """The set compared with the reference convergence points; None if there are none, or if the set has its
+    own target."""
     rule = target_of(results)
     if rule is None or has_own_target(results):
         return None
@@ -182,7 +182,7 @@ def _one_division(results: ResultSet) -> Iterator[Finding]:
     logged = {str(log.value("submission_division")) for log in results.condensed} - {"None"}
     where, divisions = f"{results.path.name}/", " and ".join(sorted(logged))
     if described in ("closed", "open") and logged and logged != {described}:
-        # The compliance checker uses the log's division: logs that say closed were checked by the stricter rules.
+        # The compliance checker uses the log's division: closed logs were checked by the stricter rules.
         severity: Severity = "error" if described == "closed" else "warning"
         expected = f"division {described}, as in the system description"
         remedy = "make them equal; package_checker uses the description, the compliance checker the log"

@@ -1,7 +1,7 @@
-"""The system description of a submission: the official fields, as far as they can be read from the machine and
-from Slurm, and the names of the missing ones.
+"""The system description of a submission: the official fields, as far as available from the machine and from
+Slurm, and the names of missing ones.
 
-Fields and which of them need an answer: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
+Fields and required values: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
 "<system_desc_id>.json metadata"); the same names are required by mlperf-logging 4.1.68, system_desc_checker.
 Nothing is guessed: a field is read from a file or a tool of the system, given by the user, or empty.
 """
@@ -24,7 +24,7 @@ REQUIRED = (
     "accelerator_memory_configuration", "accelerator_memory_capacity", "accelerator_interconnect", "cooling",
     "framework", "other_software_stack", "operating_system",
 )  # fmt: skip
-"""Fields that need a meaningful answer."""
+"""Fields that require a meaningful value."""
 OPTIONAL = (
     "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches",
     "host_processor_interconnect", "accelerator_frequency", "accelerator_on-chip_memories",
@@ -58,7 +58,7 @@ CHOICES = {
 @dataclass(frozen=True)
 class Description:
     """``fields``: all official fields in order, empty if unknown. ``missing``: required fields without a value,
-    each with a hint. ``open``: empty fields that may stay so."""
+    each with a hint. ``open``: optional fields without a value."""
 
     fields: dict[str, Any]
     missing: dict[str, str]
@@ -79,7 +79,7 @@ def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> De
             read_fields[key] = json.loads(values.pop())
         else:
             hints[key] = "the nodes differ: " + "; ".join(sorted(values)[:4])
-    if read_fields.get("number_of_nodes") == "1":  # without Slurm a node only knows itself
+    if read_fields.get("number_of_nodes") == "1":  # without Slurm, only this node is known
         read_fields["number_of_nodes"] = str(len(nodes))
     fields = {
         key: given.get(key, read_fields.get(key, "")) for key in ORDER if key not in EXTRA or key in given

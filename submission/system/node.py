@@ -222,7 +222,7 @@ _PCI_ACCELERATORS = ("0x0302", "0x0380", "0x1200")  # 3D controller, other displ
 
 def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Fields and hints. NVIDIA's come from nvidia-smi; of AMD's and Intel's their tools give model and memory;
-    what has no tool is only counted on the PCI bus."""
+    those without a tool are only counted on the PCI bus."""
     table = [
         [cell.strip() for cell in line.split(",")]
         for line in output(

@@ -1,4 +1,4 @@
-"""The software of a node for the description of its system: framework, and what other_software_stack lists."""
+"""The software of a node for the description of its system: framework, and the entries of other_software_stack."""
 
 import platform
 import re
