@@ -26,7 +26,7 @@ from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.published import Published, machine_of, published
 
 SPEEDUP_OF_FOUR = 1.98
-"""Training throughput of 4 accelerators a sample against 1, at the same batch (paper 001, section 4.2.1: Fugaku,
+"""Training throughput of 4 accelerators per sample against 1, at the same batch (paper 001, section 4.2.1: Fugaku,
 16 384 processors, against an extrapolation of 512 to batch 4096)."""
 _UNKNOWN_FACTOR = 3.0
 """If no set can be left out, because each is the only one in its group."""
@@ -62,7 +62,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Calibration:
-    """``efficiencies`` by group: the value, the number of sets and their precision. ``launch``: seconds a layer.
+    """``efficiencies`` by group: the value, the number of sets and their precision. ``launch``: seconds per layer.
     ``undivided``: share of a step that several accelerators on one sample do not divide. ``factor``: within which
     measured and predicted step times lie for nine of ten of the ``left_out`` ``fit`` sets, each left out in turn.
     """
@@ -216,7 +216,7 @@ def fit(sets: Sequence[Published]) -> Calibration:
 
 
 def _undivided(sets: Sequence[Published], rows: Sequence[_Row]) -> float:
-    """u of T(P) = C·((1−u)/P + u) + all-reduce, from a set with 4 accelerators a sample and its speed-up."""
+    """u of T(P) = C·((1−u)/P + u) + all-reduce, from a set with 4 accelerators per sample and its speed-up."""
     for published_row, row in zip(sets, rows, strict=True):
         if published_row.spatial == 4:
             whole = row.step - row.reduce

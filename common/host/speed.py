@@ -83,7 +83,7 @@ def disk(folder: Path) -> tuple[float, float]:
 
 
 def loopback() -> tuple[float, float]:
-    """(bytes/s, seconds a message) over TCP on 127.0.0.1: the network of ranks on a single machine."""
+    """(bytes/s, seconds per message) over TCP on 127.0.0.1: the network of ranks on a single machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_answer, args=(server,), daemon=True)
         thread.start()

@@ -32,7 +32,7 @@ Counts = npt.NDArray[np.int16]
 def power_spectrum(field: npt.NDArray[np.floating[Any]], box: float, bins: int) -> tuple[Array, Array, Array]:
     """Mean wave number (h/Mpc), power ((Mpc/h)³) and number of modes in ``bins`` equal shells of k.
 
-    ``field [n, n, n]`` is a density contrast in a periodic box of ``box`` Mpc/h a side; the shells reach from
+    ``field [n, n, n]`` is a density contrast in a periodic box of ``box`` Mpc/h per side; the shells reach from
     half the fundamental mode to 1.6 times the Nyquist frequency. Modes and their conjugates both count.
     """
     n = field.shape[0]
@@ -205,9 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     counting = commands.add_parser("statistics", help="the statistics of a sample in figure 5 of paper 002")
     for command, box, particles, steps in ((spectrum, 1024.0, 256, 0), (counting, 128.0, 128, 10)):
         command.add_argument("--box", type=float, default=box, help="side in Mpc/h (%(default)s)")
-        command.add_argument("--grid", type=int, default=128, help="voxels a side (%(default)s)")
+        command.add_argument("--grid", type=int, default=128, help="voxels per side (%(default)s)")
         command.add_argument(
-            "--particles", type=int, default=particles, help="particles a side (%(default)s)"
+            "--particles", type=int, default=particles, help="particles per side (%(default)s)"
         )
         command.add_argument("--steps", type=int, default=steps, help="COLA steps (%(default)s)")
         command.add_argument("--universes", type=int, default=3, help="how many (%(default)s)")

@@ -1,6 +1,6 @@
 """Dark matter under gravity: Gaussian initial conditions, 2LPT displacements, COLA steps, counts in voxels.
 
-Everything here is in mesh units: lengths in cells of a periodic cubic mesh of n cells a side, wave numbers in
+Everything here is in mesh units: lengths in cells of a periodic cubic mesh of n cells per side, wave numbers in
 radians a cell, densities relative to the mean. Only the power spectrum knows how long a cell is. Vector
 fields are lists of three arrays, one a direction.
 

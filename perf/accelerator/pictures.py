@@ -65,7 +65,7 @@ def roofline_section(
 
 
 def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None) -> Figure:
-    """FLOP/s attainable against FLOPs a byte, both logarithmic; a mark a layer, larger with its share of the
+    """FLOP/s attainable against FLOPs per byte, both logarithmic; a mark a layer, larger with its share of the
     least time."""
     drawn = [point for point in points if point.flops and point.bytes]
     whole = least_seconds(points)

@@ -44,7 +44,7 @@ PAPER = {
 
 
 def per_sample(shown: Shown) -> dict[str, float]:
-    """Seconds a sample and rank by ``PARTS``; their sum is the time of a step without the profiler over its
+    """Seconds per sample and rank by ``PARTS``; their sum is the time of a step without the profiler over its
     samples.
 
     The shares are those of the profiled step. Only operations overlap: they divide among them what the waits leave
@@ -100,7 +100,7 @@ def page(shown: Sequence[Shown]) -> str:
 
 
 def by_batch(shown: Sequence[Shown]) -> Table:
-    """Milliseconds a sample by part; relative to the smallest batch, beside the paper's where it has both."""
+    """Milliseconds per sample by part; relative to the smallest batch, beside the paper's where it has both."""
     least = sample_seconds(shown[0])
 
     def printed(each: Shown) -> Cell:
@@ -146,7 +146,7 @@ def bars(shown: Sequence[Shown]) -> Figure:
         rows,
         f"Time per sample by part at {len(shown)} batches; {last}",
         x_title="samples per rank and backward pass",
-        y_title="ms a sample",
+        y_title="ms per sample",
         parts={part: part for part in used},
         part_colours=dict(zip(PARTS, SERIES, strict=False)),
         points=points,
@@ -188,7 +188,7 @@ def _title(shown: Sequence[Shown]) -> str:
 
 def _about(shown: Sequence[Shown]) -> str:
     first = shown[0]
-    passes = f"{first.profile.passes} backward passes a step, " if first.profile.passes > 1 else ""
+    passes = f"{first.profile.passes} backward passes per step, " if first.profile.passes > 1 else ""
     return (
         f"preset {first.run.preset}, {first.run.training.framework}, {first.run.training.precision}, "
         f"{first.profile.device}, {first.ranks_text}, {passes}median of {first.profile.steps} steps each: ms a "

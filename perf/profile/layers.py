@@ -14,9 +14,9 @@ Direction = Literal["forward", "backward"]
 
 
 class LayerTime(NamedTuple):
-    """Seconds a step of one direction of some layers, which a framework may compute together. FLOPs and ``bytes``
-    (lower limit) are those of a step's samples, ``weights`` the elements of which it reads or writes weights in
-    each backward pass: 0 where no layer is known for the module."""
+    """Seconds per step of one direction of some layers, which a framework may compute together. FLOPs and
+    ``bytes`` (lower limit) are those of a step's samples, ``weights`` the elements of which it reads or
+    writes weights in each backward pass: 0 where no layer is known for the module."""
 
     name: str
     kind: str

@@ -13,13 +13,13 @@ def exchange_table(ranks: Sequence[Profile]) -> Table:
         [(rank, each, each.exchange) for rank, each in enumerate(ranks) if each.exchange],
         {
             "rank": lambda row: str(row[0]),
-            "ms a step": lambda row: _ms(row[1].wall),
+            "ms per step": lambda row: _ms(row[1].wall),
             "not hidden, ms": lambda row: _ms(row[2].exposed),
             "share": lambda row: number(
                 None if row[2].exposed is None else row[2].exposed / row[1].wall, "{:.1%}".format
             ),
             "messages": lambda row: number(sum(m.calls for m in row[2].messages), "{:.4g}".format),
-            "MB a step": lambda row: _mega(row[2].bytes),
+            "MB per step": lambda row: _mega(row[2].bytes),
             "GB/s": lambda row: _giga(row[2].rate),
         },
     )
@@ -47,7 +47,7 @@ def reading_table(ranks: Sequence[Profile]) -> Table:
         [(rank, each, each.reading) for rank, each in enumerate(ranks) if each.reading],
         {
             "rank": lambda row: str(row[0]),
-            "MB a step": lambda row: _mega(row[2].bytes),
+            "MB per step": lambda row: _mega(row[2].bytes),
             "GB/s while training": lambda row: _giga(row[2].bytes / row[1].wall),
             "loader alone, GB/s": lambda row: _giga(row[2].alone),
             "waited, ms": lambda row: _ms(row[2].waited),
